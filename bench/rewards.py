@@ -67,14 +67,14 @@ from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.networks import clip, network, ocr, preprocess
+from comfyui_otca.trainer.networks import features, network, preprocess
 from comfyui_otca.trainer.prompts import read_prompts
-from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_class
+from comfyui_otca.trainer.rewards import clip, hps, image_reward, reward_class
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score, score_stack
 from comfyui_otca.trainer.rewards.judge import VLMJudge, number_instruction
 from comfyui_otca.trainer.rewards.shapes import accuracy
 from comfyui_otca.trainer.rewards.taste import Head, TasteReward, read_features
-from comfyui_otca.trainer.rewards.text import likeness
+from comfyui_otca.trainer.rewards.text import likeness, reader
 from comfyui_otca.trainer.rewards.vote.learner import Learner
 from comfyui_otca.trainer.rewards.vote.votes import Answer, bradley_terry
 from comfyui_otca.trainer.run.loop import only
@@ -211,7 +211,7 @@ def published(options: argparse.Namespace) -> None:
     missing = []
     for kind in options.only:
         try:
-            reward = reward_class(kind)(**({"model": clip.VIT_L.source} if kind == "clip_t" else {}))
+            reward = reward_class(kind)(**({"model": features.VIT_L.source} if kind == "clip_t" else {}))
         except FileNotFoundError as error:
             missing.append(f"{kind}: {error}")
             continue
@@ -268,7 +268,7 @@ def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.I
         from transformers import CLIPModel
 
         model = CLIPModel.from_pretrained(own.path, dtype=torch.float32, local_files_only=True).eval()
-        head = aesthetic.FILE.read(aesthetic.FILE.find()) if kind == "aesthetic" else {}
+        head = clip.AESTHETIC.read(clip.AESTHETIC.find()) if kind == "aesthetic" else {}
 
         def clip_model(picture, prompt):
             tokens = own.tokenizer(prompt, truncation=True, max_length=77, return_tensors="pt")
@@ -393,7 +393,7 @@ SIDE = 512
 
 
 def words(options: argparse.Namespace) -> None:
-    reader = ocr.reader()
+    lines_of = reader()
     print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
     header(
         "size of the font", "read to the letter", "mean score", "the same, asked with one letter changed", "all read:"
@@ -402,7 +402,7 @@ def words(options: argparse.Namespace) -> None:
     for size in SIZES:
         own, changed = [], []
         for number, word in enumerate(WORDS):
-            read = "".join(reader.lines(preprocess.pil(written(word, size, number))[0]))
+            read = "".join(lines_of.lines(preprocess.pil(written(word, size, number))[0]))
             own.append(likeness(read, [word]))
             changed.append(likeness(read, [with_one_changed(word)]))
         missed = [word for word, value in zip(WORDS, own, strict=True) if value < 1]

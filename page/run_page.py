@@ -19,7 +19,7 @@ from typing import Any
 from ..host import paths
 from ..host.files import open_plain, write_text
 from ..trainer import keys
-from ..trainer.pictures import curves, figures, heatmaps
+from ..trainer.pictures import figures, heatmaps
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import (
     BEST,
@@ -121,8 +121,8 @@ def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed:
     if not history:
         return '<p class="quiet">No iteration is on record yet.</p>'
     drawn = [
-        figures.svg(lambda panel=panel: curves.curves_figure(history, evaluations, [panel], changed))
-        for panel in curves.panels(history)
+        figures.svg(lambda panel=panel: figures.curves_figure(history, evaluations, [panel], changed))
+        for panel in figures.panels(history)
     ]
     caption = (
         "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."

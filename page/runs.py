@@ -18,7 +18,6 @@ from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.text import SEPARATORS
 from ..trainer import keys
-from ..trainer.pictures import sheet
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import (
     ADAPTERS,
@@ -313,7 +312,7 @@ class Run:
             if size is None or row is None:
                 continue
             pairs = _pairs(row)
-            found = sheet.found_in(size, [prompt for prompt, _ in pairs])
+            found = grids.found_in(size, [prompt for prompt, _ in pairs])
             if found is not None:
                 pictures = [{"prompt": p, "seed": s, "box": found.box(k)} for k, (p, s) in enumerate(pairs)]
                 grids.append({"iteration": iteration, "file": file, "size": size, "pictures": pictures})

@@ -55,12 +55,12 @@ class RewardAesthetic(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
-        from ...trainer.networks import clip as clip_network
-        from ...trainer.rewards import aesthetic
+        from ...trainer.networks import features
+        from ...trainer.rewards import clip as clip_rewards
 
         return (
-            complaint("path", aesthetic.FILE.find, path)
-            or complaint("model", clip_network.VIT_L.find_folder, model, clip_network.MARKER)
+            complaint("path", clip_rewards.AESTHETIC.find, path)
+            or complaint("model", features.VIT_L.find_folder, model, features.MARKER)
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -86,11 +86,11 @@ class RewardPickScore(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", processor="", clip=""):
-        from ...trainer.rewards.pickscore import FILES, find_processor
+        from ...trainer.rewards.clip import PICKSCORE, find_processor
 
-        wrong = complaint("path", FILES.find_folder, path, "config.json")
+        wrong = complaint("path", PICKSCORE.find_folder, path, "config.json")
         if path is not None and not wrong:
-            wrong = complaint("processor", find_processor, processor, FILES.find_folder(path, "config.json"))
+            wrong = complaint("processor", find_processor, processor, PICKSCORE.find_folder(path, "config.json"))
         return wrong or super().VALIDATE_INPUTS(clip)
 
 
@@ -262,10 +262,10 @@ class RewardText(RewardNode):
 
     @classmethod
     def VALIDATE_INPUTS(cls, clip=""):
-        from ...trainer.networks import ocr
+        from ...trainer.rewards.text import find_models
 
         try:
-            ocr.find_models()
+            find_models()
         except FileNotFoundError as error:
             return str(error)
         return super().VALIDATE_INPUTS(clip)
@@ -304,11 +304,10 @@ class RewardObjects(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", clip_model="", clip=""):
-        from ...trainer.networks import clip as clip_network
-        from ...trainer.networks import detector
+        from ...trainer.networks import detector, features
 
         return (
-            complaint("path", detector.OWLV2.find_folder, path, detector.MARKER)
-            or complaint("clip_model", clip_network.VIT_L.find_folder, clip_model or None, clip_network.MARKER)
+            complaint("path", detector.OWLV2.find_folder, path, features.MARKER)
+            or complaint("clip_model", features.VIT_L.find_folder, clip_model or None, features.MARKER)
             or super().VALIDATE_INPUTS(clip)
         )

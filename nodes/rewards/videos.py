@@ -81,6 +81,6 @@ class RewardVideoScore(_VideoReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, clip=""):
-        from ...trainer.rewards import video_score
+        from ...trainer.rewards import video
 
-        return complaint("model", video_score.find, model) or super().VALIDATE_INPUTS(clip)
+        return complaint("model", video.find, model) or super().VALIDATE_INPUTS(clip)

@@ -374,7 +374,7 @@ def test_the_library_refuses_as_the_command_does(small_graph):
 
 
 def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):
-    monkeypatch.setattr("comfyui_otca.trainer.rewards.video_score.find", lambda name: name)
+    monkeypatch.setattr("comfyui_otca.trainer.rewards.video.find", lambda name: name)
     graph = Graph(small_graph())
     a_judge_of_videos_for_pictures(graph)
     [problem] = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))

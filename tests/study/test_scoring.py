@@ -13,8 +13,8 @@ from PIL import Image
 from comfyui_otca.__main__ import main
 from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
-from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino
+from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.types import metadata_of
 
 BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..families.base import FlowModel
-    from ..networks.clip import Clip
-    from ..networks.features import Encoder
+    from ..networks.features import Clip, Encoder
     from ..types import Scores, Trajectories
 
 

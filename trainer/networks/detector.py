@@ -7,18 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import RewardError, preprocess
 from .network import Network
 from .published import ALL, Published, from_folder, pillow_processor, transformers_class
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-MARKER = "preprocessor_config.json"  # of a folder that holds all that a detector needs
 OWLV2 = Published("OWLv2", ALL, "0.6 GB", "google/owlv2-base-patch16-ensemble")
 GROUNDING_DINO = Published("Grounding DINO", ALL, "0.7 GB", "IDEA-Research/grounding-dino-tiny")
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import devices
 from ...host.devices import Resident
 from ..families.loading import DTYPES, resolve_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 

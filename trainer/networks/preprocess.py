@@ -6,24 +6,19 @@ it gives the same on every machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
 
 from ..pictures.media import eight_bits
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def pil(images: Tensor) -> list[Image]:
-    from PIL import Image
-
+def pil(images: Tensor) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in eight_bits(images).numpy()]
 
 
@@ -32,9 +27,6 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
 
     Roundings are torchvision's (`Resize`, `CenterCrop`); where an odd number of pixels goes, transformers' can differ by one.
     """
-    import numpy as np
-    from PIL import Image
-
     height, width = images.shape[1:3]
     short = min(height, width)
     resized = (int(size * width / short), int(size * height / short))

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ...host import search
 from . import RewardError
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     P = TypeVar("P", bound=PreTrainedModel)
+
 
 M = TypeVar("M", bound=torch.nn.Module)
 ALL = "all of its files"
@@ -186,3 +187,25 @@ def _torchvision_fault() -> str | None:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+WIDTHS = (1024, 128, 64, 16, 1)
+LAYERS = (0, 2, 4, 6, 7)  # between some of them the published head has dropout, which rests when scoring
+
+
+def scoring_head(
+    file: Published, path: Path, state: Mapping[str, Tensor], prefix: str = "layers."
+) -> torch.nn.Sequential:
+    """The head that LAION's aesthetic predictor and ImageReward share: 768-1024-128-64-16-1, with nothing between the layers.
+
+    It is so small that it stays in main memory, in float32.
+    """
+    keys = {f"{prefix}{layer}.{part}": (layer, part) for layer in LAYERS for part in ("weight", "bias")}
+    file.check(path, state, keys)
+    inputs = (768, *WIDTHS)
+    weights = {f"{LAYERS.index(layer)}.{part}": state[key].float() for key, (layer, part) in keys.items()}
+
+    def layers():
+        return torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
+
+    return file.filled(layers, weights, path, torch.float32)

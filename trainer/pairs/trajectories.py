@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...host import distributed
 from ..advantages import of_pairs
@@ -24,8 +25,6 @@ from ..types import Advantages, Prompts, SamplerSettings, Scores, Trajectories
 from .reading import Pair, PairFolder
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..families.base import FlowModel
 
 OBJECTIVE = "preference"

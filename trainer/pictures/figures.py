@@ -6,14 +6,19 @@ Colour scales are readable without red-green vision: viridis where a value has a
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import keys
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe-Ito
@@ -47,3 +52,100 @@ def svg(draw: Callable[[], Figure]) -> str:
     used = set(re.findall(r"#([\w.]+)", code))
     code = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", code)
     return re.sub("#000000|#333333", "currentColor", code)
+
+
+# --- reward curves ----------------------------------------------------------------------------------------------------
+
+
+def reward_curves(
+    history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int] = ()
+) -> np.ndarray:
+    """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
+    return rendered(curves_figure(history, evaluations, panels(history), changed))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One reward among the curves; `key` is that of its means in the metrics."""
+
+    key: str
+    name: str
+    label: str
+    color: str
+
+
+def panels(history: Sequence[Mapping]) -> list[Panel]:
+    """One a reward, held-out ones last."""
+    names = list({name: None for row in history for name in row})
+    kinds = [(name, kind) for kind in keys.KINDS for name in keys.rewards(names, kind)]
+    return [
+        Panel(
+            keys.mean(kind, name),
+            name,
+            name if kind == keys.REWARD else f"{name} (held out)",
+            COLORS[number % len(COLORS)],
+        )
+        for number, (name, kind) in enumerate(kinds)
+    ]
+
+
+def curves_figure(
+    history: Sequence[Mapping],
+    evaluations: Sequence[Mapping],
+    chosen: Sequence[Panel],
+    changed: Sequence[int] = (),
+) -> Figure:
+    """Each reward's iteration means, their running mean, and the fixed evaluation as points. A dotted line stands before each
+    iteration that was the first with a changed value."""
+    columns = min(4, max(1, len(chosen)))
+    rows = math.ceil(len(chosen) / columns)
+    figure = new_figure(3.6 * columns, 2.9 * rows + 0.4)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axis, panel in zip(axes, chosen, strict=False):
+        _draw_panel(axis, panel, history, evaluations)
+        for number, iteration in enumerate(changed):
+            label = None if number else "a value was changed"
+            axis.axvline(iteration - 0.5, color="#777777", linestyle=":", linewidth=1, label=label)
+    for axis in axes[len(chosen) :]:
+        axis.set_axis_off()
+    if chosen:
+        axes[0].legend(fontsize=7)
+    return figure
+
+
+def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    x = np.array([row["iteration"] for row in history])
+    mean = np.array([row.get(panel.key, np.nan) for row in history], dtype=float)
+    axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
+    axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
+    points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
+    points = [(x, figures) for x, figures in points if figures["mean"] is not None]
+    if points:
+        axis.errorbar(
+            [p[0] for p in points],
+            [p[1]["mean"] for p in points],
+            [p[1]["standard_error"] for p in points],
+            color="#333333",
+            marker="o",
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label="evaluation ± s.e.",
+        )
+    axis.set_title(panel.label, fontsize=10)
+    axis.set_xlabel("iteration", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    window = max(1, len(values) // 10)
+    measured, filled = np.isfinite(values), np.nan_to_num(values)
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    total, count = np.append(0, filled.cumsum()), np.append(0, measured.cumsum())
+    with np.errstate(invalid="ignore"):  # nothing measured in the window: NaN, which leaves a gap in the line
+        return (total[ends] - total[starts]) / (count[ends] - count[starts])

@@ -1,21 +1,73 @@
-"""Pictures and videos in grids with captions, and how a picture is saved. Pictures are [H, W, 3] uint8."""
+"""Pictures and videos in grids with captions, where each picture is in a grid, and how one is saved.
+
+Pictures are [H, W, 3] uint8. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import io
+import math
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ...host.files import write_bytes
 from .media import mp4
-from .sheet import COLUMNS, LINE, laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+COLUMNS, GAP, LINE = 8, 8, 11
+MOST_LINES = 3  # of a caption
+Box = tuple[int, int, int, int]  # left, top, width, height in pixels
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A grid of pictures of one size, `cell`: [width, height], each with its caption beneath."""
+
+    cell: tuple[int, int]
+    captions: tuple[tuple[str, ...], ...]  # lines of each
+    columns: int
+
+    @property
+    def text_height(self) -> int:
+        return LINE * max(map(len, self.captions), default=0) + GAP
+
+    @property
+    def size(self) -> tuple[int, int]:
+        rows = math.ceil(len(self.captions) / self.columns)
+        width, height = self.cell
+        return self.columns * (width + GAP) + GAP, rows * (height + self.text_height + GAP) + GAP
+
+    def box(self, number: int) -> Box:
+        """Where that picture is."""
+        width, height = self.cell
+        row, column = divmod(number, self.columns)
+        return GAP + column * (width + GAP), GAP + row * (height + self.text_height + GAP), width, height
+
+
+def laid_out(cell: tuple[int, int], captions: Sequence[str], columns: int = COLUMNS) -> Sheet:
+    lines = (tuple(textwrap.wrap(caption, max(10, cell[0] // 5))[:MOST_LINES]) for caption in captions)
+    return Sheet(cell, tuple(lines), min(columns, len(captions)))
+
+
+def found_in(size: tuple[int, int], captions: Sequence[str], columns: int = COLUMNS) -> Sheet | None:
+    """The layout of a grid of that size, which was made with these captions; None where it was made otherwise."""
+    count = len(captions)
+    if not count:
+        return None
+    columns, rows = min(columns, count), math.ceil(count / min(columns, count))
+    width = (size[0] - GAP) // columns - GAP
+    height = (size[1] - GAP) // rows - GAP - laid_out((max(1, width), 1), captions, columns).text_height
+    sheet = laid_out((width, height), captions, columns)
+    return sheet if width > 0 and height > 0 and sheet.size == tuple(size) else None
+
 
 FRAMES_PER_SECOND = 16  # of videos, as Wan makes them
 
@@ -84,4 +136,6 @@ def save(picture: np.ndarray, path: Path) -> None:
 
 def as_image(picture: np.ndarray) -> Tensor:
     """ComfyUI's IMAGE [1, H, W, 3] in [0, 1]."""
+    import torch
+
     return torch.from_numpy(picture.astype(np.float32) / 255)[None]

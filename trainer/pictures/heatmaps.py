@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import keys
 from ..advantages import correlation, standing
-from ..types import LEFT_OUT
+from ..types import LEFT_OUT, Advantages, Scores, StepCredit
 from .figures import COLORS, DIVERGING, SEQUENTIAL, new_figure, rendered
 from .grids import sample_grid, stills
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from ..types import Advantages, Scores, StepCredit
 
 
 def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pictures and videos of 8 bits, as they are shown, saved and judged."""
+"""Pictures and videos of 8 bits, as they are shown, saved and judged. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from PIL.Image import DecompressionBombError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from PIL import Image
     from torch import Tensor
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
 MOST_PIXELS = 64_000_000
-# What PIL raises of files that are none.
-DAMAGES = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error, DecompressionBombError)
+# What PIL raises of files that are not pictures.
+DAMAGES = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
 
 
 def eight_bits(images: Tensor) -> Tensor:
     """uint8 on the CPU, of values in [0, 1]."""
-    return (images.cpu() * 255).round().to(torch.uint8)
+    return (images.cpu() * 255).round().byte()
 
 
 def read(file: Path) -> np.ndarray:
@@ -35,9 +33,6 @@ def read(file: Path) -> np.ndarray:
         import imageio.v3 as iio
 
         return iio.imread(file, plugin="FFMPEG")
-    import numpy as np
-    from PIL import Image
-
     return np.asarray(Image.open(file).convert("RGB"))
 
 
@@ -47,8 +42,6 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
     Raises:
         ValueError: it is none of PICTURES, is damaged, or would take too much memory.
     """
-    import numpy as np
-    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
@@ -67,16 +60,14 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
 
 def _upright(picture: Image.Image) -> Image.Image:
     """Turned as its EXIF says. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
-    from PIL.Image import Transpose
-
     turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
     }
     try:
         orientation = picture.getexif().get(0x0112)

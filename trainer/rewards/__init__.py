@@ -13,8 +13,8 @@ from .base import Reward, parse_bounds
 
 REWARDS = {
     "clip_t": "clip.ClipT",
-    "aesthetic": "aesthetic.Aesthetic",
-    "pickscore": "pickscore.PickScore",
+    "aesthetic": "clip.Aesthetic",
+    "pickscore": "clip.PickScore",
     "hpsv2": "hps.HPSv2",
     "image_reward": "image_reward.ImageReward",
     "my_taste": "taste.MyTaste",
@@ -23,7 +23,7 @@ REWARDS = {
     "colorfulness": "pixels.Colorfulness",
     "sharpness": "pixels.Sharpness",
     "video_align": "video_align.VideoAlign",
-    "video_score": "video_score.VideoScore",
+    "video_score": "video.VideoScore",
     "text": "text.Text",
     "objects": "objects.Objects",
     "http": "http.HTTPReward",

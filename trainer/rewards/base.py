@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import distributed, stopping
@@ -20,9 +20,6 @@ from ...host.devices import Resident
 from ..networks import RewardError
 from ..networks.network import Network, shared
 from ..types import FAILED, LEFT_OUT, Scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..networks import RewardError, preprocess
-from ..networks.clip import VIT_L, Clip
+from ..networks.features import VIT_L, Clip
 from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
 from .clip import ClipReward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FILE = Published("HPSv2.1", "HPS_v2.1_compressed.pt", "3.9 GB", "xswu/HPSv2")
 TOKENIZER = Published("CLIP's tokenizer", ALL, "only its tokenizer: 4 MB", VIT_L.source)

@@ -19,15 +19,14 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ..networks import RewardError
 from ..pictures import media
 from ..types import metadata_of
 from .server import SHOWN, Question, Server, ServerReward, check_token_variable, check_url, png, shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VERSION = 1
 LEFT_OUT = "does not apply"  # instead of a score

@@ -6,18 +6,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..networks import RewardError, preprocess
 from ..networks.network import Network
-from ..networks.published import ALL, Published, transformers_class
-from ..networks.scoring_head import scoring_head
+from ..networks.published import ALL, Published, scoring_head, transformers_class
 from .base import NetworkReward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FILE = Published("ImageReward", "ImageReward.pt", "1.8 GB", "THUDM/ImageReward")
 CONFIG = Published("ImageReward's text configuration", "med_config.json", "about 500 bytes", "THUDM/ImageReward")

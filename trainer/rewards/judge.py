@@ -11,16 +11,15 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ...host import json_files
 from ..networks import RewardError
 from ..types import JUDGE_ANSWERS, metadata_of
 from .chat import Asked, ChatServer, Reply, data_urls
 from .server import SHOWN, ServerReward, check_token_variable, check_url, shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

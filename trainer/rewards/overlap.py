@@ -10,16 +10,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from ...host import stopping
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from . import Reward
-    from .base import Columns
+from .base import Columns, Reward, score_part
 
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 
@@ -85,8 +81,6 @@ class Overlap:
         """
         if device.type != "cuda":
             return contextlib.nullcontext
-        import torch
-
         if self._stream is None or self._stream.device != device:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -140,8 +134,6 @@ class Scored:
         stopping.helper.abandoned = self._abandoned
 
     def _score(self, images: Tensor, prompts: Sequence[str], first: int) -> Columns:
-        from .base import score_part
-
         stopping.check_stop()
         try:
             with self._beside():
@@ -161,7 +153,5 @@ def _alive(rewards: Sequence[weakref.ref[Reward]]) -> list[Reward] | None:
 
 @contextlib.contextmanager
 def _on(stream: torch.cuda.Stream, device: int) -> Iterator[None]:
-    import torch
-
     with torch.cuda.stream(stream), torch.cuda.device(device):
         yield

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..networks.preprocess import pil
 from .base import Reward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 JPEG_QUALITY = 95
 

@@ -10,15 +10,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ...host import stopping
 from ...host.access import permissions
 from ..networks import RewardError
 from .base import Reward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PythonReward(Reward):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..advantages import standing
 from ..networks import RewardError
 from ..prompts import key, prompt_lines, prompt_of
 from ..types import LEFT_OUT, Scores
 from .base import Reward, score_stack
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,12 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from .base import Reward
 from .shapes import PALETTE, SHAPES, cie_lab, ideal_masks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COLORS = ("red", "yellow", "green", "blue")
 RELATIONS = ("and", "left of", "above")

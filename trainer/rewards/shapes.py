@@ -10,14 +10,11 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from .base import Reward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PALETTE = {
     "red": (200, 50, 50),

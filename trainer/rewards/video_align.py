@@ -7,17 +7,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import paths
 from ..networks import preprocess
 from ..networks.published import ALL, Published, transformers_class
 from .video import VideoNetwork, VideoReward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHECKPOINT, BASE = "KlingTeam/VideoReward", "Qwen/Qwen2-VL-2B-Instruct"
 FILES = Published("VideoAlign's VideoReward on Qwen2-VL-2B", ALL, "5.03 GB", CHECKPOINT)

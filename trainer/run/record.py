@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...host import claim, comfyui, distributed, files, own_folders
 from .. import keys
-from ..pictures import curves, grids, heatmaps
+from ..pictures import figures, grids, heatmaps
 from ..policy import lora, saved
 from ..rewards.base import Reward, RewardError, failing
 from ..types import RunSettings
@@ -159,7 +159,7 @@ class Run:
         return verdicts.early_stop(self.evaluations, self.settings.stop_after_decline)
 
     def curves(self) -> np.ndarray:
-        return curves.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
+        return figures.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
 
     def identity(self) -> dict[str, str]:
         """Whose an adapter is, as its file says. The id decides, as in `folder.wrote`: a name may come again, or change."""

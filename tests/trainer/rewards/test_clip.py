@@ -1,4 +1,4 @@
-"""CLIP-T, and the forward that it shares with other rewards on the same checkpoint."""
+"""CLIP-T, the aesthetic head and PickScore against CLIPModel's own forward, which rewards on one checkpoint share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import reference_rewards
-from comfyui_otca.trainer.networks.clip import Clip
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
+from comfyui_otca.trainer.networks.features import Clip
 from comfyui_otca.trainer.rewards import REWARDS, Reward, reward_class
-from comfyui_otca.trainer.rewards.aesthetic import Aesthetic
-from comfyui_otca.trainer.rewards.base import RewardError, score_stack
-from comfyui_otca.trainer.rewards.clip import ClipT
+from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
+from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipT, PickScore
 
 from .conftest import truncated
+
+# --- CLIP-T -----------------------------------------------------------------------------------------------------------
 
 pytestmark = pytest.mark.anywhere
 
@@ -43,15 +45,6 @@ def test_the_embedded_judge_says_what_it_said():
     images = torch.rand(3, 40, 56, 3, generator=torch.Generator().manual_seed(0))
     scores = ClipT().score(images, ["a red circle", "a blue square on a green background", "zebra"])
     torch.testing.assert_close(scores.cpu(), torch.tensor([-0.209096, 0.528587, -0.143147]), atol=1e-5, rtol=0)
-
-
-def test_a_batch_scores_as_its_pictures_do_alone(tiny, images, prompts):
-    scorer = ClipT(model=str(tiny / "clip"))
-    together = scorer.score(images, prompts)
-    alone = torch.cat([scorer.score(images[row : row + 1], prompts[row : row + 1]) for row in range(3)])
-    torch.testing.assert_close(together, alone)
-    scorer.batch_size = 2
-    torch.testing.assert_close(scorer.score(images.clone(), prompts), together)
 
 
 def test_a_prompt_is_encoded_once(tiny, images, monkeypatch):
@@ -147,6 +140,174 @@ def test_saved_canvases_find_its_inputs_where_they_were():
     assert names[5:] == ["device", "dtype", "batch_size", "offload", "rescale", "clip"]
 
 
-@pytest.mark.parametrize("kind", REWARDS)
-def test_every_row_of_the_table_is_a_reward(kind):
-    assert issubclass(reward_class(kind), Reward)
+# --- the aesthetic head -----------------------------------------------------------------------------------------------
+
+
+def head_of_features(tiny, pictures):
+    from transformers import CLIPModel
+
+    model = CLIPModel.from_pretrained(tiny / "clip").eval()
+    pixels = torch.stack([reference_rewards.centre_crop(picture, 32) for picture in pictures])
+    with torch.no_grad():
+        features = model.visual_projection(model.vision_model(pixels).pooler_output)
+        unit = features / features.square().sum(1, keepdim=True).sqrt()
+        return reference_rewards.head(torch.load(tiny / "aesthetic.pth"), unit)
+
+
+def aesthetic(tiny, model="clip"):
+    return Aesthetic(path=str(tiny / "aesthetic.pth"), model=str(tiny / model))
+
+
+def test_the_head_on_normalised_features(tiny, images, pictures, prompts):
+    scores = aesthetic(tiny).score(images, prompts)
+    torch.testing.assert_close(scores, head_of_features(tiny, pictures), atol=1e-6, rtol=1e-5)
+    assert scores.std() > 1e-4
+
+
+def test_the_prompt_plays_no_part(tiny, images, prompts):
+    assert torch.equal(aesthetic(tiny).score(images, prompts), aesthetic(tiny).score(images.clone(), ["other"] * 3))
+
+
+@pytest.mark.host  # to the bit, which the place of memory decides
+def test_the_same_head_in_safetensors(tiny, images, prompts, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(torch.load(tiny / "aesthetic.pth"), tmp_path / "head.safetensors")
+    judge = Aesthetic(path=str(tmp_path / "head.safetensors"), model=str(tiny / "clip"))
+    assert torch.equal(judge.score(images, prompts), aesthetic(tiny).score(images.clone(), prompts))
+
+
+def test_the_published_name_is_found_in_a_model_folder(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    tiny_rewards.aesthetic(tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
+    assert Aesthetic(model=str(tiny / "clip")).head[0].in_features == 768
+
+
+def test_a_clip_of_another_width_is_refused(tiny, tmp_path):
+    narrow = tiny_rewards.clip(tmp_path / "narrow", projection=512)
+    with pytest.raises(RewardError, match=r"gives 512 features where .* reads 768.*openai/clip-vit-large-patch14"):
+        aesthetic(tiny, narrow)
+
+
+def test_a_head_of_another_width_is_refused(tiny, tmp_path):
+    wide = tiny_rewards.aesthetic(tmp_path / "wide.pth", inputs=512)
+    with pytest.raises(RewardError, match=r"wide\.pth .*does not fit its layout.*sac\+logos\+ava1-l14-linearMSE\.pth"):
+        Aesthetic(path=str(wide), model=str(tiny / "clip"))
+
+
+def test_another_file_is_refused(tiny):
+    with pytest.raises(
+        RewardError,
+        match=r"hps\.pt .*is not LAION's aesthetic predictor v2: it has no 'layers\.0\.bias' .*3,714,759 bytes",
+    ):
+        Aesthetic(path=str(tiny / "hps.pt"), model=str(tiny / "clip"))
+
+
+def test_a_head_that_was_cut_off(tiny, tmp_path):
+    cut = truncated(tiny / "aesthetic.pth", tmp_path)
+    with pytest.raises(RewardError, match=r"cannot be read.*improved-aesthetic-predictor"):
+        Aesthetic(path=str(cut), model=str(tiny / "clip"))
+
+
+def test_the_node_of_aesthetic_says_what_is_missing(tiny):
+    node = NODE_CLASS_MAPPINGS["OTCA_RewardAesthetic"]
+    there = {"path": str(tiny / "aesthetic.pth"), "model": str(tiny / "clip")}
+    assert node.VALIDATE_INPUTS(**there) is True
+    assert node.VALIDATE_INPUTS(path=None, model=None) is True
+    assert "path: " in node.VALIDATE_INPUTS(**{**there, "path": "nowhere.pth"})
+    assert "model: model 'nowhere'" in node.VALIDATE_INPUTS(**{**there, "model": "nowhere"})
+    [judge] = node().build(**there, coefficient=1.0, device="cpu", dtype="auto", batch_size=1, offload=False)
+    assert judge.name == "aesthetic" and judge.batch_size == 1
+
+
+# --- PickScore --------------------------------------------------------------------------------------------------------
+
+
+def logits(tiny, pictures, prompts):
+    """Logits by the whole model, with texts padded to the longest only."""
+    from transformers import CLIPModel, CLIPTokenizerFast
+
+    model = CLIPModel.from_pretrained(tiny / "pickscore").eval()
+    pixels = torch.stack([reference_rewards.centre_crop(picture, 32) for picture in pictures])
+    tokens = CLIPTokenizerFast.from_pretrained(tiny / "clip")(prompts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(pixel_values=pixels, **tokens).logits_per_image.diagonal()
+
+
+def pickscore(tiny, **settings):
+    return PickScore(path=str(tiny / "pickscore"), processor=str(tiny / "clip"), **settings)
+
+
+def test_the_scaled_cosine(tiny, images, pictures, prompts):
+    scores = pickscore(tiny).score(images, prompts)
+    torch.testing.assert_close(scores.cpu(), logits(tiny, pictures, prompts), atol=1e-5, rtol=1e-5)
+    assert scores.abs().max() > 0.2, "a cosine times exp(2.66)"
+
+
+def test_divided_by_26_as_some_trainers_do(tiny, images, pictures, prompts):
+    judge = pickscore(tiny)
+    judge.rescale = 1 / 26
+    torch.testing.assert_close(
+        score([judge], images, prompts)[:, 0], logits(tiny, pictures, prompts) / 26, atol=1e-6, rtol=1e-5
+    )
+
+
+def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, tmp_path):
+    whole = tmp_path / "whole"
+    shutil.copytree(tiny / "pickscore", whole)
+    for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
+        shutil.copy(tiny / "clip" / name, whole)
+    judge = PickScore(path=str(whole), processor="nowhere")
+    assert torch.equal(judge.score(images, prompts), pickscore(tiny).score(images.clone(), prompts))
+
+
+def test_without_tokenizer_anywhere_the_second_folder_is_named(tiny):
+    with pytest.raises(FileNotFoundError, match="model 'nowhere' was not found .no preprocessor_config.json"):
+        PickScore(path=str(tiny / "pickscore"), processor="nowhere")
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny, tmp_path):
+    other = tiny_rewards.clip(tmp_path / "other")
+    tiny_rewards.clip_tokenizer(other, vocabulary=600)
+    with pytest.raises(RewardError, match="the tokenizer in .*other has 600 tokens where .*pickscore knows 567"):
+        PickScore(path=str(tiny / "pickscore"), processor=str(other))
+
+
+def test_weights_of_pickscore_that_were_cut_off(tiny, tmp_path):
+    shutil.copytree(tiny / "pickscore", tmp_path / "pickscore")
+    (tmp_path / "pickscore" / "model.safetensors").unlink()
+    truncated(tiny / "pickscore" / "model.safetensors", tmp_path / "pickscore")
+    with pytest.raises(RewardError, match="pickscore cannot be loaded as a CLIPModel"):
+        PickScore(path=str(tmp_path / "pickscore"), processor=str(tiny / "clip"))
+
+
+def test_the_node_of_pickscore_says_what_is_missing(tiny):
+    node = NODE_CLASS_MAPPINGS["OTCA_RewardPickScore"]
+    assert node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor=str(tiny / "clip")) is True
+    wrong = node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor="nowhere")
+    assert wrong.startswith("processor: model 'nowhere' was not found (no preprocessor_config.json")
+    assert node.VALIDATE_INPUTS(path=None, processor="nowhere") is True, "linked: known when the graph runs"
+    assert node.VALIDATE_INPUTS(path="nowhere").startswith("path: model 'nowhere' was not found (no config.json")
+    [judge] = node().build(path=str(tiny / "pickscore"), processor=str(tiny / "clip"), coefficient=1.0, rescale=1 / 26)
+    assert judge.name == "pickscore" and judge.rescale == 1 / 26
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda tiny: ClipT(model=str(tiny / "clip")), aesthetic, pickscore],
+    ids=["clip_t", "aesthetic", "pickscore"],
+)
+def test_a_batch_scores_as_its_pictures_do_alone(tiny, images, prompts, made):
+    judge = made(tiny)
+    together = judge.score(images, prompts)
+    alone = torch.cat([judge.score(images[row : row + 1], prompts[row : row + 1]) for row in range(3)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    judge.batch_size = 2
+    torch.testing.assert_close(judge.score(images.clone(), prompts), together, atol=1e-5, rtol=1e-5)
+
+
+def test_every_row_of_the_table_is_a_reward():
+    assert all(issubclass(reward_class(kind), Reward) for kind in REWARDS)

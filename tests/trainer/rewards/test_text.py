@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from comfyui_otca.bench.rewards import WORDS
 from comfyui_otca.bench.rewards import written as benchmark_picture
-from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.rewards import RewardError
+from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.rewards.text import Text, edit_distance, likeness, quoted, wanted
 from comfyui_otca.trainer.types import Prompt

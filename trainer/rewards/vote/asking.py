@@ -9,19 +9,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ....host import files
 from ....host.questions import Question, desk
 from ...pictures import media
 from ..server import png
 from . import votes
+from .learner import Apprentice
 from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from .learner import Apprentice
 
 Score = float | None
 
@@ -62,8 +60,6 @@ class VoteFolder:
     def apprentice(self) -> Apprentice | None:
         if not self.encoder:
             return None
-        from .learner import Apprentice
-
         return Apprentice(self.folder, self.encoder)
 
     def scores(

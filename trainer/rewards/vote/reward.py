@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ....host import paths
 from ....host.questions import desk
@@ -12,9 +13,6 @@ from ...networks import RewardError
 from ..base import GroupReward, Reward
 from ..http import HTTPReward
 from .asking import VoteFolder, as_pictures
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NOBODY = (
     "nobody is here to vote: the training does not run on the canvas. Fix: start `otca vote` where somebody has a browser, and "

@@ -16,7 +16,7 @@ from comfyui_otca.host import paths
 from comfyui_otca.tests.tiny.video_rewards import video_score
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
-from comfyui_otca.trainer.rewards.video_score import VideoScore, spread_frames
+from comfyui_otca.trainer.rewards.video import VideoScore, spread_frames
 
 pytestmark = pytest.mark.anywhere
 
