@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from comfyui_otca.tests.device import heavy, pretend
-from comfyui_otca.trainer.memory.live import Live
+from comfyui_otca.trainer.memory.meta import Live
 
 CASES = {
     "LoRA": {},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..host import files, paths
 from ..host.text import printable
-from ..trainer.memory.estimate import GB
+from ..trainer.memory.case import GB
 from ..trainer.memory.needs import ONCE
 from . import estimate, manifest
 from .found import MODELS

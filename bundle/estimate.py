@@ -11,7 +11,7 @@ from ..host import paths
 from ..host.files import Damaged
 from ..host.text import plain_name
 from ..trainer.memory import needs
-from ..trainer.memory.estimate import GB
+from ..trainer.memory.case import GB
 from ..trainer.run.folder import METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import planned_iterations

@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import options
-
-if TYPE_CHECKING:
-    from ..trainer.memory.case import Case
 
 
 def add(commands) -> None:
@@ -18,6 +14,7 @@ def add(commands) -> None:
     parser.add_argument(
         "workflow", type=Path, nargs="?", help="exported by ComfyUI, with Make Trainable or Load Flow Model in it"
     )
+    options.set_argument(parser)
     parser.add_argument(
         "--comfyui",
         type=options.folder,
@@ -35,14 +32,15 @@ def add(commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change where that is too much.
+    """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change if that is too much.
     It is counted from configurations and the headers of files: nothing is loaded, and nothing was measured on a GPU.
     """
+    from ..nodes import NODE_CLASS_MAPPINGS
     from ..trainer.memory import needs
-    from ..trainer.memory.estimate import GB
-    from ..trainer.memory.iteration import in_words
+    from ..trainer.memory.case import GB, in_words
     from ..trainer.memory.native import recipes_table
     from ..trainer.workflow.reading import api_graph, read_workflow
+    from ..trainer.workflow.running import Workflow
 
     if arguments.recipes:
         print(recipes_table())
@@ -53,10 +51,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if comfyui and not (comfyui / "models").is_dir():
         raise ValueError(f"--comfyui {comfyui} has no folder `models`. Fix: give the folder that ComfyUI is in")
     options.user_names(comfyui and comfyui / "models")
-    case, files = needs.read(api_graph(read_workflow(arguments.workflow)), comfyui)
+    workflow = Workflow(api_graph(read_workflow(arguments.workflow)), NODE_CLASS_MAPPINGS)
+    options.change(workflow, arguments.set)
+    case, files = needs.read(workflow.graph, comfyui)
     has = arguments.gpu_gb * GB if arguments.gpu_gb else _memory_here()
     found = case.estimate(has)
-    print(f"{case.title}, {in_words(case.iteration.size)}: counted from configurations, not measured on a GPU")
+    size = f", {in_words(case.iteration.size)}" if case.iteration else ""
+    print(f"{case.title}{size}: counted from configurations, not measured on a GPU")
     for line in files:
         print(f"  {line}")
     for phase, parts in found.phases.items():
@@ -65,26 +66,17 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{'needs':17}{found.total / GB:7.1f} GB, in {found.phase}")
     print(f"{'has':17}{has / GB:7.1f} GB" if has else f"{'has':17} no GPU is here; --gpu-gb N compares with one")
     if has and found.total > has:
-        _changes(case, has)
+        print("It does not fit. What needs less, from cheap to costly:")
+        for words, changed in case.changes().items():
+            fits = ", which fits" if changed.needs.total <= has else ""
+            print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
+    if has:
+        print(case.sentence(has))
     return 0
 
 
-def _changes(case: Case, has: float) -> None:
-    """Says what needs less: each change alone, and those that do together."""
-    from ..trainer.memory.estimate import GB
-
-    print("It does not fit. What needs less, from cheap to costly:")
-    for words, changed in case.changes().items():
-        fits = ", which fits" if changed.needs.total <= has else ""
-        print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
-    taken, changed = case.together(has)
-    if len(taken) > 1:
-        fits = "which fits" if changed.needs.total <= has else "which does not fit either"
-        print(f"  together {', '.join(taken)}: {changed.needs.total / GB:.1f} GB, {fits}")
-
-
 def _memory_here() -> int:
-    """Bytes of the GPU of this machine; 0 where there is none."""
+    """Bytes of the GPU of this machine; 0 if it has no GPU."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0

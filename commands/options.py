@@ -147,15 +147,20 @@ def load(arguments: argparse.Namespace) -> Workflow:
     graph = api_graph(graph)
     canvas = read_own(path, CANVAS, _unsaid) if path.is_dir() else read_canvas(path)
     workflow = Workflow(graph, *node_classes(arguments, graph), addresses(canvas))
-    for change in arguments.set:
-        name, equals, value = change.partition("=")
+    change(workflow, arguments.set)
+    return workflow
+
+
+def change(workflow: Workflow, changes: Sequence[str]) -> None:
+    """Applies those of `set_argument`."""
+    for each in changes:
+        name, equals, value = each.partition("=")
         if not equals:
-            raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
+            raise ValueError(f"--set {each!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         if "." in name:
             _user_names(workflow, workflow.set(name, value))
         else:
             workflow.exchange(name, value)
-    return workflow
 
 
 def _unsaid(line: str) -> None:

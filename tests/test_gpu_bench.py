@@ -12,7 +12,7 @@ import torch
 from comfyui_otca.bench.gpu import __main__ as runner
 from comfyui_otca.bench.gpu import machine, report, shapes, training
 from comfyui_otca.bench.gpu.parts import ATTENTIONS, PARTS, Place, Skipped
-from comfyui_otca.trainer.memory.estimate import RESERVE
+from comfyui_otca.trainer.memory.case import RESERVE
 
 OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing")
 

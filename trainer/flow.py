@@ -59,7 +59,7 @@ def load_flow_model(
     path = Path(path)
     family = family_class(check_model_folder(path))
     from .families import loading
-    from .memory import loading as memory
+    from .memory import fitting
     from .policy.adapters import Adapter
 
     chosen = LoadOptions(**options)
@@ -67,7 +67,7 @@ def load_flow_model(
     loading.check(family, path, chosen)
     device = loading.resolve_device(chosen.device)
     dtype = loading.resolve_dtype(chosen.dtype, device)
-    memory.check(family, path, chosen, training, device, dtype, adapter)
+    fitting.check_folder(path, chosen, adapter, device, dtype)
     model = loading.load(family, path, chosen, device, dtype)
     if adapter is not None:
         model.policy.add_adapter(adapter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.families.pipeline import PipelineModel
 from comfyui_otca.trainer.families.qwen import QwenImage
 from comfyui_otca.trainer.families.zimage import ZImage
-from comfyui_otca.trainer.memory.blueprint import Blueprint
-from comfyui_otca.trainer.memory.iteration import Iteration
-from comfyui_otca.trainer.memory.pipelines import PipelineCase
-from comfyui_otca.trainer.memory.published import PUBLISHED, Part
+from comfyui_otca.trainer.memory.blueprint import Blueprint, Part
+from comfyui_otca.trainer.memory.case import Iteration
+from comfyui_otca.trainer.memory.published import PUBLISHED
+from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
 
 from .parts import Place
@@ -160,7 +160,7 @@ def configured(kind: str, share: float, tiny: bool) -> Blueprint:
     for name, more in changes.items():
         library, kind_of_part, config = published.parts[name]
         parts[name] = library, kind_of_part, {**config, **more}
-    return Blueprint(shape.name, published.pipeline, parts, published.scheduler, published.settings, {})
+    return replace(published, parts=parts, tokens={})
 
 
 def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:

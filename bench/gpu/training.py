@@ -15,7 +15,7 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.flow import FlowModelError, LoadOptions
-from comfyui_otca.trainer.memory.iteration import Iteration
+from comfyui_otca.trainer.memory.case import Iteration
 from comfyui_otca.trainer.types import Prompts, SamplerSettings, Scores, UpdateSettings
 
 from . import shapes

@@ -26,10 +26,9 @@ from comfyui_otca.trainer.families.base import EXAMPLE
 from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.memory import blueprint
-from comfyui_otca.trainer.memory.estimate import DECODING, ENCODING, SAMPLING, UPDATE
-from comfyui_otca.trainer.memory.iteration import Iteration
-from comfyui_otca.trainer.memory.pipelines import PipelineCase
-from comfyui_otca.trainer.memory.words import TOKEN
+from comfyui_otca.trainer.memory.case import DECODING, ENCODING, SAMPLING, UPDATE, Iteration
+from comfyui_otca.trainer.memory.meta import TOKEN
+from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.types import Prompt, Prompts, SamplerSettings, UpdateSettings
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 
 from ...host import devices
 from .folder import library_class, read_index
@@ -88,12 +86,6 @@ def components(path: Path) -> dict[str, tuple[str, str]]:
     """(library, class) of the components that the checkpoint has."""
     index = read_index(path).items()
     return {name: (source[0], source[1]) for name, source in index if isinstance(source, list) and source[0]}
-
-
-def numbers(file: Path) -> int:
-    """How many numbers a safetensors file holds, by its header."""
-    with safe_open(file, framework="pt") as content:
-        return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
 
 
 def load_pipeline(

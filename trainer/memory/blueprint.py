@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ import torch
 
 from ..families.folder import check_model_folder, library_class, read_index, read_object
 from ..families.options import FlowModelError
-from .published import PUBLISHED, Part, Published
 
 if TYPE_CHECKING:
     from torch import nn
 
-LONGEST = 512  # tokens, where neither the tokenizer nor the family says fewer
+Part = tuple[str, str, Mapping[str, Any]]  # library, class, configuration
+NO_LIMIT = 10**6  # tokens: more than any family takes
+LONGEST = 512  # tokens, if neither the tokenizer nor the family says fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,21 +27,21 @@ class Blueprint:
     """A pipeline's configurations.
 
     Attributes:
-        name: what a person knows it by.
         pipeline: the class's name in diffusers, a row of FAMILIES.
         parts: by component: the library, the class and its configuration.
-        scheduler: its class and configuration.
         settings: plain entries of model_index.json, such as Wan's boundary.
-        folder: where it was read; None of a published model that is not here.
         tokens: what the tokenizer of each component takes at most.
+        scheduler: its class and configuration; which it is makes no difference to memory.
+        name: what a person knows it by.
+        folder: where it was read; None for a published model that is not here.
     """
 
-    name: str
     pipeline: str
     parts: Mapping[str, Part]
-    scheduler: tuple[str, Mapping[str, Any]]
-    settings: Mapping[str, Any]
-    tokens: Mapping[str, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=lambda: {"tokenizer": NO_LIMIT})
+    scheduler: tuple[str, Mapping[str, Any]] = ("FlowMatchEulerDiscreteScheduler", {})
+    name: str = ""
     folder: Path | None = None
 
     def networks(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Blueprint:
         """The pipeline with these networks. Its tokenizers only count."""
         import diffusers
 
-        from .words import Words
+        from .meta import Words
 
         cls = getattr(diffusers, self.pipeline)
         kind, config = self.scheduler
@@ -75,7 +76,7 @@ class Blueprint:
 
 
 def of_folder(path: Path) -> Blueprint:
-    """Raises FlowModelError where the folder is none of a family, or its configurations cannot be read."""
+    """Raises FlowModelError if the folder belongs to no family, or its configurations cannot be read."""
     family = check_model_folder(path)
     index = read_index(path)
     parts, tokens = {}, {}
@@ -88,10 +89,4 @@ def of_folder(path: Path) -> Blueprint:
             parts[name] = (source[0], source[1], read_object(path / name / "config.json"))
     scheduler = index["scheduler"][1], read_object(path / "scheduler" / "scheduler_config.json")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
-    return Blueprint(path.name, family, parts, scheduler, settings, tokens, path)
-
-
-def of_name(name: str) -> Blueprint | None:
-    """A model that is published by that name, None where its configurations are not known here."""
-    known: Published | None = PUBLISHED.get(name)
-    return known and Blueprint(name, known.pipeline, known.parts, known.scheduler, known.settings, known.tokens)
+    return Blueprint(family, parts, settings, tokens, scheduler, path.name, path)

@@ -1,41 +1,323 @@
-"""A training as the estimate sees it, and what would need less. Imports neither torch nor ComfyUI."""
+"""What each phase of an iteration needs on the GPU, and what would need less. Imports neither torch nor ComfyUI.
+
+    needed = max over phases of (what stays + what the phase takes on top) + reserve
+
+A `Case` is one training. It knows what its model holds and what one call of it takes: `rehearsal` counts that for a model of
+diffusers, `native` for one that ComfyUI loaded. All else about memory is here, once for both. Nothing was measured on a GPU.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from math import prod
+from typing import Any, Self
 
-from .estimate import Estimate
-from .iteration import Iteration
+GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), which leaves 7 % of room
+
+# Bytes of a trained parameter; all of these are float32.
+TRAINED_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
+AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Matching Step's old policy
+# What no count of tensors shows: CUDA's context, gaps between the allocator's blocks, workspaces of its libraries. ComfyUI keeps
+# 0.8 GB and its own reserve free for the same (minimum_inference_memory in comfy/model_management.py).
+RESERVE = 1 * GB
+# Tensors as large as a latent that a step of the rollout, or of the loss, has beside the network's own.
+LATENTS_OF_A_STEP = 8
+
+LOADING = "loading"
+ENCODING, SAMPLING, DECODING, SCORING, UPDATE = (
+    "encoding prompts",
+    "sampling",
+    "decoding",
+    "scoring",
+    "the update",
+)
+
+# Files of the rewards that have a network (docs/rewards.md), by node.
+REWARDS = {
+    "OTCA_RewardClipT": 1_700_000_000,
+    "OTCA_RewardAesthetic": 1_700_000_000,
+    "OTCA_RewardPickScore": 3_900_000_000,
+    "OTCA_RewardHPSv2": 3_900_000_000,
+    "OTCA_RewardImageReward": 1_800_000_000,
+    "OTCA_RewardObjects": 2_300_000_000,  # OWLv2 and the CLIP of its colors
+    "OTCA_RewardVideoAlign": 5_030_000_000,
+    "OTCA_RewardVideoScore": 17_000_000_000,
+}
+
+Size = tuple[int, int, int]  # width, height, frames
+Way = tuple[
+    str, dict[str, Any], dict[str, Any]
+]  # in words, and the fields of the iteration and of the case that differ
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Settings of sampler, update and rewards.
+
+    Attributes:
+        size: of a picture or video.
+        samples: of all prompts together.
+        alike: samples that share their noise, and so take the first trained step as one.
+        prompts: that are read at once.
+        steps, trained_steps: of a trajectory.
+        batch, sampling_batch: samples to a pass of the update and of the rollout; never more than there are.
+        guided: guidance is classifier-free, so that a sample has two rows in a pass.
+        both: the negative half has a gradient too.
+        keep_graph, merge_adapter: the sampler's.
+        copies: of what is trained: one for ema_decay, one for an old policy.
+        pulled: a KL term asks the untrained model while the graph is there.
+        rewards: bytes of each judge on the GPU, and whether it leaves when it has scored.
+    """
+
+    size: Size
+    samples: int = 1
+    alike: int = 1
+    prompts: int = 1
+    steps: int = 1
+    trained_steps: int = 1
+    batch: int = 1
+    sampling_batch: int = 1
+    guided: bool = False
+    both: bool = True
+    keep_graph: bool = False
+    merge_adapter: bool = False
+    copies: int = 0
+    pulled: bool = False
+    rewards: tuple[tuple[int, bool], ...] = ()
+
+    @property
+    def reward_bytes(self) -> int:
+        """All judges that stay, and the largest of those that come and go."""
+        staying = sum(size for size, offload in self.rewards if not offload)
+        return staying + max((size for size, offload in self.rewards if offload), default=0)
+
+    def ways(self) -> Iterator[Way]:
+        """What to change without another result, from cheap to costly."""
+        if self.rewards:
+            yield "offload on every reward", {"rewards": tuple((size, True) for size, _ in self.rewards)}, {}
+        yield "SDE Sampler merge_adapter off", {"merge_adapter": False}, {}
+        yield "the update's batch_size 1", {"batch": 1}, {}
+        yield "SDE Sampler batch_size 1", {"sampling_batch": 1}, {}
+        yield "SDE Sampler keep_graph off", {"keep_graph": False}, {}
+
+    def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
+        for size in sizes:
+            if prod(size) < prod(self.size):
+                yield "size " + in_words(size), {"size": size}, {}
+
+
+def in_words(size: Size) -> str:
+    width, height, frames = size
+    return f"{width} × {height}" + (f", {frames} frames" if frames > 1 else "")
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of what outlasts a phase.
+
+    Attributes:
+        weights: of the networks that are trained, as they are held.
+        trained: numbers that are trained; an adapter's, or those of all weights.
+        whole: all weights are trained, so that they are not in `weights`; the untrained ones are.
+        encoders, vae: of the text encoders and of the autoencoder.
+        encoders_visit, vae_visit: they are there only while they work.
+        steps_aside: phases in which the weights leave if there is no room beside what works.
+        loading: what is there of the networks that are trained before they are shared out, if that is more.
+        reserve: see RESERVE.
+    """
+
+    weights: int = 0
+    trained: int = 0
+    whole: bool = False
+    encoders: int = 0
+    vae: int = 0
+    encoders_visit: bool = False
+    vae_visit: bool = False
+    steps_aside: tuple[str, ...] = ()
+    loading: int = 0
+    reserve: int = RESERVE
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Bytes of a call with a gradient.
+
+    Attributes:
+        kept: what autograd keeps for the backward pass.
+        peak: the most that forward and backward take together.
+        backward: the most that the backward pass takes beside what is kept.
+    """
+
+    kept: int
+    peak: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on the GPU.
+
+    Attributes:
+        phases: {phase: {part: bytes}}, in the order of an iteration; without parts that are not there.
+    """
+
+    phases: Mapping[str, Mapping[str, int]]
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The most that each part takes, in whichever phase."""
+        most: dict[str, int] = {}
+        for parts in self.phases.values():
+            for name, size in parts.items():
+                most[name] = max(most.get(name, 0), size)
+        return most
+
+    @property
+    def totals(self) -> dict[str, int]:
+        return {phase: sum(parts.values()) for phase, parts in self.phases.items()}
+
+    @property
+    def phase(self) -> str:
+        """The largest one."""
+        totals = self.totals
+        return max(totals, key=lambda name: totals[name])
+
+    @property
+    def total(self) -> int:
+        return self.totals[self.phase]
 
 
 class Case(ABC):
-    """One training. Cases that follow from it by a change are cases too."""
+    """One training. Its subclasses are data classes; a change of their fields makes another case.
 
-    iteration: Iteration
+    Attributes:
+        iteration: None: only what is held counts, as before anything is sampled.
+    """
+
+    iteration: Iteration | None
+
+    # -- what a model of one kind or the other knows: bytes, for so many samples in a call --------------------------------
 
     @property
     @abstractmethod
     def title(self) -> str: ...
 
     @abstractmethod
-    def estimate(self, room: float = 0) -> Estimate:
-        """See `estimate.estimate`."""
+    def held(self) -> Held: ...
 
     @abstractmethod
-    def ways(self) -> Iterator[tuple[str, dict, dict]]:
-        """What to change, from cheap to costly: in words, and the fields of the iteration and of the case that differ."""
+    def latent(self) -> int:
+        """One sample's latent in float32."""
+
+    @abstractmethod
+    def forward(self, samples: int) -> int:
+        """What a call without a gradient takes."""
+
+    @abstractmethod
+    def graph(self, samples: int) -> Graph: ...
+
+    @abstractmethod
+    def decoding(self, samples: int) -> int:
+        """What the autoencoder computes for the pictures of a call."""
+
+    @abstractmethod
+    def ways(self) -> Iterator[Way]:
+        """What to change, from cheap to costly."""
+
+    def encoding(self) -> int:
+        """What the text encoders compute for the prompts of an iteration."""
+        return 0
+
+    def layer(self) -> int:
+        """A layer's weights while it computes, if they are held in another form."""
+        return 0
+
+    def merged(self) -> int:
+        """The adapted weights with the adapter in them, which SDE Sampler's merge_adapter makes."""
+        return 0
+
+    # -- the phases --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def needs(self) -> Estimate:
         """With whatever can step aside aside."""
         return self.estimate()
 
-    def _with(self, of_iteration: Mapping, of_case: Mapping) -> Self:
-        return replace(self, iteration=self.iteration.changed(dict(of_iteration)), **of_case)  # pyright: ignore[reportArgumentType] a data class
+    def estimate(self, room: float = 0) -> Estimate:
+        """What the phases of one iteration need.
+
+        Args:
+            room: bytes that the GPU has. What can step aside does so if there is not enough; at 0 always.
+        """
+        held, it = self.held(), self.iteration
+        copies = it.copies if it else 0
+        always = {
+            "weights": held.weights,
+            "adapter": held.trained * (TRAINED_BYTES + AVERAGE_BYTES * copies),
+            "optimizer": held.trained * MOMENTS_BYTES,
+            "text encoder": 0 if held.encoders_visit else held.encoders,
+            "VAE": 0 if held.vae_visit else held.vae,
+            "reserve": held.reserve,
+        }
+        if held.whole:
+            always["trained weights"] = always.pop("adapter")
+        # The gradients are there from the first backward pass of an update to the next rollout. To ask a model that is trained
+        # as a whole as it was, its untrained weights are copied to float32.
+        gradients = {"gradients": held.trained * GRADIENT_BYTES}
+        untrained = held.trained * TRAINED_BYTES if held.whole else 0
+        work = self._work(it) if it else {}
+        kept = {"kept graph": work.get("kept", 0)}
+        phases = {
+            ENCODING: always | {"text encoder": held.encoders, "encoding": self.encoding() if it else 0},
+            SAMPLING: always | kept | {name: work.get(name, 0) for name in ("merged weights", "sampling")},
+            DECODING: always | kept | {"VAE": held.vae, "decoding": work.get("decoding", 0)},
+            SCORING: always | kept | {"rewards": it.reward_bytes if it else 0},
+            UPDATE: always
+            | kept
+            | gradients
+            | {"activations": max(work.get("update", 0), work.get("reference", 0) + untrained)},
+        }
+        if held.loading:
+            whole = {"weights": held.loading, "VAE": always["VAE"], "text encoder": always["text encoder"]}
+            phases = {LOADING: whole} | phases
+        for phase in held.steps_aside:
+            if sum(phases[phase].values()) > room:
+                phases[phase] = phases[phase] | {"weights": 0}
+        return Estimate(
+            {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
+        )
+
+    def _work(self, it: Iteration) -> dict[str, int]:
+        """Bytes that the phases take on top of what is held."""
+        sampling, update = (min(samples, it.samples) for samples in (it.sampling_batch, it.batch))
+        latent, layer = self.latent(), self.layer()
+        step = LATENTS_OF_A_STEP * latent
+        # The points that were visited are stacked, and only then go to main memory.
+        visited = (2 * (it.steps + 1) * latent + step) * sampling
+        if it.keep_graph:
+            graph, first = self.graph(sampling), self.graph(-(-sampling // it.alike))
+            of_a_batch = graph.kept * (it.trained_steps - 1) + first.kept
+            kept = of_a_batch * -(-it.samples // sampling)
+            alone, most = 0, graph.backward
+        else:
+            graph = self.graph(update)
+            kept, alone, most = 0, graph.kept, graph.peak
+        forward = self.forward(update)
+        if it.pulled:
+            most = max(most, alone + forward)
+        return {
+            "sampling": self.forward(sampling) + visited + layer,
+            "merged weights": self.merged() if it.merge_adapter and not it.keep_graph else 0,
+            "kept": kept,
+            "decoding": self.decoding(sampling),
+            "update": most + step * update + layer,
+            "reference": forward + step * update + layer,
+        }
+
+    # -- does it fit? ------------------------------------------------------------------------------------------------------
 
     def changes(self) -> dict[str, Self]:
         """{what to change: the case that it makes}, for changes that need less memory, from cheap to costly."""
@@ -43,7 +325,7 @@ class Case(ABC):
         return {words: case for words, case in cases.items() if case.needs.total < self.needs.total}
 
     def together(self, has: float) -> tuple[list[str], Self]:
-        """Changes one after another, each that needs less than those before it, until all of it fits or none is left."""
+        """Changes one after another, each that needs less than those before it, until all of it fits or no change is left."""
         case, taken = self, []
         for words, *fields in self.ways():
             if case.needs.total <= has:
@@ -52,3 +334,17 @@ class Case(ABC):
             if changed.needs.total < case.needs.total:
                 case, taken = changed, [*taken, words]
         return taken, case
+
+    def _with(self, of_iteration: dict, of_case: dict) -> Self:
+        changed = {"iteration": replace(self.iteration, **of_iteration)} if of_iteration and self.iteration else {}
+        return replace(self, **changed, **of_case)  # pyright: ignore[reportArgumentType] a data class
+
+    def sentence(self, has: float) -> str:
+        """For a human: what it needs, what there is, and the changes that make it fit."""
+        needs = f"needs about {self.needs.total / GB:.1f} GB for {self.needs.phase} (an estimate), {has / GB:.1f} GB"
+        if self.needs.total <= has:
+            return f"{needs} are there: fits"
+        taken, changed = self.together(has)
+        fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
+        fix = f"{', '.join(taken)} ({changed.needs.total / GB:.1f} GB{fits})" if taken else "a larger GPU"
+        return f"{needs} are there: does not fit. Fix: {fix}"

@@ -1,86 +1,135 @@
-"""Whether a loaded model fits while it trains: the estimate of `memory`, with the figures of the model at hand."""
+"""Whether a model fits: a folder before it is loaded, and what ComfyUI loaded while it trains."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from .architectures import SAVED
-from .estimate import GB, Estimate
-from .native import estimate
+from ...host import devices, distributed
+from ..families.options import FlowModelError, LoadOptions
+from ..policy.adapters import Adapter
+from .blueprint import of_folder
+from .case import GB, Iteration
+from .native import WAN21_VAE, Architecture, NativeCase
 
 if TYPE_CHECKING:
     from ..native.model import NativeModel
     from ..types import SamplerSettings
 
-ROWS = 4  # samples in a call, where the sampler takes all of them at once and says no number
-# Of the memory beside the weights, the most that activations may take before blocks are computed again instead.
+logger = logging.getLogger(__name__)
+
+# --- a diffusers folder ------------------------------------------------------------------------------------------------
+
+# Its files have at least two bytes a number, and a trained number takes 24 at most: with that much free nothing is counted.
+PLENTY = 16
+TIGHT = 0.8  # of the free memory
+
+
+def check_folder(
+    path: Path, options: LoadOptions, adapter: Adapter | None, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Compares what a model holds, by its configurations, with what is free.
+
+    What computing takes comes on top: it depends on the sampler's settings, and `otca memory` counts it. So too much is an error
+    and a tight fit only a warning.
+
+    Args:
+        adapter: what it is going to get; None: all weights are trained.
+
+    Raises:
+        FlowModelError: more than the device's free memory.
+    """
+    free = devices.free_memory(device)
+    if PLENTY * sum(file.stat().st_size for file in path.glob("*/*.safetensors")) < free:
+        return
+    from .rehearsal import PipelineCase
+
+    case = PipelineCase(of_folder(path), adapter, options, dtype, None, distributed.world(), reserve=0)
+    need = case.needs.total
+    message = f"{path.name} needs about {need / GB:.1f} GB on {device} before activations, {free / GB:.1f} GB are free"
+    if need > free:
+        ways = [f"{words} ({less.needs.total / GB:.1f} GB)" for words, less in case.changes().items()]
+        raise FlowModelError(f"{message}. Fix: {', or '.join([*ways, 'a larger device'])}")
+    if need > TIGHT * free:
+        logger.warning("%s: tight", message)
+
+
+# --- what ComfyUI loaded -----------------------------------------------------------------------------------------------
+
+ROWS = 4  # samples in a call, if the sampler takes all of them at once and says no number
+# The most that activations may take of the memory beside the weights, before blocks are computed again instead.
 SHARE = 0.5
 TEXT_TOKENS = 512  # of a long prompt
 
 
-def needs(model: NativeModel, settings: SamplerSettings, checkpointing: bool) -> Estimate:
-    """What an iteration at these settings needs on the device."""
-    shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    rows = (settings.batch_size or ROWS) * (1 if model.guidance_is_embedded or settings.guidance <= 1 else 2)
-    weights = sum(expert.patcher.model_size() for expert in model.wrapped.values())
-    blocks = sum(len(expert.blocks) for expert in model.wrapped.values())
-    return estimate(
-        weights_bytes=weights // max(1, blocks) if model.options.is_low_memory else weights,
-        params=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
-        tokens=prod(shape[1:]) // model.tokens_side**2 + TEXT_TOKENS,
+def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) -> NativeCase:
+    """Its training at these settings, by the figures of the model at hand."""
+    experts, samples = model.wrapped.values(), settings.batch_size or ROWS
+    blocks = sum(len(expert.blocks) for expert in experts)
+    architecture = Architecture(
+        title=model.source,
+        params=0,
         width=_width(model),
-        layers=max(1, blocks // len(model.wrapped)),
-        batch=rows,
+        layers=max(1, blocks // len(experts)),
+        lora=0,
+        encoder_bytes=0,
+        vae=WAN21_VAE,
+        networks=len(experts),
+        pixels=model.grid.unit,
+        time=model.grid.time or 1,
+        values=model.grid.channels * model.grid.patch**2,
+        text_tokens=TEXT_TOKENS,
+    )
+    return NativeCase(
+        model=architecture,
+        weights_bytes=sum(expert.patcher.model_size() for expert in experts),
+        trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
+        iteration=Iteration(
+            (settings.width, settings.height, settings.frames),
+            samples=samples,
+            batch=samples,
+            sampling_batch=samples,
+            guided=not model.guidance_is_embedded and settings.guidance > 1,
+        ),
         checkpointing=checkpointing,
-        sampling_batch=rows,
-        saved=SAVED * model.dtype.itemsize / 2,  # the estimate counts two bytes a number
-        text_encoder_bytes=_size(model.clip),
+        is_low_memory=model.options.is_low_memory,
+        tiling=True,  # to which ComfyUI turns by itself if a picture does not fit
+        encoder_bytes=_size(model.clip),
         vae_bytes=_size(model.vae),
+        compute_bytes=model.dtype.itemsize,
     )
 
 
 def wants_checkpointing(model: NativeModel, settings: SamplerSettings) -> bool:
     """Whether activations would take more than their share of the memory that is left beside the weights."""
-    found = needs(model, settings, False)
+    found = case_of(model, settings, False).needs
     return found.parts["activations"] > SHARE * max(0, has(model.device) - found.parts["weights"])
-
-
-def line(model: NativeModel, settings: SamplerSettings) -> str:
-    """For a human: what it needs, what there is, and what to change where that is too little."""
-    found, there = needs(model, settings, model.checkpointing), has(model.device)
-    text = (
-        f"Memory: needs about {found.total / GB:.1f} GB (an estimate, for {found.phase}), {there / GB:.1f} GB are there"
-    )
-    if found.total <= there:
-        return text
-    ways = {
-        "checkpointing on": not model.checkpointing,
-        "a smaller batch_size": settings.batch_size != 1,
-        "memory low": not model.options.is_low_memory,
-        "smaller pictures": True,
-    }
-    return f"{text}. Change: {', '.join(way for way, is_open in ways.items() if is_open)}"
 
 
 def room(model: NativeModel, settings: SamplerSettings) -> int:
     """Bytes beside the weights that computing takes, whichever is larger of sampling and the update."""
-    parts = needs(model, settings, model.checkpointing).parts
+    parts = case_of(model, settings, model.checkpointing).needs.parts
     return max(parts["activations"], parts["sampling"]) + parts["optimizer"]
 
 
+def line(model: NativeModel, settings: SamplerSettings) -> str:
+    """For a human: what it needs, what there is, and what makes it fit."""
+    return f"Memory: {case_of(model, settings, model.checkpointing).sentence(has(model.device))}"
+
+
 def has(device: torch.device) -> int:
-    """Bytes of the device, whoever holds them now."""
+    """Bytes of the device, whatever holds them now."""
     import comfy.model_management
 
     return int(comfy.model_management.get_total_memory(device))
 
 
 def _width(model: NativeModel) -> int:
-    """Of a token in the blocks: what most of their layers take in."""
+    """The width of a token in the blocks: what most of their layers take in."""
     layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
     widths = Counter(layer.in_features for layer in layers if {"in_features", "out_features"} <= vars(layer).keys())
     return widths.most_common(1)[0][0] if widths else 1

@@ -1,7 +1,8 @@
-"""What the training of a workflow needs on the GPU, from its graph and the headers of the files that it names: `otca memory`.
+"""What the training of a workflow needs on the GPU, from its graph and what is known of its model: `otca memory`.
 
-Nothing is loaded. Files are looked for in ComfyUI's folder, if it is given, and in $OTCA_MODELS; of a file that is not there the
-published counts of trainer/memory/architectures.py are taken.
+Nothing is loaded. A model of diffusers is rehearsed by its folder's configurations, or by published ones. Of what ComfyUI loads
+the headers of the files are read; they are looked for in ComfyUI's folder, if it is given, and in $OTCA_MODELS. A file that is
+not there counts as published (`native.ARCHITECTURES`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ...host import paths
+from ...host import paths, search
 from ...host.access import permissions
 from ..policy.files import opened
-from ..types import LOAD_NODE, MAKE_NODE
+from ..schedule import step_kinds
+from ..types import (
+    DATASET_NODE,
+    LOAD_NODE,
+    MAKE_NODE,
+    MATCHING_NODE,
+    PAIRS_NODE,
+    STEP_NODES,
+    TRAJECTORY_NODES,
+    SamplerSettings,
+)
 from ..workflow import graph as api
-from . import native as memory
-from . import needs_pipeline
-from .architectures import ARCHITECTURES, FLUX_VAE, Architecture, architecture_of
-from .case import Case
-from .estimate import GB
-from .native import NativeCase
-from .needs_iteration import iteration, the_only
+from .case import GB, REWARDS, Case, Iteration
+from .native import ARCHITECTURES, FLUX_VAE, RANK, WEIGHT_BYTES, Architecture, NativeCase, architecture_of
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
 LOADERS = {
@@ -39,13 +45,67 @@ ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
 
 
+def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Case, list[str]]:
+    """The case of an API graph, and a line about each file or folder: whether it was looked at.
+
+    Raises:
+        ValueError: the graph trains no model or several, or a model is not here and not known by its name.
+    """
+    if any(entry["class_type"] == LOAD_NODE for entry in graph.values()):
+        return _pipeline(graph)
+    return _native(graph, comfyui)
+
+
+# --- Load Flow Model ---------------------------------------------------------------------------------------------------
+
+
+def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
+    import torch
+
+    from ..families.options import LoadOptions
+    from ..families.sizes import RULES
+    from ..policy.adapters import Adapter
+    from .blueprint import of_folder
+    from .published import PUBLISHED
+    from .rehearsal import PipelineCase
+
+    node = the_only(graph, "Load Flow Model", LOAD_NODE)
+    inputs = plain(node["inputs"])
+    name = inputs.get("path") or inputs.get("model", "")
+    try:
+        found, line = of_folder(search.model(name, "model_index.json")), f"{name}: its configurations were read"
+    except FileNotFoundError as error:
+        if name not in PUBLISHED:
+            raise ValueError(f"{error}. Known without their folder: {', '.join(PUBLISHED)}") from error
+        found, line = PUBLISHED[name], f"{name}: not here, published configurations"
+    memory = node["inputs"].get("memory")
+    options = plain(graph[memory[0]]["inputs"]) if api.is_link(memory) else {}
+    options |= {key: inputs[key] for key in ("max_sequence_length", "dtype") if key in inputs}
+    loaded = LoadOptions(**{key: value for key, value in options.items() if key in LoadOptions.__dataclass_fields__})
+    dtypes = {"float32": torch.float32, "float16": torch.float16}
+    lora = inputs.get("training", "lora") == "lora"
+    adapter = Adapter(inputs.get("lora_rank", 16), inputs.get("lora_alpha", 16.0), inputs.get("lora_targets", ""))
+    guidance = RULES[found.pipeline].guidance
+    case = PipelineCase(
+        blueprint=found,
+        adapter=adapter if lora else None,
+        options=loaded,
+        dtype=dtypes.get(loaded.dtype, torch.bfloat16),  # auto: what it is on a GPU
+        iteration=iteration(graph, off=guidance and guidance.off),
+    )
+    return case, [line]
+
+
+# --- Make Trainable ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class File:
     """A file that a loader names.
 
     Attributes:
         name: as the loader has it.
-        path: where it is; None where it is not here.
+        path: where it is, or None if it is not here.
     """
 
     name: str
@@ -56,35 +116,28 @@ class File:
         return self.path.stat().st_size if self.path else None
 
 
-def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Case, list[str]]:
-    """The case of an API graph, and a line about each file: whether it was looked at.
-
-    Raises:
-        ValueError: the graph trains no model or several, or a model is not here and not known by its name.
-    """
-    if any(entry["class_type"] == LOAD_NODE for entry in graph.values()):
-        return needs_pipeline.read(graph)
-    make = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)
-    inputs, lines = make["inputs"], []
+def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[Case, list[str]]:
+    inputs = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)["inputs"]
     networks = [files for name in ("model", "low_noise_model") for files in _files(graph, inputs.get(name), comfyui)]
     if not networks:
         raise ValueError("Make Trainable model: no Load Diffusion Model was found behind it. Fix: connect a UNETLoader")
     encoders = _files(graph, inputs.get("clip"), comfyui)
     autoencoders = _files(graph, inputs.get("vae"), comfyui)
-    for file, _ in [*networks, *encoders, *autoencoders]:
-        seen = f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures"
-        lines.append(f"{file.name}: {seen}")
+    lines = [
+        f"{file.name}: " + (f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures")
+        for file, _ in [*networks, *encoders, *autoencoders]
+    ]
     model = replace(_architecture(networks[0][0]), networks=len(networks))
     sizes = [file.bytes for file, _ in encoders]
     case = NativeCase(
         model=model,
         weights_bytes=sum(_weights(model, file, loader) for file, loader in networks),
-        rank=inputs.get("lora_rank", memory.RANK),
+        trained=model.networks * model.lora * inputs.get("lora_rank", RANK),
         checkpointing=inputs.get("checkpointing", "auto") != "off",
         is_low_memory=inputs.get("memory") == "low",
         tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
-        vae_file_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
+        vae_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
         iteration=iteration(graph, off=None if model.embeds_guidance else 1.0),
     )
     return case, lines
@@ -114,18 +167,18 @@ def _file(name: str, folders: list[Path]) -> File:
 def _weights(model: Architecture, file: File, loader: Mapping) -> int:
     if str(loader.get("weight_dtype", "")).startswith("fp8"):
         return model.params
-    published = memory.WEIGHT_BYTES["fp8" if "fp8" in file.name.lower() else "bfloat16"] * model.params
+    published = WEIGHT_BYTES["fp8" if "fp8" in file.name.lower() else "bfloat16"] * model.params
     return file.bytes or published
 
 
 def _architecture(file: File) -> Architecture:
-    """By the file's header where it is here, with what only the published configuration says; else by its name."""
+    """By the file's header if it is here, with what only the published configuration says; else by its name."""
     known = architecture_of(file.name)
     if file.path is None:
         if known is None:
             titles = ", ".join(model.title for model in ARCHITECTURES.values())
             raise ValueError(
-                f"{file.name} is not here, and its name is none of a published model ({titles}). Fix: say by --comfyui where "
+                f"{file.name} is not here, and its name is not that of a published model ({titles}). Fix: say by --comfyui where "
                 "ComfyUI is, or rename the file as ComfyUI's templates have it"
             )
         return known
@@ -140,7 +193,6 @@ def _architecture(file: File) -> Architecture:
     blocks = {match.group(1) for key in matrices if (match := BLOCK.match(key))}
     return Architecture(
         title=file.name,
-        files=(),
         params=params,
         width=Counter(shape[1] for shape in matrices.values()).most_common(1)[0][0],
         layers=len(blocks),
@@ -148,3 +200,64 @@ def _architecture(file: File) -> Architecture:
         encoder_bytes=0,
         vae=FLUX_VAE,
     )
+
+
+# --- sampler, update and rewards ---------------------------------------------------------------------------------------
+
+
+def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
+    """The settings of an API graph that decide its memory.
+
+    Args:
+        off: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
+
+    Raises:
+        ValueError: a node that it takes is missing, or there are several.
+    """
+    source = the_only(graph, "SDE Sampler or Preference Pairs", *TRAJECTORY_NODES)
+    update = the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
+    sampler, step = plain(source["inputs"]), plain(update["inputs"])
+    pairs = source["class_type"] == PAIRS_NODE
+    settings = SamplerSettings.of_node(source["class_type"], {"levels": 1, **sampler} if pairs else sampler)
+    prompts = [plain(entry["inputs"]) for entry in graph.values() if entry["class_type"] == DATASET_NODE]
+    count = prompts[0].get("prompts_per_iteration", 1) if prompts else 1
+    group = 2 if pairs else sampler.get("group_size", 12)
+    samples = 2 * sampler.get("pairs_per_iteration", 4) if pairs else group * count
+    judges = [entry for entry in graph.values() if entry["class_type"] in REWARDS]
+    matching = update["class_type"] == MATCHING_NODE
+    trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)
+    if settings.window:
+        trained = sum(kind != "ode" for kind in step_kinds(settings))
+    return Iteration(
+        size=(settings.width, settings.height, settings.frames),
+        samples=samples,
+        alike=group if settings.shared_noise else 1,
+        prompts=samples // 2 if pairs else count,
+        steps=settings.transitions,
+        trained_steps=max(1, trained),
+        batch=step.get("batch_size") or samples,
+        sampling_batch=settings.batch_size or samples,
+        guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
+        both=step.get("unconditional_gradient", True),
+        keep_graph=sampler.get("keep_graph") == "on",
+        merge_adapter=settings.merge_adapter,
+        copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
+        pulled=bool(step.get("kl_coefficient")) or matching,
+        rewards=tuple((REWARDS[entry["class_type"]], bool(entry["inputs"].get("offload"))) for entry in judges),
+    )
+
+
+def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that are not links; for the others their nodes' defaults have to do."""
+    return {name: value for name, value in inputs.items() if not api.is_link(value)}
+
+
+def the_only(graph: Mapping[str, Mapping], title: str, *kinds: str) -> Mapping:
+    """The one node of these kinds. Raises ValueError if there is not exactly one."""
+    found = [entry for entry in graph.values() if entry["class_type"] in kinds]
+    if len(found) != 1:
+        raise ValueError(
+            f"{title}: the workflow has {len(found)} of it, and memory is estimated for one. Fix: give a workflow with one, such "
+            "as workflows/api/z_image.json or workflows/api/otca_flux.json"
+        )
+    return found[0]

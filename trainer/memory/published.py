@@ -3,30 +3,17 @@
 They are numbers that the makers published. What the classes of diffusers and transformers take without being told is not
 repeated: diffusers' defaults are those of FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of Mistral
 3. Wan 2.2's other two are in diffusers' script that converts them (convert_wan_to_diffusers.py). A test holds the counts of
-parameters that follow to the published ones. Of some models `tools/configurations.py` makes folders for single files
-from what stands here. Imports no torch.
+parameters that follow to the published ones. What memory does not depend on is left out or made up: schedulers, and what
+latents are scaled by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-Part = tuple[str, str, Mapping[str, Any]]  # library, class, configuration
-NO_LIMIT = 10**6  # tokens: more than any family takes
-
-
-@dataclass(frozen=True)
-class Published:
-    """Fields are as in `Blueprint`."""
-
-    pipeline: str
-    parts: Mapping[str, Part]
-    scheduler: tuple[str, Mapping[str, Any]] = ("FlowMatchEulerDiscreteScheduler", {})
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Mapping[str, int] = field(default_factory=lambda: {"tokenizer": NO_LIMIT})
-
+from .blueprint import Blueprint, Part
 
 T5 = {
     "d_model": 4096,
@@ -66,16 +53,22 @@ CLIP_L_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_SM
 CLIP_G_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_LARGE)
 
 
-def _autoencoder(scaling_factor: float, shift_factor: float) -> Part:
-    config = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 16}
-    config |= {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
-    config |= {"use_quant_conv": False, "use_post_quant_conv": False, "sample_size": 1024}
-    return "diffusers", "AutoencoderKL", config | {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
-
-
-def _scheduler(shift: float, **more) -> tuple[str, Mapping[str, Any]]:
-    return "FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000, "shift": shift, **more}
-
+FLUX_VAE: Part = (
+    "diffusers",
+    "AutoencoderKL",
+    {
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": 16,
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "sample_size": 1024,
+        "scaling_factor": 0.3611,
+        "shift_factor": 0.1159,
+    },
+)
 
 FLUX = {
     "in_channels": 64,
@@ -87,14 +80,11 @@ FLUX = {
     "pooled_projection_dim": 768,
     "patch_size": 1,
 }
-FLUX_VAE = _autoencoder(0.3611, 0.1159)
 
 
-def _flux(guidance: bool) -> Published:
-    """FLUX.1 dev takes guidance as a number; schnell takes none, and its noise levels do not depend on the size."""
-    dynamic: dict[str, Any] = {"use_dynamic_shifting": True, "base_image_seq_len": 256, "max_image_seq_len": 4096}
-    dynamic |= {"base_shift": 0.5, "max_shift": 1.15}
-    return Published(
+def _flux(guidance: bool) -> Blueprint:
+    """FLUX.1 dev takes guidance as a number; schnell takes none."""
+    return Blueprint(
         pipeline="FluxPipeline",
         parts={
             "transformer": ("diffusers", "FluxTransformer2DModel", FLUX | {"guidance_embeds": guidance}),
@@ -102,12 +92,11 @@ def _flux(guidance: bool) -> Published:
             "text_encoder": CLIP_L,
             "text_encoder_2": T5_XXL,
         },
-        scheduler=_scheduler(3.0, **dynamic) if guidance else _scheduler(1.0),
         tokens={"tokenizer": 77, "tokenizer_2": 512},
     )
 
 
-def _sd35(layers: int, positions: int, dual: int) -> Published:
+def _sd35(layers: int, positions: int, dual: int) -> Blueprint:
     network = {
         "in_channels": 16,
         "out_channels": 16,
@@ -123,21 +112,20 @@ def _sd35(layers: int, positions: int, dual: int) -> Published:
         "dual_attention_layers": list(range(dual)),
         "qk_norm": "rms_norm",
     }
-    return Published(
+    return Blueprint(
         pipeline="StableDiffusion3Pipeline",
         parts={
             "transformer": ("diffusers", "SD3Transformer2DModel", network),
-            "vae": _autoencoder(1.5305, 0.0609),
+            "vae": FLUX_VAE,
             "text_encoder": CLIP_L_PROJECTED,
             "text_encoder_2": CLIP_G_PROJECTED,
             "text_encoder_3": T5_XXL,
         },
-        scheduler=_scheduler(3.0),
         tokens={"tokenizer": 77, "tokenizer_2": 77, "tokenizer_3": 512},
     )
 
 
-WAN22_14B = Published(
+WAN22_14B = Blueprint(
     pipeline="WanPipeline",
     parts={
         "transformer": ("diffusers", "WanTransformer3DModel", {}),
@@ -217,34 +205,23 @@ QWEN25_VL_7B = {
     "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
 }
 
-Z_IMAGE = Published(
+Z_IMAGE = Blueprint(
     pipeline="ZImagePipeline",
     parts={
         "transformer": ("diffusers", "ZImageTransformer2DModel", {}),
         "vae": FLUX_VAE,
         "text_encoder": ("transformers", "Qwen3Model", QWEN3_4B),
     },
-    scheduler=_scheduler(6.0),
 )
-QWEN_IMAGE = Published(
+QWEN_IMAGE = Blueprint(
     pipeline="QwenImagePipeline",
     parts={
         "transformer": ("diffusers", "QwenImageTransformer2DModel", {}),
         "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
         "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", QWEN25_VL_7B),
     },
-    scheduler=_scheduler(
-        1.0,
-        use_dynamic_shifting=True,
-        base_image_seq_len=256,
-        max_image_seq_len=8192,
-        base_shift=0.5,
-        max_shift=0.9,
-        shift_terminal=0.02,
-        time_shift_type="exponential",
-    ),
 )
-KREA2 = Published(
+KREA2 = Blueprint(
     pipeline="Krea2Pipeline",
     parts={
         "transformer": ("diffusers", "Krea2Transformer2DModel", {}),
@@ -252,7 +229,7 @@ KREA2 = Published(
         "text_encoder": ("transformers", "Qwen3VLModel", QWEN3_VL_4B),
     },
 )
-FLUX2_DEV = Published(
+FLUX2_DEV = Blueprint(
     pipeline="Flux2Pipeline",
     parts={
         "transformer": ("diffusers", "Flux2Transformer2DModel", {}),
@@ -262,11 +239,11 @@ FLUX2_DEV = Published(
 )
 
 
-def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], distilled: bool) -> Published:
+def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], distilled: bool) -> Blueprint:
     """Klein4BParams and Klein9BParams of github.com/black-forest-labs/flux2; three layers of Qwen3 give the text."""
     network = {"num_attention_heads": heads, "num_layers": double, "num_single_layers": single}
     network |= {"joint_attention_dim": 3 * encoder["hidden_size"], "guidance_embeds": False}
-    return Published(
+    return Blueprint(
         pipeline="Flux2KleinPipeline",
         parts={
             "transformer": ("diffusers", "Flux2Transformer2DModel", network),
@@ -277,7 +254,7 @@ def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], dis
     )
 
 
-PUBLISHED = {
+_MODELS = {
     "black-forest-labs/FLUX.1-dev": _flux(guidance=True),
     "black-forest-labs/FLUX.1-schnell": _flux(guidance=False),
     "black-forest-labs/FLUX.2-dev": FLUX2_DEV,
@@ -291,9 +268,10 @@ PUBLISHED = {
     "Wan-AI/Wan2.2-I2V-A14B-Diffusers": WAN22_14B_I2V,
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": WAN22_5B,
     "Tongyi-MAI/Z-Image": Z_IMAGE,
-    "Tongyi-MAI/Z-Image-Turbo": replace(Z_IMAGE, scheduler=_scheduler(3.0)),
+    "Tongyi-MAI/Z-Image-Turbo": Z_IMAGE,
     "Qwen/Qwen-Image": QWEN_IMAGE,
     "Qwen/Qwen-Image-2512": QWEN_IMAGE,
     "krea/Krea-2-Raw": KREA2,
     "krea/Krea-2-Turbo": replace(KREA2, settings={"is_distilled": True}),
 }
+PUBLISHED = {name: replace(model, name=name) for name, model in _MODELS.items()}

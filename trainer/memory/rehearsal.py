@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from torch.utils._pytree import tree_map_only
 from ..families import family_class
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
+from ..families.options import LoadOptions
 from ..families.sizes import RULES
 from ..policy.adapters import Adapter
 from ..types import SamplerSettings
-from .live import Live
-from .shapes import META, as_on_a_gpu
+from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way
+from .meta import META, Live, as_on_a_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from .blueprint import Blueprint
 
 GUIDED = 3.5  # above what any family takes as no guidance
+# Bits of a weight in bitsandbytes' formats; in 4 bits every 64 weights have a factor in float32 (QLoRA, 2305.14314).
+BITS = {"8bit": 8.0, "4bit": 4.5}
+SMALL_ADAPTER = Adapter(16, 16.0)
+PICTURES = ((1024, 1024, 1), (768, 768, 1), (512, 512, 1), (256, 256, 1))
+VIDEOS = ((832, 480, 81), (832, 480, 49), (640, 352, 49), (416, 240, 53), (416, 240, 33), (416, 240, 17))
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,6 @@ class Call:
     guided: bool = False
     both: bool = True
     checkpointing: bool = False
-
-
-@dataclass(frozen=True)
-class Graph:
-    """Bytes of a call with a gradient.
-
-    Attributes:
-        kept: what autograd keeps for the backward pass.
-        peak: the most that forward and backward take together.
-        backward: the most that the backward pass takes beside what is kept.
-    """
-
-    kept: int
-    peak: int
-    backward: int
 
 
 class Rehearsal:
@@ -299,3 +290,114 @@ def _linear(network: nn.Module) -> Iterator[int]:
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name:
             yield module.weight.numel()
+
+
+@dataclass(frozen=True)
+class PipelineCase(Case):
+    """A training of a model of diffusers, rehearsed. Quantizing counts by its bits alone.
+
+    Attributes:
+        adapter: None trains all weights.
+        processes: that share what can be shared.
+        reserve: see `case.RESERVE`.
+    """
+
+    blueprint: Blueprint
+    adapter: Adapter | None
+    options: LoadOptions
+    dtype: torch.dtype
+    iteration: Iteration | None
+    processes: int = 1
+    reserve: int = RESERVE
+
+    @property
+    def title(self) -> str:
+        return self.blueprint.name
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        o = self.options
+        return _rehearsal(self.blueprint, self.dtype, self.adapter, o.vae_tiling, o.max_sequence_length)
+
+    def held(self) -> Held:
+        rehearsal, options, whole = self.rehearsal, self.options, self.adapter is None
+        experts = {name: count for name, count in rehearsal.counts.items() if name in rehearsal.model.experts}
+        encoders = sum(count for name, count in rehearsal.counts.items() if name.startswith("text_encoder"))
+        all_weights, itemsize = sum(experts.values()), self.dtype.itemsize
+        others = sum(rehearsal.counts.values()) - all_weights - encoders
+        parts = self.processes if whole or options.shard else 1
+        weights = all_weights * itemsize
+        if options.quantize != "none":
+            quantized = sum(rehearsal.linear.values())
+            weights = round(quantized * BITS[options.quantize] / 8) + (all_weights - quantized) * itemsize
+        return Held(
+            weights=weights // parts,
+            trained=all_weights // parts if whole else rehearsal.trained,
+            whole=whole,
+            encoders=encoders * itemsize,
+            vae=others * itemsize,
+            encoders_visit=options.offload_encoders,
+            vae_visit=options.offload_vae,
+            steps_aside=(ENCODING,) if options.offload_encoders else (),
+            loading=4 * all_weights if whole and self.processes > 1 else 0,
+            reserve=self.reserve,
+        )
+
+    def latent(self) -> int:
+        return self.rehearsal.latent_bytes(self._call(1))
+
+    def forward(self, samples: int) -> int:
+        return self.rehearsal.forward(self._call(samples))
+
+    def graph(self, samples: int) -> Graph:
+        return self.rehearsal.graph(self._call(samples))
+
+    def decoding(self, samples: int) -> int:
+        return self.rehearsal.decoding(self._call(samples))
+
+    def encoding(self) -> int:
+        assert self.iteration is not None, "asked only about an iteration"
+        return max(self.rehearsal.encoding(self.iteration.prompts), self.rehearsal.pictures(self._call(1)))
+
+    def layer(self) -> int:
+        return self.rehearsal.largest_layer if self.options.quantize != "none" else 0
+
+    def merged(self) -> int:
+        return self.rehearsal.adapted
+
+    def _call(self, samples: int) -> Call:
+        it = self.iteration
+        assert it is not None, "asked only about an iteration"
+        width, height, frames = it.size
+        return Call(samples, height, width, frames, it.guided, it.both, self.options.gradient_checkpointing)
+
+    def ways(self) -> Iterator[Way]:
+        def options(**fields) -> dict:
+            return {"options": replace(self.options, **fields)}
+
+        it, is_frozen = self.iteration, self.adapter is not None
+        yield "Model Memory offload_encoders on", {}, options(offload_encoders=True)
+        if it is not None:
+            yield from it.ways()
+            yield "Model Memory gradient_checkpointing on", {}, options(gradient_checkpointing=True)
+            yield "Model Memory vae_tiling on", {}, options(vae_tiling=True)
+        yield "Model Memory offload_vae on", {}, options(offload_vae=True)
+        if it is not None:
+            if it.rewards:
+                yield "device cpu on every reward (slow)", {"rewards": ()}, {}
+            if it.guided:
+                yield "GRPO Step unconditional_gradient off (another gradient)", {"both": False}, {}
+            yield from it.smaller(VIDEOS if it.size[2] > 1 else PICTURES)
+        if not is_frozen:
+            yield "Load Flow Model training lora", {}, {"adapter": SMALL_ADAPTER}
+        for kind in BITS if is_frozen else ():
+            yield f"Model Memory quantize {kind}", {}, options(quantize=kind)
+        for processes in (2, 4, 8):
+            several = {"processes": processes * self.processes, **options(shard=is_frozen, quantize="none")}
+            words = f"{processes} GPUs (--gpus {processes})" + (" with Model Memory shard on" if is_frozen else "")
+            yield words, {}, several
+
+
+@lru_cache(maxsize=8)
+def _rehearsal(*case) -> Rehearsal:
+    return Rehearsal(*case)

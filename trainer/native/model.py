@@ -82,7 +82,7 @@ class NativeModel(FlowModel):
         networks = {name: expert.network for name, expert in self.wrapped.items()}
         super().__init__(networks, adapters, self._first.dtype)
         self._encodings = Encodings(clip)
-        self._grid = suitable.grid(model, vae)
+        self.grid = suitable.grid(model, vae)
         self._room = 0.0  # bytes that computing needs beside the weights
         self._checkpointing = options.checkpointing
         self._conditions: dict[tuple, NativeCondition] = {}
@@ -193,14 +193,9 @@ class NativeModel(FlowModel):
         prompts = tuple(Prompt(processed) for processed in made)
         return NativeCondition(prompts, (), options)
 
-    @property
-    def tokens_side(self) -> int:
-        """Latent positions a side of one token."""
-        return self._grid.patch
-
     def smallest(self) -> tuple[NativeCondition, Tensor]:
         """An empty prompt and noise, of the least pixels that there can be."""
-        side = self._grid.scale * self._grid.patch * 2
+        side = self.grid.scale * self.grid.patch * 2
         settings = SamplerSettings("ode", 0.0, 1, side, side, shift=1.0, guidance=1.0)
         undecided, shape = self._checkpointing, self.latent_shape(side, side)
         condition = self.condition([""], settings)
@@ -311,7 +306,7 @@ class NativeModel(FlowModel):
     # -- latents, noise levels, pictures -------------------------------------------------------------------------------------
 
     def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        grid = replace(self._grid, time=None) if frames == 1 else self._grid  # one frame is a picture, of any model
+        grid = replace(self.grid, time=None) if frames == 1 else self.grid  # one frame is a picture, of any model
         return grid.shape(height, width, frames)
 
     def _with_frames(self, x: Tensor) -> Tensor:

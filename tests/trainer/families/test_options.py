@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from comfyui_otca.host import devices
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
-from comfyui_otca.trainer.families.sd3 import StableDiffusion3 as FAMILY
-from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.memory import loading
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy import saved as weights
 from comfyui_otca.trainer.policy.policy import LossScale
@@ -170,24 +167,6 @@ def test_an_offloaded_autoencoder_visits_only_to_decode_and_encode(folder, monke
     assert moves == ["cpu"] * 4
 
 
-def test_offloaded_networks_need_no_room_on_the_device(folder):
-    def needed(**options):
-        chosen = LoadOptions(**options)
-        return loading.bytes_held(loading.counted(FAMILY, folder), FAMILY.EXPERTS, chosen, "lora", torch.float32)
-
-    def size(*parts):
-        return 4 * sum(
-            t.numel() for p in parts for f in (folder / p).glob("*.safetensors") for t in load_file(f).values()
-        )
-
-    encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    assert needed() == size("transformer", "vae", *encoders)
-    assert needed(offload_vae=True) == size("transformer", "vae", *encoders), "it is there while it decodes"
-    assert needed(offload_encoders=True) == max(size("transformer", "vae"), size("vae", *encoders))
-    both = {"offload_encoders": True, "offload_vae": True}
-    assert needed(**both) == max(size("transformer", "vae"), size(*encoders)), "never both"
-
-
 def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, step):
     """In float16 the smallest number is 6e-8, and many of these gradients are below it."""
     gradients = {}
@@ -232,44 +211,6 @@ def test_a_scale_that_has_held_is_doubled_again():
 def test_tiles(folder):
     tiled = load_flow_model(folder, device="cpu", vae_tiling=True)
     assert tiled.pipeline.vae.use_tiling and not load_flow_model(folder, device="cpu").pipeline.vae.use_tiling
-
-
-def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch, caplog):
-    def parameters(part):
-        return sum(t.numel() for file in (folder / part).glob("*.safetensors") for t in load_file(file).values())
-
-    frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
-    # float32: weight, gradient, two moments, the reference and a copy
-    full = 4 * frozen + 24 * parameters("transformer")
-    monkeypatch.setattr(devices, "free_memory", lambda device: full - 1)
-    with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
-        load_flow_model(folder, device="cpu", training="full")
-    load_flow_model(folder, device="cpu", training="lora")
-    monkeypatch.setattr(devices, "free_memory", lambda device: full)
-    load_flow_model(folder, device="cpu", training="full")
-    assert "tight" in caplog.text
-
-
-def test_the_adapter_needs_room_too(folder, monkeypatch):
-    """Of rank 64 on a large model it takes several GB: a weight, its gradient and two moments in float32."""
-    model = load_flow_model(folder, device="cpu", lora_rank=8)
-    weights = 4 * sum(t.numel() for file in folder.rglob("*.safetensors") for t in load_file(file).values())
-    needed = weights + 16 * sum(parameter.numel() for parameter in model.policy.trainable_parameters())
-    monkeypatch.setattr(devices, "free_memory", lambda device: needed)
-    load_flow_model(folder, device="cpu", lora_rank=8)
-    with pytest.raises(FlowModelError, match="before activations, .* are free. Fix: "):
-        load_flow_model(folder, device="cpu", lora_rank=9)
-
-
-def test_several_processes_need_their_part_each(folder, monkeypatch):
-    """Of a model that is trained as a whole; but the weights in float32, before they are shared out."""
-    counts, options = {"transformer": 1000, "vae": 10}, LoadOptions()
-    for processes, each in ((1, 22), (2, 11), (8, 4)):
-        monkeypatch.setattr(loading.distributed, "world", lambda processes=processes: processes)
-        assert loading.bytes_held(counts, ("transformer",), options, "full", torch.bfloat16) == each * 1000 + 2 * 10
-        assert loading.bytes_held(counts, ("transformer",), options, "lora", torch.bfloat16) == 2 * 1010
-        frozen = loading.bytes_held(counts, ("transformer",), LoadOptions(shard=True), "lora", torch.bfloat16)
-        assert frozen == 2 * 1000 // processes + 2 * 10
 
 
 def test_what_sharding_cannot_have(folder, monkeypatch):

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from comfyui_otca.trainer.memory import native as memory
-from comfyui_otca.trainer.memory.architectures import ARCHITECTURES, FLUX_VAE, WAN21_VAE, architecture_of
-from comfyui_otca.trainer.memory.estimate import GB
-from comfyui_otca.trainer.memory.native import estimate, recipe
+from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration
+from comfyui_otca.trainer.memory.native import (
+    ARCHITECTURES,
+    FLUX_VAE,
+    WAN21_VAE,
+    Architecture,
+    Autoencoder,
+    NativeCase,
+    architecture_of,
+    recipe,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
-# Ten tokens of width 100 in bfloat16: 2,000 bytes a vector for each row.
-SMALL = {"weights_bytes": 5000, "params": 7, "tokens": 10, "width": 100, "layers": 3, "saved": 20.0}
+# Sixteen pixels a side are a token, and the text has nine: ten of width 100 in bfloat16 are 2,000 bytes a vector for each row.
+NO_VAE = Autoencoder(0, (0, 0))
+SMALL = Architecture("small", 2500, 100, 3, 0, 0, NO_VAE, saved=20.0, text_tokens=9, values=0, sizes=())
+
+
+def case(batch=1, sampling_batch=1, steps=1, checkpointing=True, samples=9, model=SMALL, **options):
+    of_iteration = {name: options.pop(name) for name in ("copies", "keep_graph", "rewards") if name in options}
+    it = Iteration((16, 16, 1), samples, 1, 1, steps, steps, batch, sampling_batch, **of_iteration)
+    return NativeCase(model, 5000, 7, it, checkpointing, **options)
 
 
 def parts(**options):
-    return estimate(**SMALL, **options).parts
+    return case(**options).needs.parts
 
 
 def test_activations_of_all_blocks_are_kept_without_checkpointing():
@@ -33,33 +51,53 @@ def test_with_checkpointing_each_block_keeps_its_input_and_one_is_computed_again
 
 
 def test_a_kept_graph_takes_the_place_of_the_updates_own():
-    without = parts(batch=2, checkpointing=False, kept_steps=5)
-    assert without["kept graph"] == 5 * 120_000 and "activations" not in without
-    checkpointed = parts(batch=2, checkpointing=True, kept_steps=5)
-    assert checkpointed["kept graph"] == 5 * 6000 and checkpointed["activations"] == 2 * 40_000
+    kept = {"keep_graph": True, "samples": 1, "steps": 5}
+    assert parts(checkpointing=False, **kept)["kept graph"] == 5 * 120_000
+    # what is left is a call of the untrained model, without a graph
+    assert parts(checkpointing=False, **kept)["activations"] == 40_000
+    assert parts(checkpointing=True, **kept)["kept graph"] == 5 * 6000
+    assert parts(checkpointing=True, **kept)["activations"] == 40_000, "a block that is computed again"
 
 
 def test_an_adapters_parameter_takes_16_bytes_and_20_with_an_average():
-    both = parts(batch=1, checkpointing=True)
+    both = parts()
     assert both["adapter"] + both["gradients"] + both["optimizer"] == 7 * 16
-    averaged = parts(batch=1, checkpointing=True, copies=1)
+    averaged = parts(copies=1)
     assert averaged["adapter"] + averaged["gradients"] + averaged["optimizer"] == 7 * 20
 
 
 def test_the_total_is_that_of_the_largest_phase():
+    def needs(rewards=0, encoder_bytes=0, vae_bytes=0, **options):
+        it = {"rewards": ((rewards, True),)}
+        found = case(**it, encoder_bytes=encoder_bytes, vae_bytes=vae_bytes, **options).needs
+        return found.phase, found.total - always
+
     always = 7 * 12 + GB  # the gradients are there in the update alone
-    update = estimate(**SMALL, batch=2, checkpointing=False)
-    assert (update.phase, update.total) == ("the update", always + 7 * 4 + 5000 + 240_000)
+    update = {"batch": 2, "checkpointing": False}
+    assert needs(**update) == ("the update", 7 * 4 + 5000 + 240_000)
     # Encoder, VAE and rewards are never on the GPU together; the model is there while rewards score, not while the others work.
-    largest = {"text_encoder_bytes": 900_000, "vae_bytes": 800_000, "reward_bytes": 700_000}
-    encoding = estimate(**SMALL, batch=2, checkpointing=False, **largest)
-    assert (encoding.phase, encoding.total) == ("encoding prompts", always + 900_000)
-    decoding = estimate(**SMALL, batch=2, checkpointing=False, **(largest | {"text_encoder_bytes": 0}))
-    assert (decoding.phase, decoding.total) == ("decoding", always + 800_000)
-    scoring = estimate(**SMALL, batch=2, checkpointing=False, reward_bytes=700_000)
-    assert (scoring.phase, scoring.total) == ("scoring", always + 5000 + 700_000)
-    sampling = estimate(**SMALL, batch=1, checkpointing=True, sampling_batch=9)
-    assert (sampling.phase, sampling.total) == ("sampling", always + 5000 + 9 * 40_000)
+    assert needs(700_000, 900_000, 800_000, **update) == ("encoding prompts", 900_000)
+    assert needs(700_000, 0, 800_000, **update) == ("decoding", 800_000)
+    assert needs(700_000, **update) == ("scoring", 5000 + 700_000)
+    assert needs(sampling_batch=9) == ("sampling", 5000 + 9 * 40_000)
+
+
+def test_latents_count_too():
+    """By hand: 16 × 16 pixels are one token of 64 numbers in float32; 2 · (steps + 1) that were visited and 8 of a step."""
+    found = case(model=replace(SMALL, values=64), steps=4, sampling_batch=2).needs.parts
+    assert found["sampling"] == 2 * 40_000 + 2 * (2 * 5 + 8) * 64 * 4
+    assert found["activations"] == 3 * 2000 + 40_000 + 8 * 64 * 4
+
+
+def test_a_sentence_says_what_makes_it_fit():
+    needs = case(batch=2, checkpointing=False)
+    assert needs.needs.total == GB + 7 * 16 + 5000 + 240_000
+    assert needs.sentence(2 * GB) == ("needs about 1.0 GB for the update (an estimate), 2.0 GB are there: fits")
+    assert needs.sentence(GB + 150_000).endswith("does not fit. Fix: the update's batch_size 1 (1.0 GB)")
+    assert needs.sentence(GB + 60_000).endswith(
+        "does not fit. Fix: the update's batch_size 1, Make Trainable checkpointing on (1.0 GB)"
+    )
+    assert needs.sentence(GB).endswith("(1.0 GB, which does not fit either; a larger GPU)")
 
 
 def test_tokens():
@@ -72,39 +110,46 @@ def test_tokens():
 
 
 def test_decoding_takes_what_comfyui_says():
-    # comfy/sd.py: 2178 · h/8 · w/8 · 64 values of two bytes, beside the file
-    assert FLUX_VAE.needs(1024, 1024, 1, tiled=False) == 335_000_000 + 2178 * 128 * 128 * 64 * 2
-    assert FLUX_VAE.needs(1024, 256, 1, tiled=True) == 335_000_000 + 2178 * 512 * 256 * 2
-    assert WAN21_VAE.needs(64, 64, 5, tiled=False) == 254_000_000 + 7000 * 64 * 64 * 2
-    assert WAN21_VAE.needs(64, 64, 1, tiled=False) == 254_000_000 + 2200 * 64 * 64 * 2
+    # comfy/sd.py: 2178 · h/8 · w/8 · 64 values of two bytes
+    assert FLUX_VAE.decoding((1024, 1024, 1), tiled=False) == 2178 * 128 * 128 * 64 * 2
+    assert FLUX_VAE.decoding((1024, 256, 1), tiled=True) == 2178 * 512 * 256 * 2
+    assert WAN21_VAE.decoding((64, 64, 5), tiled=False) == 7000 * 64 * 64 * 2
+    assert WAN21_VAE.decoding((64, 64, 1), tiled=False) == 2200 * 64 * 64 * 2
+    found = case(model=replace(SMALL, vae=WAN21_VAE), vae_bytes=254_000_000).needs
+    assert found.totals["decoding"] == RESERVE + 7 * 12 + 254_000_000 + 2200 * 16 * 16 * 2, "beside the file"
 
 
 def test_flux_at_1024_by_hand():
     found = recipe(24 * GB, ARCHITECTURES["flux1"])
-    assert (found.size, found.weights, found.checkpointing, found.tiling) == ((1024, 1024, 1), "fp8", True, False)
+    made, needs = found.case, found.case.needs
+    assert (made.iteration.size, found.weights, made.checkpointing, made.tiling) == (
+        (1024, 1024, 1),
+        "fp8",
+        True,
+        False,
+    )
     row = (64 * 64 + 256) * 3072 * 2
-    assert found.needs.parts["weights"] == 11_901_408_320 and found.streamed == 0
-    assert found.needs.parts["activations"] == pytest.approx(row * (57 + 22.9), abs=1)
-    adapter = sum(found.needs.parts[name] for name in ("adapter", "gradients", "optimizer"))
+    assert needs.parts["weights"] == 11_901_408_320 and found.streamed == 0
+    latents = 8 * 64 * 64 * 64 * 4  # 64 numbers a token
+    assert needs.parts["activations"] == pytest.approx(row * (57 + 22.9) + latents, abs=1)
+    adapter = sum(needs.parts[name] for name in ("adapter", "gradients", "optimizer"))
     assert adapter == 3_502_080 * 16 * 16
     beside = 3_502_080 * 16 * 12  # the gradients have gone when rewards score
-    assert found.needs.total == 11_901_408_320 + beside + 3_900_000_000 + GB, "a reward beside the model"
+    assert needs.total == 11_901_408_320 + beside + 3_900_000_000 + GB, "a reward beside the model"
 
 
-@pytest.mark.parametrize("gpu", memory.GPUS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_recipe_fits_and_more_does_not(name, gpu):
-    model = ARCHITECTURES[name]
-    found = recipe(gpu * GB, model)
-    if found is None:
-        return
-    assert found.needs.total <= gpu * GB
-    if found.streamed:
-        assert found.size == model.sizes[-1] and found.weights == "fp8" and found.checkpointing
-        assert found.needs.parts["weights"] + found.streamed == model.networks * model.params
-        assert found.needs.total > gpu * GB - 2, "no more of the weights is moved away than has to be"
-    larger = recipe(4 * gpu * GB, model)
-    assert larger.size[0] * larger.size[1] * larger.size[2] >= found.size[0] * found.size[1] * found.size[2]
+def test_a_recipe_fits_and_more_does_not():
+    for (name, model), gpu in product(ARCHITECTURES.items(), memory.GPUS):
+        found = recipe(gpu * GB, model)
+        if found is None:
+            continue
+        needs, size = found.case.needs, found.case.iteration.size
+        assert needs.total <= gpu * GB, (name, gpu)
+        if found.streamed:
+            assert size == model.sizes[-1] and found.weights == "fp8" and found.case.checkpointing, (name, gpu)
+            assert needs.parts["weights"] + found.streamed == model.networks * model.params, (name, gpu)
+            assert needs.total > gpu * GB - 2, f"{name}, {gpu}: no more of the weights is moved away than has to be"
+        assert prod(recipe(4 * gpu * GB, model).case.iteration.size) >= prod(size), (name, gpu)
 
 
 def test_where_nearly_all_weights_would_have_to_wait_there_is_no_recipe():

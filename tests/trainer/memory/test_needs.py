@@ -16,9 +16,10 @@ from comfyui_otca.__main__ import main, parser
 from comfyui_otca.commands import options
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
-from comfyui_otca.trainer.memory import blueprint, needs
-from comfyui_otca.trainer.memory.architectures import ARCHITECTURES
-from comfyui_otca.trainer.memory.estimate import GB
+from comfyui_otca.trainer.memory import needs
+from comfyui_otca.trainer.memory.case import GB
+from comfyui_otca.trainer.memory.native import ARCHITECTURES
+from comfyui_otca.trainer.memory.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[3]
 API = ROOT / "workflows" / "api"
@@ -41,7 +42,8 @@ def test_files_that_are_not_here_count_as_published():
     assert case.needs.parts["weights"] == 2 * 6_154_908_736
     assert case.needs.parts["text encoder"] == 8_044_982_048
     it = case.iteration
-    assert (case.rank, it.size, it.batch, it.sampling_batch, it.guided) == (32, (768, 768, 1), 1, 2, False)
+    assert (it.size, it.batch, it.sampling_batch, it.guided) == ((768, 768, 1), 1, 2, False)
+    assert case.trained == 32 * 2_219_520
     assert lines[0] == "z_image_turbo_bf16.safetensors: not here, published figures" and len(lines) == 3
 
 
@@ -76,7 +78,7 @@ def test_files_that_are_here_are_read(tmp_path):
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match="not here, and its name is none .* Fix: say by --comfyui"):
+    with pytest.raises(ValueError, match="not here, and its name is not that of .* Fix: say by --comfyui"):
         needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
     with pytest.raises(ValueError, match="Make Trainable or Load Flow Model: the workflow has 0 of it"):
         needs.read({"1": {"class_type": "OTCA_SDESampler", "inputs": {}}})
@@ -165,13 +167,13 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_published_configurations_are_those_of_the_published_weights(name):
-    networks = blueprint.of_name(name).networks()
+    networks = PUBLISHED[name].networks()
     assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
 
 
 def test_building_a_network_leaves_its_configuration_as_it_was():
     """transformers writes what it assumes of rotary positions into the dictionary that it is given."""
-    found = blueprint.of_name("Qwen/Qwen-Image")
+    found = PUBLISHED["Qwen/Qwen-Image"]
     before = copy.deepcopy(found.parts)
     found.networks()
     assert found.parts == before

@@ -1,4 +1,7 @@
-"""Every family is rehearsed by its own methods: prompts of known length become embeddings of known shape."""
+"""Every family is rehearsed by its own methods: prompts of known length become embeddings of known shape.
+
+What stands for a tokenizer makes as many tokens as the real ones do.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import torch
 
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.memory import blueprint
+from comfyui_otca.trainer.memory.meta import Words
 from comfyui_otca.trainer.memory.rehearsal import Call, Rehearsal
 from comfyui_otca.trainer.policy.adapters import Adapter
 
+BEFORE = 34  # tokens of the template before the prompt, by Qwen's tokenizer: diffusers' pipeline drops as many
 LIMIT = 24  # tokens, fewer than the usual prompt has
 # Of one row, by hand: SD3 has CLIP's 77 tokens before; FLUX.2 and Krea 2 take three layers of the encoder, whose width is 32.
 TOKENS = {
@@ -66,3 +71,27 @@ def test_a_block_more_is_a_block_more(rehearsal, monkeypatch):
         monkeypatch.setitem(tiny.FAMILIES, "z-image", deeper(layers))
         kept.append(rehearsal("z-image").graph(Call(1, 32, 32)).kept)
     assert kept[2] - kept[1] == 2 * (kept[1] - kept[0]) > 0
+
+
+def test_the_template_of_qwen_image_has_its_34_tokens():
+    before = (
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+    )
+    assert Words(100)(before)["input_ids"].shape == (1, BEFORE)
+
+
+def test_rows_are_padded_and_cut():
+    made = Words(5)(["one, two", "a b c d e f g"])
+    assert made["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], "the longest, and 5 at most"
+    made = Words(77)("one, two", padding="max_length", max_length=4, truncation=True, return_tensors="pt")
+    assert made.input_ids.shape == (1, 4) and made.attention_mask.tolist() == [[1, 1, 1, 0]]
+
+
+def test_chats():
+    chat = [{"role": "user", "content": "one two"}]
+    text = Words(77).apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>user\none two<|im_end|>\n<|im_start|>assistant\n"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "one two"}]}]
+    made = Words(77).apply_chat_template([parts, parts], padding="max_length", max_length=9)
+    assert made["attention_mask"].sum(1).tolist() == [7, 7], "start, user, line, one, two, end, line"
