@@ -21,8 +21,8 @@ class PromptDataset(Node):
     FUNCTION = "take"
 
     REQUIRED = {
-        "prompts": lines(label="prompts, if no file", hint="Prompts, one a line, if no file is named").tip(
-            "The prompts, one a line. Used when no file is named."
+        "prompts": lines(label="prompts, if no file", hint="Prompts, one per line, if no file is named").tip(
+            "The prompts, one per line. Used when no file is named."
         ),
         "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
         "index": counter().tip(
@@ -72,9 +72,7 @@ _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x he
 class PreferencePairs(Node):
     TITLE = "Preference Pairs"
     CATEGORY = "OTCA/data"
-    DESCRIPTION = (
-        "Gives the pairs of one iteration out of a folder: pictures that are there already, of which one was chosen."
-    )
+    DESCRIPTION = "Loads the preference pairs of one iteration from a folder: a chosen and a rejected picture each."
     SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")

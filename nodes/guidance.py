@@ -20,11 +20,11 @@ class ImplicitRewardGuidance(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip("The model that all guides began with, without its adapter."),
-        "guides": lines(hint="Guides, one a line: my_run = 1.5").tip(
-            "RUN = γ, one a line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
+        "guides": lines(hint="Guides, one per line: my_run = 1.5").tip(
+            "RUN = γ, one per line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
             "beyond it, 0 is the base. RUN = 0:1.5, 8:0.5 is γ from each of these steps on."
         ),
-        "prompts": lines(hint="Prompts, one a line").tip("The prompts, one a line."),
+        "prompts": lines(hint="Prompts, one per line").tip("The prompts, one per line."),
         "steps": integer(28, 1, 1000).tip("Number of denoising steps (T)."),
         "width": WIDTH,
         "height": HEIGHT,

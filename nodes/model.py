@@ -23,7 +23,7 @@ ADAPTER = {
     "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
 }
 RESUME_RUN = found(lambda: ["", *paths.list_runs()], "").tip(
-    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume it, another to branch "
+    "On the canvas: start from this run's last checkpoint. Give Training Run the same name to resume it, another to branch "
     "off. Empty: a fresh adapter. Headlessly: --resume."
 )
 START_FROM = found(lambda: ["", *paths.list_adapters()], "", label="start from adapter").tip(
@@ -92,7 +92,7 @@ class LoadFlowModel(Node):
         lora_rank=None,
     ):
         if training not in (None, *TRAININGS):
-            return f"training: {training!r} is none of {', '.join(TRAININGS)}"
+            return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
         return (
             wrong_rank(lora_rank)
             or (start_from and wrong_start(start_from, resume_run, training, lora_rank))
@@ -166,7 +166,7 @@ def wrong_start(start_from, resume_run, training, rank):
     except (OSError, ValueError) as error:
         return f"start_from: {error}"
     if len(ranks) != 1:
-        return f"start_from: {adapter} is no LoRA of one rank. Fix: choose a file that training wrote"
+        return f"start_from: {adapter} is not a LoRA of one rank. Fix: choose a file that training wrote"
     if rank is not None and ranks != {rank}:
         only = min(ranks)
         return f"start_from: {adapter} is of rank {only}, and lora_rank is {rank}. Fix: lora_rank = {only}"
@@ -201,7 +201,7 @@ def _wrong_model(model, path, download):
     known = paths.list_models(MARKER)
     if not path and model not in known:
         listed = ", ".join(known)
-        return f"model {model!r} is none of the models here, {listed}. Fix: choose {listed}, or give its folder as path"
+        return f"model {model!r} was not found here. Fix: choose {listed}, or give its folder as path"
     name = "path" if path else "model"
     try:
         if search.may_download(path, download):
@@ -247,8 +247,8 @@ class ModelMemory(Node):
             "The autoencoder is on the device only while it decodes."
         ),
         "shard": switch(label="split over GPUs").tip(
-            "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
-            "them. Loading takes main memory for each process. On one GPU it does nothing."
+            "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that do not fit "
+            "into one. Loading takes main memory for each process. On one GPU it does nothing."
         ),
     }
 

@@ -147,7 +147,7 @@ class TunedModel(Node):
         return models[HIGH], model.clip, model.vae, models.get(LOW)
 
 
-MODELS = ("shapes-flux", "scenes-flux")
+EMBEDDED = ("shapes-flux", "scenes-flux")
 
 
 class EmbeddedModel(Node):
@@ -167,7 +167,7 @@ class EmbeddedModel(Node):
     FUNCTION = "load"
     NEEDS_COMFYUI = True
 
-    REQUIRED = {"model": choice(MODELS).tip("Which of the models that come with the pack.")}
+    REQUIRED = {"model": choice(EMBEDDED).tip("Which of the models that come with the pack.")}
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):
@@ -184,8 +184,8 @@ class EmbeddedModel(Node):
 
 def _wrong(model):
     """What keeps it from being loaded; None where nothing does."""
-    if model not in MODELS:
-        return f"model {model!r} is no embedded model. Fix: choose {' or '.join(MODELS)}"
+    if model not in EMBEDDED:
+        return f"model {model!r} is not an embedded model. Fix: choose {' or '.join(EMBEDDED)}"
     if not comfyui.comfy_loaded():
         return (
             f"model {model!r} is made of ComfyUI's own classes, and ComfyUI is not here. Fix: name its folder by --comfyui PATH "

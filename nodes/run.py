@@ -39,9 +39,9 @@ class TrainingRun(Node):
         ),
         "evaluation_prompts": lines(
             RunSettings.evaluation_prompts,
-            hint="Evaluation prompts, one a line; empty: the first iteration's",
+            hint="Evaluation prompts, one per line; empty: the first iteration's",
             advanced=True,
-        ).tip("Prompts of evaluations, one a line. Empty: the first iteration's."),
+        ).tip("Prompts of evaluations, one per line. Empty: the first iteration's."),
         "evaluation_seeds": integer(RunSettings.evaluation_seeds, 1, 1024, label="seeds a prompt", advanced=True).tip(
             "Number of fixed seeds to each evaluation prompt."
         ),
@@ -158,7 +158,9 @@ class SaveLoRA(Node):
         if not distributed.is_main():
             return ()
         if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
-            message = "%s: all weights were trained, so there is no adapter. otca export RUN writes the model"
+            message = (
+                "%s writes nothing, since all weights were trained without an adapter. otca export RUN writes the model"
+            )
             logger.warning(message, self.TITLE)
             return ()
         # A graph that does not record what it trains must not write over what is on record.
@@ -175,7 +177,7 @@ _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote w
 
 
 def _free_name(model, run, filename):
-    """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
+    """A name for the file: a run overwrites its own, as at every iteration on the canvas, and never another's."""
     for name in _names(filename, run):
         if not (foreign := _foreign_files(model, run, name)):
             return name

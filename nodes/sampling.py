@@ -23,8 +23,8 @@ GUIDANCE = number(SamplerSettings.guidance, 0, 100, step=0.1).tip(
 GUIDANCE_2 = number(SamplerSettings.guidance_2, 0, 100, step=0.1, label="guidance of 2nd expert", advanced=True).tip(
     "Guidance of Wan 2.2's second, low-noise expert. 0: the first's."
 )
-NEGATIVE_PROMPT = lines(hint="Negative prompt: what to lead away from", advanced=True).tip(
-    "What guidance leads away from, for models with classifier-free guidance."
+NEGATIVE_PROMPT = lines(hint="Negative prompt", advanced=True).tip(
+    "Negative prompt, for models with classifier-free guidance."
 )
 BATCH_SIZE = integer(SamplerSettings.batch_size, 0, 4096, advanced=True).tip(
     "Samples to one forward pass. 0: all at once."

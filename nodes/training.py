@@ -14,7 +14,7 @@ WEIGHT_DECAY = number(UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, a
     "AdamW's pull of the weights towards 0."
 )
 MAX_GRAD_NORM = number(UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, label="longest gradient", advanced=True).tip(
-    "Longest gradient; a longer one is shortened to it."
+    "Gradients are clipped to this norm."
 )
 EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same samples. Stop waits for all of them.")
 EMA_DECAY = number(

@@ -6,8 +6,8 @@ same files, and kept nowhere else.
 
 After a change of English, run it. A text that is new or that says something else is left "" in each language, and named: write
 its translation at one place and run it again, which puts it wherever the same English stands. What nothing says any more is taken
-away. It compares with the English that is committed, so that in a conflict the whole locales/ and web/languages/ of one side are
-taken, and then it is run.
+away. It compares with the English that is there: reword that too (locales/en/, the keys of web/languages/) if the meaning stays,
+and the translations stay. In a conflict take the whole locales/ and web/languages/ of one side, and run it.
 """
 
 from __future__ import annotations

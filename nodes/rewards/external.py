@@ -102,7 +102,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         "model": text("Qwen/Qwen3-VL-8B-Instruct").tip("Name of the model on that server."),
         "questions": lines(
             "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
-            hint="Questions, one a line: Is this a good picture?",
+            hint="Questions, one per line: Is this a good picture?",
         ).tip(
             "A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
             "with its name and a colon."

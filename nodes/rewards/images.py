@@ -120,7 +120,7 @@ class RewardHPSv2(NetworkReward):
         from ...trainer.rewards import hps
 
         if provider not in (None, *HPS_PROVIDERS):
-            return f"provider: {provider!r} is none of {', '.join(HPS_PROVIDERS)}"
+            return f"provider: {provider!r} is unknown. Fix: choose {' or '.join(HPS_PROVIDERS)}"
         wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
@@ -298,7 +298,7 @@ class RewardObjects(NetworkReward):
             "How sure the detector has to be. 0: 0.2 with OWLv2, 0.35 with Grounding DINO."
         ),
         "overlap": number(0.5, 0, 1, step=0.05, label="box overlap", advanced=True).tip(
-            "Of two boxes of one name that share more than this, the surer one counts."
+            "If two boxes of one name share more than this, the surer one counts."
         ),
     }
 

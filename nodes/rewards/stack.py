@@ -25,7 +25,7 @@ class _AsksRewards(Node):
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
         if not any(name.startswith("reward_") for name in input_types):
-            return "reward_1: K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
+            return "reward_1: no reward is connected. Fix: connect a Reward node to it"
         return miswired(cls.INPUT_TYPES(), input_types) or True
 
     @staticmethod
@@ -115,7 +115,7 @@ class ScoreImages(_AsksRewards):
         "prompt": lines(hint="Prompt: what the pictures should show").tip(
             "What the pictures should show. Rewards that only look at a picture do not need it."
         ),
-        "keep": integer(1, 1, 4096).tip("Number of pictures (or videos) in the output best pictures."),
+        "keep": integer(1, 1, 4096).tip("How many of the best pictures (or videos) to output."),
     }
     OPTIONAL = {
         **reward_sockets(),

@@ -98,7 +98,7 @@ def test_its_table_is_a_picture(comfyui):
 
 
 def test_without_a_reward_it_is_refused_before_it_runs():
-    assert "K = 0 rewards are connected" in ScoreImages.VALIDATE_INPUTS({"images": "IMAGE"})
+    assert "no reward is connected" in ScoreImages.VALIDATE_INPUTS({"images": "IMAGE"})
     assert ScoreImages.VALIDATE_INPUTS({"images": "IMAGE", "reward_2": "OTCA_REWARD"}) is True
     wrong = ScoreImages.VALIDATE_INPUTS({"images": "OTCA_TRAJECTORIES", "reward_1": "OTCA_REWARD"})
     assert wrong == "images receives OTCA_TRAJECTORIES where IMAGE is needed. Fix: connect a node that outputs IMAGE"

@@ -344,7 +344,7 @@ def test_a_run_that_trained_all_weights(asked, small_graph, tmp_path, capsys, ca
     graph = small_graph({"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"iterations": 2}})
     (tmp_path / "workflow.json").write_text(json.dumps(graph))
     assert main(["train", str(tmp_path / "workflow.json"), "--output", str(tmp_path / "whole")]) == 0
-    assert "Save LoRA: all weights were trained, so there is no adapter. otca export" in caplog.text
+    assert "Save LoRA writes nothing, since all weights were trained without an adapter. otca export" in caplog.text
     assert not list(tmp_path.rglob("*lora*"))
     assert asked(tmp_path / "whole", *REWARDS) == 0
     rows = lines(tmp_path / "out")
