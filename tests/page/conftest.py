@@ -171,6 +171,19 @@ def this_process():
     return {"status": "running", "pid": process.pid, "process_started": process.create_time()}
 
 
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(script): trainings are processes of that shell script in place of Python from now on."""
+
+    def use(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(path))
+
+    return use
+
+
 @pytest.fixture(scope="session")
 def until():
     """until(condition): its first true value. The deadline is only for what hangs."""

@@ -116,19 +116,15 @@ def test_stopped_resumed_killed_and_resumed(site, tiny, until):
     assert (resumed["status"], resumed["iteration"]) == ("finished", total), log(site)
 
 
-def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path):
+def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, stand_in, tmp_path):
     """What is started, looked at through a stand-in for the interpreter that writes down how it was called."""
     written = tmp_path / "called"
-    stand_in = tmp_path / "python"
-    stand_in.write_text(
-        "#!/bin/sh\n"
+    stand_in(
         f'for argument; do echo "$argument"; done > {written}\n'
         f'echo "$OTCA_MODELS|$OTCA_INPUT|$PYTHONUNBUFFERED|$(ps -o sid= -p $$ | tr -d " ")|$$" >> {written}\n'
         f"[ -t 0 ] || [ -t 1 ] || [ -t 2 ] || echo no terminal >> {written}\n"
-        "echo told; exit 0\n"
+        "echo told; exit 0"
     )
-    stand_in.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(stand_in))
     monkeypatch.setenv("OTCA_MODELS", f"/models/a{os.pathsep}/models/b")
     name = "$(touch x); `id` 'mine'"
     assert site.post("/otca/train", {"name": name, "iterations": 7, "prompt": tiny()}).status == 200
@@ -143,12 +139,9 @@ def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path
     assert log(site, name) == "told\n"
 
 
-def test_an_interpreter_that_starts_another_one(site, tiny, monkeypatch, until, tmp_path):
+def test_an_interpreter_that_starts_another_one(site, tiny, until, stand_in):
     """As python.exe of a venv on Windows does: the training has another number than the process that was started."""
-    launcher = tmp_path / "python"
-    launcher.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
-    launcher.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(launcher))
+    stand_in(f'"{sys.executable}" "$@"\nexit $?')
     site.post("/otca/train", {"name": "mine", "iterations": 1, "prompt": tiny()})
     started = json.loads((site.folder / "mine" / "status.json").read_text())["pid"]
     finished = ended(site, until)
@@ -192,11 +185,11 @@ def test_a_graph_with_problems_starts_nothing(site, tiny):
     assert problem["message"] and problem["fix"]
 
 
-@pytest.mark.parametrize("prompt", [{}, {"nodes": [], "links": []}, {"1": {"class_type": 3}}, {"1": 2}])
-def test_what_is_no_graph(site, prompt):
-    for path, more in (("/otca/train", {"name": "mine", "iterations": 2}), ("/otca/export", {})):
-        answer = site.post(path, {"prompt": prompt, **more})
-        assert answer.status == 400 and answer.json["problems"] and "Fix: " in answer.error
+def test_what_is_no_graph(site):
+    for prompt in ({}, {"nodes": [], "links": []}, {"1": {"class_type": 3}}, {"1": 2}):
+        for path, more in (("/otca/train", {"name": "mine", "iterations": 2}), ("/otca/export", {})):
+            answer = site.post(path, {"prompt": prompt, **more})
+            assert answer.status == 400 and answer.json["problems"] and "Fix: " in answer.error, prompt
 
 
 @pytest.mark.parametrize("class_type", ["OTCA_TrainingRun", "OTCA_GRPOStep"])
@@ -206,21 +199,6 @@ def test_a_training_needs_one_run_and_one_step(site, tiny, class_type):
     graph["99"] = graph[node]
     answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
     assert answer.status == 400 and "exactly one" in answer.error and "there are 2" in answer.error
-
-
-def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch):
-    started = []
-
-    def refuse(command, **_):
-        started.append(command)
-        raise OSError("no more processes")
-
-    monkeypatch.setattr("subprocess.Popen", refuse)
-    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
-    answer = site.post("/otca/train", asked)
-    assert started[0][-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]
-    assert answer.status == 500 and "no more processes" in answer.error
-    assert not (site.folder / "mine").exists(), "the name is free again"
 
 
 @pytest.fixture
@@ -234,6 +212,14 @@ def started(monkeypatch):
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     return asked
+
+
+def test_many_gpus_are_the_command_lines(site, tiny, started):
+    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
+    answer = site.post("/otca/train", asked)
+    assert started[0][0][-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]
+    assert answer.status == 500 and "no more processes" in answer.error
+    assert not (site.folder / "mine").exists(), "the name is free again"
 
 
 def test_the_end_of_a_window_of_windows_does_not_reach_the_training(site, tiny, monkeypatch, started):
@@ -309,11 +295,8 @@ def test_a_canvas_run_that_went_on_with_itself_is_resumed(site, made, started, s
     assert json.loads((folder / "workflow.json").read_text()) == small_graph({"OTCA_LoadFlowModel": {"resume_run": ""}})
 
 
-def test_a_training_that_cannot_be_put_on_record_is_ended(site, tiny, monkeypatch, tmp_path):
-    stand_in = tmp_path / "python"
-    stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(stand_in))
+def test_a_training_that_cannot_be_put_on_record_is_ended(site, tiny, monkeypatch, stand_in):
+    stand_in("exec sleep 60")
     Popen, begun = subprocess.Popen, []
 
     def full(folder, content):
@@ -417,11 +400,8 @@ def test_unknown_runs(site):
         assert site.post(f"/otca/runs/unknown/{action}").status == 404
 
 
-def test_two_requests_at_once_start_one_training(site, made, monkeypatch, tmp_path):
-    stand_in = tmp_path / "python"
-    stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(stand_in))
+def test_two_requests_at_once_start_one_training(site, made, stand_in):
+    stand_in("exec sleep 60")
     made(status={"status": "stopped", "total": 9})
     statuses = []
     threads = [

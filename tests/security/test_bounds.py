@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -54,16 +55,14 @@ def refusals(content):
 ODD = [[], ["title"], "title", 7, None, True, {"title": ["a"]}, {"title": {"b": 1}}, {"title": 3}, {"title": "  "}]
 
 
-@pytest.mark.parametrize("meta", ODD, ids=repr)
-def test_what_is_no_title_leaves_the_class_name(small_graph, meta):
-    content = small_graph()
-    for entry in content.values():
-        entry["_meta"] = meta
-    workflow = Workflow(content, NODE_CLASS_MAPPINGS)
-    assert [problem for problem in workflow.validate() if problem.severity == "error"] == []
-    assert {workflow.title(node) for node in content} == {entry["class_type"] for entry in content.values()}
-    assert all(name.startswith("OTCA_") for name in graph.settings(content))
-    diagram.figure(content, NODE_CLASS_MAPPINGS)
+def test_what_is_no_title_leaves_the_class_name(small_graph):
+    for meta in ODD:
+        content = {node: {**entry, "_meta": meta} for node, entry in small_graph().items()}
+        workflow = Workflow(content, NODE_CLASS_MAPPINGS)
+        assert [problem for problem in workflow.validate() if problem.severity == "error"] == [], meta
+        assert {workflow.title(node) for node in content} == {entry["class_type"] for entry in content.values()}
+        assert all(name.startswith("OTCA_") for name in graph.settings(content)), meta
+        diagram.figure(content, NODE_CLASS_MAPPINGS)
 
 
 def test_titles_are_text_of_one_short_line(small_graph):
@@ -76,35 +75,25 @@ def test_titles_are_text_of_one_short_line(small_graph):
 # --- F10: bounded lines -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "where", ["value", "choice", "list", "unknown input", "link", "class", "id", "title", "object"]
-)
-def test_ten_megabytes_make_one_short_line(small_graph, where):
-    content = small_graph()
-    [sampler] = [node for node, entry in content.items() if entry["class_type"] == "OTCA_SDESampler"]
-    own = content[sampler]["inputs"]
-    if where == "value":
-        own["steps"] = TEXT
-    elif where == "choice":
-        own["kind"] = TEXT
-    elif where == "list":
-        own["kind"] = {"__value__": list(TEXT[:100_000])}
-    elif where == "unknown input":
-        own[TEXT] = TEXT
-        own["steps"] = -1
-    elif where == "link":
-        own["model"] = [TEXT, 0]
-    elif where == "class":
-        content[sampler]["class_type"] = "OTCA_" + TEXT
-    elif where == "id":
-        content[TEXT] = {"class_type": "OTCA_Nothing", "inputs": {}}
-    elif where == "title":
-        content[sampler]["_meta"] = {"title": TEXT}
-        own["steps"] = 0
-    else:
-        own["steps"] = {TEXT: TEXT}
-    lines = refusals(content)
-    assert lines and all(len(line) < LONGEST_LINE and "Fix: " in line for line in lines)
+def test_ten_megabytes_make_one_short_line(small_graph):
+    [sampler] = [node for node, entry in small_graph().items() if entry["class_type"] == "OTCA_SDESampler"]
+    nothing = {"class_type": "OTCA_Nothing", "inputs": {}}
+    for inputs, sampler_has, beside in (
+        ({"steps": TEXT}, {}, {}),
+        ({"kind": TEXT}, {}, {}),
+        ({"kind": {"__value__": list(TEXT[:100_000])}}, {}, {}),
+        ({TEXT: TEXT, "steps": -1}, {}, {}),
+        ({"model": [TEXT, 0]}, {}, {}),
+        ({}, {"class_type": "OTCA_" + TEXT}, {}),
+        ({}, {}, {TEXT: nothing}),
+        ({"steps": 0}, {"_meta": {"title": TEXT}}, {}),
+        ({"steps": {TEXT: TEXT}}, {}, {}),
+    ):
+        content = {**small_graph(), **beside}
+        content[sampler] |= sampler_has
+        content[sampler]["inputs"] |= inputs
+        lines = refusals(content)
+        assert lines and all(len(line) < LONGEST_LINE and "Fix: " in line for line in lines)
 
 
 def test_what_the_page_and_a_failed_node_say_is_as_short():
@@ -123,19 +112,18 @@ def test_a_thousand_problems_are_counted_and_not_all_told():
 # --- F10: deep, large and strange files -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("levels", [70, 900, 20_000])
-@pytest.mark.parametrize("place", ["input", "unknown input", "meta", "beside"])
-def test_deep_values_are_refused_with_their_node(small_graph, levels, place):
-    content = small_graph()
-    node = next(iter(content))
-    if place == "meta":
-        content[node]["_meta"] = {"title": deep(levels)}
-    elif place == "beside":
-        content[node]["more"] = deep(levels)
-    else:
-        content[node]["inputs"]["seed" if place == "input" else "other"] = deep(levels)
-    [line] = refusals(content)
-    assert f"node {node}" in line and "deep" in line and "Fix: " in line
+def test_deep_values_are_refused_with_their_node(small_graph):
+    for place, levels in itertools.product(["input", "unknown input", "meta", "beside"], [70, 900, 20_000]):
+        content = small_graph()
+        node = next(iter(content))
+        if place == "meta":
+            content[node]["_meta"] = {"title": deep(levels)}
+        elif place == "beside":
+            content[node]["more"] = deep(levels)
+        else:
+            content[node]["inputs"]["seed" if place == "input" else "other"] = deep(levels)
+        [line] = refusals(content)
+        assert f"node {node}" in line and "deep" in line and "Fix: " in line, (place, levels)
 
 
 @pytest.mark.parametrize("levels", [900, 100_000])

@@ -13,7 +13,9 @@ import types
 
 import psutil
 import pytest
+from aiohttp import web
 
+from comfyui_otca import page
 from comfyui_otca.host import claim
 from comfyui_otca.page import jobs, machine
 from comfyui_otca.page.requests import Refused
@@ -25,12 +27,9 @@ def tiny(small_graph):
 
 
 @pytest.fixture
-def trainers(site, monkeypatch, tmp_path):
+def trainers(site, monkeypatch, stand_in):
     """trainers(): the processes that stand in for trainings, in the order in which they were begun; each waits to be told."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text("#!/bin/sh\nexec sleep 300\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(stand_in))
+    stand_in("exec sleep 300")
     monkeypatch.setattr(jobs, "GLANCE", 0.05)
     Popen, begun = subprocess.Popen, []
     monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
@@ -204,6 +203,25 @@ def test_accelerators_of_each_kind(monkeypatch, cuda, xpu, mps, expected):
     backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: bool(mps)))
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=kind(cuda), xpu=kind(xpu), backends=backends))
     assert len(machine.accelerators()) == expected
+
+
+def test_what_the_user_of_a_page_has_set():
+    """In ComfyUI there may be several users, or none that is known, and the file of settings may hold anything."""
+
+    def setting(answer):
+        def get_settings(request):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        manager = types.SimpleNamespace(settings=types.SimpleNamespace(get_settings=get_settings))
+        return page._trainings_setting(types.SimpleNamespace(user_manager=manager), None)
+
+    assert setting({"OTCA.Trainings": 3}) == 3
+    for value in (0, -1, True, "2", None, 1.5):
+        assert setting({"OTCA.Trainings": value}) is None, value
+    for answer in (KeyError("Unknown user: default"), web.HTTPUnauthorized(), [], {}):
+        assert setting(answer) is None, answer
 
 
 # --- one claim --------------------------------------------------------------------------------------------------------
