@@ -283,8 +283,9 @@ def test_two_experts_share_the_noise_levels(once):
 
 
 def test_guidance_without_the_gradient_of_its_negative_half(once):
+    """Its velocity is that of both halves in one call, up to the rounding of a matrix product of twice as many rows."""
     found = once.ask("one_sided", "SD3")
-    assert found["same velocity"]
+    assert found["apart"] <= 1e-5
     assert found["off"] <= 1e-5 and found["on"] > 0.1
 
 

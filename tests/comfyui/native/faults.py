@@ -287,8 +287,8 @@ def one_sided(family: str) -> dict:
     on = off.gradients()
     positive = {name: guidance * each for name, each in Loss(made, guidance=1.0).gradients().items()}
     with torch.no_grad():
-        same = torch.equal(value, off.velocity())
-    return {"off": furthest(gradient, positive), "on": furthest(on, positive), "same velocity": same}
+        batched = off.velocity()  # without a gradient ComfyUI calls the network once for both halves
+    return {"off": furthest(gradient, positive), "on": furthest(on, positive), "apart": apart(value, batched)}
 
 
 def lengths(family: str) -> dict:
