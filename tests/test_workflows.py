@@ -391,12 +391,10 @@ def test_every_template_is_its_workflow(name):
     assert len(subgraphs) == template.rewards_inside
     wanted = {id: node["class_type"] for id, node in api.items()}
     assert {id: found[id] for id in wanted} == wanted
-    notes = template.steps or [template.note]
     added = sorted(kind for id, kind in found.items() if id not in wanted)
-    assert added == ["MarkdownNote"] * len(notes) + ["PreviewImage"]
-    written = [node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote"]
-    titled = [f"# {node['title']}\n{text}\n" for node, text in zip(_notes(nodes), written, strict=True)]
-    assert (titled if template.steps else written) == notes
+    assert added == ["MarkdownNote"] * len(template.notes) + ["PreviewImage"]
+    notes = {node["title"]: node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote"}
+    assert notes == template.notes
     for node in nodes:
         if node["type"] in LOADERS:
             offered = models_of(name, api[str(node["id"])])
@@ -412,7 +410,3 @@ def test_every_template_is_its_workflow(name):
                 for names in ([slot["name"] for slot in node["inputs"]], wanted)
             )
             assert named == wanted, f"{node['type']}: made before it had these inputs; make it anew"
-
-
-def _notes(nodes):
-    return [node for node in nodes if node["type"] == "MarkdownNote"]

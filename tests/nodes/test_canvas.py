@@ -286,7 +286,7 @@ def test_a_run_is_resumed_by_name_and_never_by_path(small_workflow, comfyui, nam
     assert "resume_run" in str(problem) and "Fix: for example my_run" in str(problem)
 
 
-def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyui):
+def test_two_experts_take_two_free_names(small_workflow, real_model, queue, tmp_path, comfyui):
     changes = {
         "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},
         "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},

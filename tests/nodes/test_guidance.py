@@ -13,6 +13,11 @@ from comfyui_otca.trainer.workflow.running import NodeError, Workflow, WorkflowE
 PROMPTS = "a red circle\na blue square"
 
 
+@pytest.fixture(scope="session")
+def load_model(load_toy):
+    return load_toy
+
+
 @pytest.fixture
 def adapter(load_model, perturb, tmp_path):
     return lora.save(perturb(load_model(lora_rank=3), scale=0.3), tmp_path / "loud.safetensors", {})[0]

@@ -138,7 +138,7 @@ def trained(workflow, overrides=None):
 
 
 @pytest.mark.parametrize("keep_graph", ["auto", "on", "off"])
-def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
+def test_training_under_inference_mode(small_workflow, real_model, tmp_path, keep_graph):
     terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_SDESampler": {"keep_graph": keep_graph}})
     with torch.inference_mode():
