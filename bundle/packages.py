@@ -64,8 +64,8 @@ def installed(graph: Mapping[str, Mapping]) -> Packages:
         ValueError: a package that the pack needs is not here.
     """
     lines = (PACK / "requirements.txt").read_text("utf-8").splitlines()
-    needed = {canonicalize_name(one.name): one for one in map(Requirement, [*lines, *_optional(graph)])}
-    needed.pop(TORCH)
+    asked = map(Requirement, [*lines, *_optional(graph)])
+    needed = {canonicalize_name(one.name): one for one in asked if one.name != TORCH}
     direct = {name: _version(name) for name in needed}
     others: dict[str, str] = {}
     pending = list(needed.values())

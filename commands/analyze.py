@@ -11,17 +11,11 @@ from . import options
 def add(commands) -> None:
     parser = commands.add_parser("analyze", help="measure whether credit follows the rewards", description=_run.__doc__)
     options.workflow_arguments(parser)
-    parser.add_argument("--iterations", type=options.positive, default=4, metavar="N", help="rollouts (default 4)")
+    options.count(parser, "--iterations", "rollouts", 4)
     parser.add_argument(
         "--adapter", type=Path, metavar="RUN|FILE", help="of the trained model (default: as the workflow loads it)"
     )
-    parser.add_argument(
-        "--tweedie-steps",
-        type=options.positive,
-        default=1,
-        metavar="N",
-        help="model calls to predict a picture (default 1)",
-    )
+    options.count(parser, "--tweedie-steps", "model calls to predict a picture", 1)
     parser.add_argument("--seed", type=int, help="sets every node's seed")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
     parser.add_argument("--output", type=options.folder, metavar="DIR", help="(default: analysis in the run, or here)")

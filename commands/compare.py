@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..trainer.workflow.running import Workflow
 
 
+_AS_GIVEN = ("only", "score", "judge", "tuning_seeds", "jobs", "device", "features")  # to Settings
+
+
 def add(commands) -> None:
     parser = commands.add_parser(
         "compare", help="train workflows side by side and compare them", description=_run.__doc__
@@ -33,52 +36,28 @@ def add(commands) -> None:
 def _training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--iterations", type=options.positive, metavar="N", help="(default: the baseline's own)")
-    length.add_argument(
-        "--forwards",
-        type=options.positive,
-        metavar="N",
-        help="each training ends when it has used so many, a backward pass counted as two. Samples and steps may differ then",
+    options.count(length, "--iterations", "of each training (default: the baseline's own)")
+    said = (
+        "each training ends when it has used so many, a backward pass counted as two. Samples and steps may differ then"
     )
-    length.add_argument(
-        "--seconds",
-        type=options.positive,
-        metavar="N",
-        help="the same by seconds of training; on the CPU, of computing",
-    )
-    parser.add_argument("--seeds", type=options.positive, metavar="N", help="trainings of each (default 5)")
+    options.count(length, "--forwards", said)
+    options.count(length, "--seconds", "the same by seconds of training; on the CPU, of computing")
+    options.count(parser, "--seeds", "trainings of each (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument(
-        "--screen", action="store_true", help="one training of each, with the first tuning seed: no verdict follows"
-    )
+    said = "one training of each, with the first tuning seed: no verdict follows"
+    parser.add_argument("--screen", action="store_true", help=said)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="train these; the report is of all")
-    parser.add_argument(
-        "--learning-rates",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="RATE",
-        help="one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)",
+    said = (
+        "one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)"
     )
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[], metavar="RATE", help=said)
+    rates = {"type": _own_rates, "action": "append", "default": [], "metavar": "NAME=RATE,…"}
     parser.add_argument(
-        "--rates",
-        type=_own_rates,
-        action="append",
-        default=[],
-        metavar="NAME=RATE,…",
-        help="of one workflow, instead of --learning-rates. May be given more than once",
+        "--rates", **rates, help="of one workflow, instead of --learning-rates. May be given more than once"
     )
-    parser.add_argument(
-        "--tuning-seeds",
-        type=options.positive,
-        default=3,
-        metavar="N",
-        help="trainings to choose by, of each rate (default 3)",
-    )
-    parser.add_argument(
-        "--tuning-iterations", type=options.positive, metavar="N", help="their length (default: that of --iterations)"
-    )
-    parser.add_argument("--jobs", type=options.positive, default=1, metavar="N", help="trainings at a time (default 1)")
+    options.count(parser, "--tuning-seeds", "trainings to choose by, of each rate", 3)
+    options.count(parser, "--tuning-iterations", "their length (default: that of --iterations)")
+    options.count(parser, "--jobs", "trainings at a time", 1)
 
 
 def _own_rates(text: str) -> tuple[str, list[float]]:
@@ -90,35 +69,16 @@ def _own_rates(text: str) -> tuple[str, list[float]]:
 
 
 def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--evaluate-every", type=options.positive, metavar="N", help="iterations (default: a tenth of all, rounded up)"
-    )
-    parser.add_argument(
-        "--evaluations", type=options.positive, metavar="N", help="with --forwards or --seconds: how many (default 10)"
-    )
-    parser.add_argument(
-        "--score",
-        nargs="+",
-        default=(),
-        metavar="NAME",
-        help="rewards that the score is the mean of, trained or held out (default: the trained ones)",
-    )
-    parser.add_argument(
-        "--judge", default="", metavar="NAME", help="held-out reward to hold scores against (default: the first)"
-    )
+    options.count(parser, "--evaluate-every", "iterations between evaluations (default: a tenth of all, rounded up)")
+    options.count(parser, "--evaluations", "with --forwards or --seconds: how many (default 10)")
+    said = "rewards that the score is the mean of, trained or held out (default: the trained ones)"
+    parser.add_argument("--score", nargs="+", default=(), metavar="NAME", help=said)
+    said = "held-out reward to hold scores against (default: the first)"
+    parser.add_argument("--judge", default="", metavar="NAME", help=said)
     parser.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
-    parser.add_argument(
-        "--evaluation-seeds",
-        type=options.positive,
-        metavar="N",
-        help="pictures to a prompt (default: the baseline's own)",
-    )
-    parser.add_argument(
-        "--features",
-        default="shapes-clip",
-        metavar="ENCODER",
-        help="image encoder that measures diversity (default shapes-clip)",
-    )
+    options.count(parser, "--evaluation-seeds", "pictures to a prompt (default: the baseline's own)")
+    said = "image encoder that measures diversity (default shapes-clip)"
+    parser.add_argument("--features", default="shapes-clip", metavar="ENCODER", help=said)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -190,15 +150,9 @@ def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) 
         evaluation_steps=fairness.evaluation_steps(workflow),
         learning_rates=sorted(set(arguments.learning_rates)),
         own_rates=dict(arguments.rates),
-        only=arguments.only,
         screening=arguments.screen,
-        score=arguments.score,
-        judge=arguments.judge,
-        tuning_seeds=arguments.tuning_seeds,
         tuning_iterations=arguments.tuning_iterations or iterations,
-        jobs=arguments.jobs,
-        device=arguments.device,
-        features=arguments.features,
+        **{name: getattr(arguments, name) for name in _AS_GIVEN},
     )
 
 

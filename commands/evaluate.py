@@ -27,9 +27,7 @@ def add(commands) -> None:
     )
     parser.add_argument("--prompts", required=True, metavar="FILE", help="one prompt a line, or .jsonl")
     options.reward_argument(parser)
-    parser.add_argument(
-        "--seeds", type=options.positive, default=4, metavar="N", help="pictures to a prompt (default 4)"
-    )
+    options.count(parser, "--seeds", "pictures to a prompt", 4)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--guidance", type=float, help="(default: the run's own, or 3.5)")
     options.sampling_arguments(parser)

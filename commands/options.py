@@ -38,6 +38,12 @@ def set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def count(parser, name: str, said: str, default: int | None = None) -> None:
+    """An option that takes a whole number from 1; its help says the default."""
+    said = said if default is None else f"{said} (default {default})"
+    parser.add_argument(name, type=positive, default=default, metavar="N", help=said)
+
+
 def sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, help="denoising steps (default: the run's own, or 28)")
     parser.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")

@@ -12,9 +12,7 @@ def add(commands) -> None:
     parser = commands.add_parser("sample", help="make pictures with a run or a model", description=_run.__doc__)
     parser.add_argument("source", metavar="RUN|MODEL", help="a run's folder, or a model's folder or name")
     parser.add_argument("--prompt", action="append", required=True, help="may be given more than once")
-    parser.add_argument(
-        "--seeds", type=options.positive, default=4, metavar="N", help="pictures to a prompt (default 4)"
-    )
+    options.count(parser, "--seeds", "pictures to a prompt", 4)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
     parser.add_argument(

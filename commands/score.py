@@ -20,7 +20,7 @@ def add(commands) -> None:
     )
     parser.add_argument("--prompt", help="the same prompt for all files")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="writes every single score")
-    parser.add_argument("--batch-size", type=options.positive, default=8, metavar="N", help="files at once (default 8)")
+    options.count(parser, "--batch-size", "files at once", 8)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
     options.permission_arguments(parser)
     parser.set_defaults(command=_run)
