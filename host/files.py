@@ -61,7 +61,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     What was looked at is what is opened, also on Windows, which has no O_NOFOLLOW.
 
     Raises:
-        OSError: there is none, or it is something else; names it.
+        OSError: it is missing, or something else; names it.
     """
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     for _ in range(_MOST_RENAMED):
@@ -177,7 +177,7 @@ def flush(path: Path) -> None:
 
 
 def sha256(path: Path, progress: Callable[[int], object] = lambda count: None) -> str:
-    """Of a file's content, in hexadecimal digits. `progress` is called with the bytes of each part that was read."""
+    """The SHA-256 of a file's content, in hexadecimal digits. `progress` is called with the bytes of each part that was read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(1 << 24):

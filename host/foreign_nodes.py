@@ -1,7 +1,7 @@
 """ComfyUI's own node classes, V1 and V3, and those of other packs, in the form in which our executor runs nodes.
 
 A view of a class has what our own nodes have: INPUT_TYPES, RETURN_TYPES, FUNCTION … Nothing is imported from ComfyUI before a
-node runs; the classes come from whoever has loaded it: its server, or `headless_comfyui`.
+node runs; the classes come from what has loaded it: its server, or `headless_comfyui`.
 """
 
 from __future__ import annotations

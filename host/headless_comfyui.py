@@ -42,7 +42,7 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
     """Imports ComfyUI, once in a process; packs that are named later are added.
 
     Args:
-        device: as --device has it. With "cpu", and where there is no accelerator, ComfyUI stays on the CPU; one with a number,
+        device: as --device has it. With "cpu", or without an accelerator, ComfyUI stays on the CPU; one with a number,
             or the number that a launcher has given to this process, becomes the one that ComfyUI uses.
         custom_nodes: names of folders or files in ComfyUI's custom_nodes. No other pack is loaded.
 
@@ -84,7 +84,7 @@ def of_this_server(packs: Sequence[str]) -> dict[str, str]:
 def _checked(folder: Path) -> Path:
     shown = f"--comfyui {folder}"
     if not folder.is_dir():
-        raise ValueError(f"{shown}: there is no such folder. Fix: give the folder of ComfyUI, which holds its main.py")
+        raise ValueError(f"{shown}: that folder is missing. Fix: give the folder of ComfyUI, which holds its main.py")
     if not ((folder / "nodes.py").is_file() and (folder / "comfy").is_dir()):
         inner = folder / "ComfyUI"
         fix = f"--comfyui {inner}" if (inner / "nodes.py").is_file() else "give the folder that holds ComfyUI's main.py"
@@ -142,7 +142,7 @@ def _has_accelerator() -> bool:
 
 
 def _choose_accelerator(device: str | None) -> None:
-    """Of several accelerators ComfyUI takes the current one, so it is chosen before ComfyUI looks."""
+    """Makes an accelerator the current one, which ComfyUI takes, before ComfyUI looks."""
     import torch
 
     kind, _, number = (device or "").partition(":")
@@ -154,7 +154,7 @@ def _choose_accelerator(device: str | None) -> None:
 
 @contextlib.contextmanager
 def _its_arguments(arguments: str) -> Iterator[None]:
-    """While ComfyUI is imported, the command line is the one that its main.py would see: ours is none of its business."""
+    """While ComfyUI is imported, the command line is the one that its main.py would see, and not ours."""
     before = sys.argv
     sys.argv = ["main.py", *shlex.split(arguments)]
     try:
@@ -245,4 +245,4 @@ def _pack(name: str) -> Path:
         if path.is_file() or (path / "__init__.py").is_file():
             return path
     listed = ", ".join(map(str, folders))
-    raise ValueError(f"--custom-nodes {name}: there is no such pack in {listed}. Fix: give the name of a folder there")
+    raise ValueError(f"--custom-nodes {name}: that pack is missing in {listed}. Fix: give the name of a folder there")

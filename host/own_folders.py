@@ -24,7 +24,7 @@ def mark_own(folder: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker somebody else wrote."""
+    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote."""
     try:
         return stat.S_ISDIR(os.lstat(folder).st_mode) and read_bytes(folder / MARKER, len(_MADE)) == _MADE
     except (OSError, Damaged):

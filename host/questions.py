@@ -1,6 +1,6 @@
 """Questions that a training puts to people: it waits here, and a page answers.
 
-Whoever asks knows what an answer means, and keeps it; here are only the questions that are open, for any page that shows them.
+The code that asks knows what an answer means, and keeps it; here are only the open questions, for any page that shows them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Desk:
         """Answers an open question, or takes its answer back by None.
 
         Raises:
-            NotOpen: there is none of that id.
+            NotOpen: no open question has that id.
             ValueError: the answer makes no sense.
         """
         with self._changed:
@@ -99,7 +99,7 @@ class Desk:
             self._changed.notify_all()
 
     def questions(self) -> list[Question]:
-        """Of all rounds that are open, the oldest first; the answered ones too, since their answers can be changed."""
+        """The questions of all open rounds, the oldest first; answered ones too, since their answers can be changed."""
         with self._changed:
             return [question for questions in self._rounds for question in questions]
 

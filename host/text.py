@@ -64,7 +64,7 @@ def named_path(text: str, what: str) -> tuple[str, Path]:
     Without a name it is the folder's, or the file's without its suffix.
 
     Raises:
-        ValueError: that is no plain name; `what` it was to name is in the message.
+        ValueError: that is not a plain name; `what` it was to name is in the message.
     """
     name, equals, path = text.partition("=")
     path = Path(path if equals else text).expanduser()

@@ -1,7 +1,7 @@
 """What the page asks of ComfyUI's server: runs, training headless, export, the nodes' last results.
 
-Thin handlers over plain files and one child process a training; nothing here imports torch. There is no authentication in
-ComfyUI, so requests name things by id and never by path, and change things only by POST with JSON from the same site.
+Thin handlers over plain files and one child process a training; nothing here imports torch. ComfyUI has no
+authentication, so requests name things by id and never by path, and change things only by POST with JSON from the same site.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
 
 
 def _trainings_setting(prompt_server, request) -> int | None:
-    """How many trainings at a time the user of this page has chosen in ComfyUI's settings; None where it does not say who asks.
+    """How many trainings at a time the user of this page has chosen in ComfyUI's settings; None if that is not known.
 
-    Where ComfyUI has several users, a request without one's name, or with an unknown one, is of nobody who has settings.
+    If ComfyUI has several users, a request with an unknown user's name, or without a name, has no settings.
     """
     from aiohttp import web
 

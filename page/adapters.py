@@ -19,7 +19,7 @@ def saved_already(folder: Path, filename: str, source: Path) -> Path | None:
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    """Whether both have the same tensors under the same names; False of what is no safetensors file."""
+    """Whether both have the same tensors under the same names; False for anything but safetensors files."""
     with one.open("rb") as first, other.open("rb") as second:
         described = _tensors(first)
         if described is None or described != _tensors(second):

@@ -152,7 +152,7 @@ class BundleRoutes:
         except ValueError as error:
             raise Refused(400, f"name = {name!r} {error}") from error
         if path.suffix != making.ZIP or not await asyncio.to_thread(files.is_plain_file, path):
-            raise Refused(404, f"there is no bundle {name!r}. Fix: make it again")
+            raise Refused(404, f"bundle {name!r} is missing. Fix: make it again")
         # The name was a plain one when the file was made, and a header takes no quotes.
         shown = "".join(each if each.isascii() and each not in '"\\' else "_" for each in name)
         headers = {"Content-Disposition": f'attachment; filename="{shown}"', "Content-Type": "application/zip"}

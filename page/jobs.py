@@ -95,13 +95,13 @@ class Jobs:
         """The graph and all that keeps so many processes from training it, warnings included.
 
         Raises:
-            Refused: 400, `prompt` is no graph in API format.
+            Refused: 400, `prompt` is not a graph in API format.
         """
         workflow = self.read(prompt)
         return workflow, preflight.problems(workflow, processes)
 
     def set_limit(self, setting: int | None) -> None:
-        """Takes over the page's setting OTCA.Trainings. Raises Refused (400) where the environment's is no number."""
+        """Takes over the page's setting OTCA.Trainings. Raises Refused (400) if the environment's is not a number."""
         trainings(setting)
         self._setting = setting
 
@@ -126,7 +126,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def at_rest(self, run: Run) -> Iterator[None]:
-        """While nothing trains the run, and none of the page begins to. Raises Refused (409) where something does."""
+        """Keeps the page from training the run meanwhile. Raises Refused (409) if something trains it already."""
         with self._starting:
             if unseen := claim.doubt(run.folder):
                 raise Refused(409, unseen)
@@ -228,7 +228,7 @@ class Jobs:
             self._queue.insert(max(0, place - 1), self._queue.pop(place))
 
     def _watch(self) -> None:
-        """Begins what is in the queue as others end, and ends when it is empty. Nobody sees what it raises, so that is said."""
+        """Begins what is in the queue as others end, and ends when it is empty. What it raises is logged."""
         logged = ""
         while True:
             self._ended.wait(GLANCE)
@@ -366,7 +366,7 @@ class Jobs:
 
 
 def _is_queued(run: Run) -> bool:
-    """Whether the run still waits: somebody may have resumed it in a terminal, and then the status is that process's."""
+    """Whether the run still waits: if it was resumed in a terminal, the status is that process's."""
     return run.status().status == "queued"
 
 
@@ -376,7 +376,7 @@ def _is_ending(written: status.Status) -> bool:
 
 
 def _claimed(run: Run) -> bool:
-    """Whether a process trains there, or nobody knows."""
+    """Whether a process trains there, or that cannot be known."""
     try:
         return claim.holder(run.folder) is not None
     except files.Damaged:
@@ -404,7 +404,7 @@ def _busy(run: Run) -> str:
 
 
 def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems for the page, without the values: it has them, and some are no JSON."""
+    """Problems for the page, without the values: it has them, and some are not JSON."""
     return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]
 
 
@@ -412,14 +412,14 @@ def trainings(setting: int | None = None) -> int:
     """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
 
     Raises:
-        Refused: 400, what the environment says is no number.
+        Refused: 400, what the environment says is not a number.
     """
     number = os.environ.get(TRAININGS, "").strip()
     if number:
         if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
             fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
             raise Refused(
-                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
+                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is not a number of trainings. Fix: {fix}"
             )
         return int(number)
     return setting or len(machine.accelerators()) or ON_A_CPU

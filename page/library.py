@@ -63,7 +63,7 @@ class Library:
 
     @contextlib.contextmanager
     def _at_rest(self, run: Run) -> Iterator[None]:
-        """While nobody has the run in hand: what the canvas still has is saved and let go."""
+        """Keeps the run from being trained meanwhile: what the canvas still has of it is saved and let go."""
         _refuse_link(run)
         summary = run.summary()
         # A copy of what trains elsewhere is only a copy.

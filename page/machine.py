@@ -38,7 +38,7 @@ class Machine:
         self._seen: list[dict[str, Any]] = []
 
     def memory(self, processes: Iterable[int]) -> list[dict[str, Any]]:
-        """Of every accelerator that ComfyUI works on, and main memory last.
+        """The memory of every accelerator that ComfyUI works on, and main memory last.
 
         A driver that is busy may answer late: meanwhile others get what was seen last, and do not wait as well.
 
@@ -54,7 +54,7 @@ class Machine:
 
 
 def accelerators() -> list[str]:
-    """torch's names of those that this process has. ComfyUI has loaded torch, and without it there are none."""
+    """torch's names of the accelerators that this process has. ComfyUI has loaded torch; without it the list is empty."""
     torch, found = sys.modules.get("torch"), []
     for kind in ("cuda", "xpu") if torch is not None else ():
         module = getattr(torch, kind, None)

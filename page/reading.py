@@ -54,7 +54,7 @@ class Reader:
         self._parsed = 0  # bytes
 
     def last(self, path: Path | None) -> dict | None:
-        """The last row; None if there is none."""
+        """The last row; None before the first one."""
         if path is None:
             return None
         with self._lock, open(path, "rb") as file:
@@ -176,7 +176,7 @@ def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict
 
 
 def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
-    """The rows of a small file, which is read as a whole; none if there is no file."""
+    """The rows of a small file, which is read as a whole; an empty list without a file."""
     lines = path.read_bytes().splitlines() if path else ()
     return list(filter(None, (parsed(line, check) for line in lines)))
 

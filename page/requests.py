@@ -98,7 +98,7 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
     """The JSON object that was posted, with a value for each of `fields` and nothing else in it.
 
     Raises:
-        Refused: 413 for a large body; 400 for what is no JSON object, or names a field, its value and the fix.
+        Refused: 413 for a large body; 400 for what is not a JSON object, or names a field, its value and the fix.
     """
     if request.content_type != "application/json":
         raise Refused(400, f"content type {request.content_type!r}. Fix: post application/json")

@@ -62,7 +62,7 @@ class Runs:
         self._opened: list[Reader] = []
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Of every run, newest first. One that cannot be read is listed with the reason."""
+        """The summary of every run, newest first. One that cannot be read is listed with the reason."""
         try:
             names = sorted(os.listdir(self.folder()))
         except FileNotFoundError:  # nothing was trained yet
@@ -78,7 +78,7 @@ class Runs:
             return []
 
     def _summary(self, run: Run) -> dict[str, Any] | None:
-        """None of what is no run, or is gone by now. Whatever is wrong with one run is said of that one."""
+        """A run's summary, with whatever is wrong with it; None if the folder is not a run or was removed."""
         try:
             mode = os.lstat(run.folder).st_mode
             if stat.S_ISLNK(mode) and leads_inside(self.folder(), run.folder):
@@ -94,11 +94,11 @@ class Runs:
         return summary if run.folder.is_dir() else None
 
     def run(self, name: str) -> Run:
-        """The run of that id. Raises Refused: 400 for what is no plain name, 404 where there is none."""
+        """The run of that id. Raises Refused: 400 for what is not a plain name, 404 if the folder is missing."""
         if not is_id(name):
-            raise Refused(400, f"run {name!r} is no plain name. Fix: use an id that /otca/runs lists")
+            raise Refused(400, f"run {name!r} is not a plain name. Fix: use an id that /otca/runs lists")
         if not self._holds(name):
-            raise Refused(404, f"there is no run {name!r} in {self.folder()}. Fix: reload the list of runs")
+            raise Refused(404, f"run {name!r} is missing in {self.folder()}. Fix: reload the list of runs")
         return self._run(name)
 
     def create(self, name: str) -> Run:
@@ -144,7 +144,7 @@ class Run:
         return self.folder.name
 
     def file(self, name: str) -> Path | None:
-        """A file of this run; None where there is none, or where it is a link out of the run's folder."""
+        """A file of this run; None if it is missing, or a link out of the run's folder."""
         path = self.folder / name
         if "/" not in name and is_plain_file(path):  # which no link leads out of
             return path
@@ -199,7 +199,7 @@ class Run:
         return problems
 
     def unreadable(self, error: Exception) -> dict[str, Any]:
-        """In place of `summary`, with why there is none."""
+        """What stands in place of a summary that cannot be read, with the reason."""
         path, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
         message = f"{path} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
         try:
@@ -379,7 +379,7 @@ class Run:
                 shutil.copyfile(source, aside)
                 put_in_place(aside, target)  # never half a file, and never through a link that lay at the target
             except PermissionError as error:
-                message = f"{target} could not be written ({error.strerror}); on Windows nobody may have it open"
+                message = f"{target} could not be written ({error.strerror}); on Windows no program may have it open"
                 raise Refused(409, f"{message}. Fix: have ComfyUI unload its models, or make it writable") from error
             finally:
                 aside.unlink(missing_ok=True)

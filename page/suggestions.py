@@ -1,6 +1,6 @@
 """What the page offers where a node takes a text: runs, files, models, devices of this machine, and what follows from the graph.
 
-Any other text stays as good. A list names only what a workflow may name without anybody's word: plain names in ComfyUI's own
+Any other text stays as good. A list names only what a workflow may name without the user's word: plain names in ComfyUI's own
 folders, in those of the environment, and in the pack. How an input says which kind it wants: `suggest` in `nodes/inputs.py`.
 """
 
@@ -93,13 +93,13 @@ def _following(kind: str, node: str, prompt: dict, node_classes: Mapping[str, ty
     except WorkflowError as error:
         raise Refused(400, str(error)) from error
     if node not in workflow.nodes:
-        raise Refused(404, f"there is no node {quoted(node)} in the graph. Fix: give the id of one of ours")
+        raise Refused(404, f"node {quoted(node)} is missing in the graph. Fix: give the id of one of ours")
     return follows(workflow, node)
 
 
 def _known(table: Mapping[str, Callable], kind: str) -> Callable:
     if kind not in table:
-        raise Refused(404, f"kind = {quoted(kind)} is none of {', '.join(sorted(table))}. Fix: ?kind={min(table)}")
+        raise Refused(404, f"kind = {quoted(kind)} is not one of {', '.join(sorted(table))}. Fix: ?kind={min(table)}")
     return table[kind]
 
 

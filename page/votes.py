@@ -170,7 +170,7 @@ class Scorer:
         return {"scores": [_sent(score) for score in scores]}
 
     def _scores(self, asked: Asked, abandoned: threading.Event) -> list[float | None] | None:
-        """None where nobody waits for them any more."""
+        """The scores; None if the training no longer waits for them."""
         stopping.helper.abandoned = abandoned
         try:
             return self.folder.scores(asked.pictures, asked.prompts, asked.groups, asked.fps)
@@ -212,14 +212,14 @@ def _sent(score: float | None) -> float | str | None:
 
 
 def _decoded(content: bytes) -> Asked:
-    """Raises Refused: names the sample that is none."""
+    """The request that was sent. Raises Refused, and names the sample that cannot be read."""
     try:
         asked: Mapping[str, Any] = json.loads(content)
         version, media, samples = asked["version"], asked["media"], asked["samples"]
         prompts, encoded = zip(*((str(sample["prompt"]), str(sample["data"])) for sample in samples), strict=True)
         groups, fps = [sample.get("group") for sample in samples], asked.get("fps")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Refused(400, f"that is no request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
+        raise Refused(400, f"that is not a request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
     if version != VERSION or media not in ("png", "mp4"):
         raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
     if fps is not None and not (is_number(fps) and 1 <= fps <= MOST_FPS):

@@ -527,7 +527,7 @@ def test_a_graph_without_its_nodes_does_not_load_it(otca, written, small_graph, 
     monkeypatch.setenv("COMFYUI_PATH", str(tmp_path / "nowhere"))
     assert otca("validate", written(small_graph()))[0] == 0
     code, _, err = otca("validate", written(small_graph()), "--comfyui", tmp_path / "nowhere")
-    assert code == 2 and "there is no such folder. Fix:" in err, "what was typed is looked at"
+    assert code == 2 and "that folder is missing. Fix:" in err, "what was typed is looked at"
 
 
 def test_its_path_may_come_from_the_environment(otca, written, with_primitives, fake_comfyui, monkeypatch):

@@ -1,4 +1,4 @@
-"""Names of hosts and of what model hubs hold, read so strictly that nobody can read them differently.
+"""Names of hosts and of what model hubs hold, read so strictly that two readers cannot read them differently.
 
 Imports nothing of ours but `opening`.
 """
@@ -20,7 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 def host_of(url: object) -> str:
     """`name:port` of an address as a request goes to it. Raises ValueError for what two readers could read differently."""
-    wrong = f"{shown(url)} is no address of a server. Fix: for example http://127.0.0.1:8189/score"
+    wrong = f"{shown(url)} is not the address of a server. Fix: for example http://127.0.0.1:8189/score"
     if not isinstance(url, str) or not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
         raise ValueError(wrong)
     try:

@@ -35,18 +35,18 @@ def check_name(name: str) -> None:
     hands the user's credentials to that server, and a device's name opens the device.
     """
     if not isinstance(name, str):
-        raise ValueError("it is no text")
+        raise ValueError("it is not text")
     if remote(name):
         raise ValueError("it names another machine or a device (UNC path)")
     if "\0" in name or len(name) > LONGEST_NAME:
-        raise ValueError(f"it is no name of a file: it has a zero byte, or more than {LONGEST_NAME} characters")
+        raise ValueError(f"it cannot be the name of a file: it has a zero byte, or more than {LONGEST_NAME} characters")
     parts = name.replace("\\", "/").split("/") if WINDOWS else name.split("/")
     try:
         longest = max(len(part.encode()) for part in parts)
     except UnicodeEncodeError as error:
-        raise ValueError("it is no name of a file: it has half a character") from error
+        raise ValueError("it cannot be the name of a file: it has half a character") from error
     if longest > LONGEST_PART:
-        raise ValueError(f"it is no name of a file: a part of it has more than {LONGEST_PART} bytes")
+        raise ValueError(f"it cannot be the name of a file: a part of it has more than {LONGEST_PART} bytes")
     if not WINDOWS:
         return
     rest = ntpath.splitdrive(name)[1]
@@ -85,12 +85,12 @@ def opened(path: Path, folders: Iterable[str], most_bytes: int) -> int:
     # Without waiting, since a FIFO without a writer would make it wait for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening some devices already does something
-        raise Refused("is no regular file")
+        raise Refused("is not a regular file")
     descriptor = os.open(path, flags | getattr(os, "O_NOCTTY", 0))
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise Refused("is no regular file")
+            raise Refused("is not a regular file")
         real = os.path.realpath(path)
         lies_inside = any(inside(real, os.path.realpath(folder)) for folder in folders)
         if not (lies_inside and os.path.samestat(os.stat(real), status)):

@@ -94,7 +94,7 @@ def remove(name: str, value: str) -> None:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
-    """Empty lists where there is no file. Raises Damaged."""
+    """What the file says; empty lists if it is missing. Raises Damaged."""
     real = Path(os.path.realpath(path))  # a link is the user's own here
     fields = {name: maybe(TEXTS) for name in LISTS}
     content = json_files.read_json(

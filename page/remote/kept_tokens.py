@@ -41,7 +41,7 @@ def keep(key: str, token: str) -> None:
 
 
 def forget(key: str) -> None:
-    """Nothing where there is no such token, nor a file that can be read. Raises OSError."""
+    """Forgets a token, if it is there and the file can be read. Raises OSError."""
     with _writing, contextlib.suppress(files.Damaged):
         _here.pop(key, None)
         if (path := _file()) and key in (content := _read(path)):

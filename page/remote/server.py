@@ -72,7 +72,7 @@ def is_shown(name: Any) -> bool:
 
 
 def check_state(content: Any) -> dict[str, Any]:
-    """The answer to GET /run. Raises ValueError for what is none."""
+    """The answer to GET /run. Raises ValueError if it is not such an answer."""
     check(content, dict, FIELDS)
     return content
 
@@ -93,7 +93,7 @@ def application(folder: Path, token: str) -> web.Application:
     """
     folder = folder.resolve()
     if not is_id(folder.name):
-        raise ValueError(f"{folder} is no folder of a run. Fix: rename it to a plain name")
+        raise ValueError(f"{folder} cannot be a run's folder. Fix: rename it to a plain name")
     runs = Runs(lambda: folder.parent, lambda name: False)
     app, routes = web.Application(middlewares=[guard(token, HINT)]), web.RouteTableDef()
 

@@ -1,4 +1,4 @@
-"""Keeps copies of runs that live elsewhere, as long as somebody looks: each time the page reads the runs, and not more often."""
+"""Keeps copies of runs that live elsewhere, each time that the page reads the list of runs, and not more often."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Seen:
 
     Attributes:
         state: the other machine's last answer.
-        error: why there was none the last time.
+        error: why the last time brought no answer.
         versions: {file: (size, time) as the other machine had it when it was copied}.
         looked: when, by time.monotonic.
     """
@@ -88,8 +88,8 @@ class Remotes:
         """A new folder that holds a copy of the run at that address.
 
         Raises:
-            Refused: 400 for an address that is none, 403 for a host that the user has not allowed, 409 for a name that is taken,
-                502 where nothing of ours answers there.
+            Refused: 400 for what is not an address, 403 for a host that the user has not allowed, 409 for a name that is taken,
+                502 if nothing of ours answers there.
         """
         url = _checked(url)
         async with _session(token) as session:
@@ -231,7 +231,7 @@ class Remotes:
 
 
 def forget_token(folder: Path) -> None:
-    """Of a copy that is about to be deleted; nothing for any other run. Raises OSError."""
+    """Forgets the token of a copy that is about to be deleted; does nothing for any other run. Raises OSError."""
     if written := _written(folder):
         kept_tokens.forget(written["key"])
 
@@ -244,7 +244,7 @@ def _written(folder: Path) -> dict[str, Any] | None:
 
 
 def _size(path: Path) -> int:
-    """In bytes; -1 of what is no plain file."""
+    """The size of a plain file in bytes; -1 for anything else."""
     return path.stat().st_size if files.is_plain_file(path) else -1
 
 
@@ -301,7 +301,7 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     try:
         return check_state(parse(content[:MOST_STATE_BYTES]))
     except (ValueError, RecursionError) as error:
-        raise Unreachable(f"{url}/run is no answer of otca serve ({str(error)[:200]})") from error
+        raise Unreachable(f"{url}/run is not an answer of otca serve ({str(error)[:200]})") from error
 
 
 async def _pieces(session: aiohttp.ClientSession, url: str, name: str, start: int, size: int):

@@ -62,7 +62,7 @@ def test_options_that_it_does_not_know(fake_comfyui, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("changes", "at", "message"),
     [
-        ({}, "elsewhere", "elsewhere: there is no such folder. Fix: give the folder of ComfyUI"),
+        ({}, "elsewhere", "elsewhere: that folder is missing. Fix: give the folder of ComfyUI"),
         ({}, "models", "holds no ComfyUI .no nodes.py beside a folder comfy.. Fix: give the folder"),
         ({}, "..", r"holds no ComfyUI .*Fix: --comfyui .*/ComfyUI$"),
         ({"comfyui_version.py": '__version__ = "0.3.63"\n'}, "", r"too old \(0.3.63\). Fix: update it to 0.3.64"),
@@ -101,7 +101,7 @@ def test_only_packs_that_are_named_are_loaded(fake_comfyui):
     folder = fake_comfyui()
     assert "Three" in headless_comfyui.load(folder, "cpu", ["good"]).classes
     headless_comfyui.load(folder, "cpu", ["good"])
-    with pytest.raises(ValueError, match="--custom-nodes other: there is no such pack in .*/custom_nodes. Fix:"):
+    with pytest.raises(ValueError, match="--custom-nodes other: that pack is missing in .*/custom_nodes. Fix:"):
         headless_comfyui.load(folder, "cpu", ["other"])
     with pytest.raises(ValueError, match="must be a plain name"):
         headless_comfyui.load(folder, "cpu", ["../custom_nodes/good"])

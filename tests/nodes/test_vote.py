@@ -13,7 +13,7 @@ NODE = NODE_CLASS_MAPPINGS["OTCA_RewardVote"]
     "inputs, wrong",
     [
         ({"votes": "../elsewhere"}, "votes: must be a plain name"),
-        ({"url": "ftp://here"}, "url: 'ftp://here' is no address"),
+        ({"url": "ftp://here"}, "url: 'ftp://here' is not the address"),
         ({"url": "http://votes.example/score"}, "a host that nobody has allowed"),
         ({"token_variable": "HF_TOKEN"}, "token_variable: 'HF_TOKEN' does not begin with OTCA_REWARD_TOKEN"),
         ({"learn": True, "encoder": "no-such-encoder"}, "encoder: "),

@@ -315,7 +315,7 @@ NO_ANSWERS = [
 def test_an_answer_that_is_none_leaves_no_folder(here, there):
     for content in NO_ANSWERS:
         app = stranger(run=lambda content=content: web.Response(body=content))
-        with pytest.raises(Refused, match="no answer of otca serve") as refusal:
+        with pytest.raises(Refused, match="not an answer of otca serve") as refusal:
             watched(here, there, app=app)
         assert refusal.value.status == 502 and not list(here.folder().glob("*")), content[:100]
 

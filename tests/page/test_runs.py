@@ -62,7 +62,7 @@ def test_release(site):
 def test_no_runs_yet(site):
     assert site.get("/otca/runs").json == {"runs": []}
     answer = site.get("/otca/runs/first")
-    assert answer.status == 404 and "there is no run 'first'" in answer.error
+    assert answer.status == 404 and "run 'first' is missing" in answer.error
 
 
 def test_runs_newest_first_and_nothing_else(site, made):

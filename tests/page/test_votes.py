@@ -209,7 +209,7 @@ def test_a_killed_server_loses_no_vote(tmp_path, as_a_process):
         (request(media="gif"), 400, "gif"),
         (request(fps="x"), 400, "fps is"),
         (request(fps=1e6), 400, "fps is"),
-        ({"samples": []}, 400, "no request for scores"),
+        ({"samples": []}, 400, "not a request for scores"),
         (request(samples=[{"prompt": "p", "data": "AAAA"}] * 2), 400, "sample 0 cannot be read as png"),
         (request(samples=[{"prompt": "p", "data": "?"}] * 2), 400, "sample 0 cannot be read as png"),
     ],

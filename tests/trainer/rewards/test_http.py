@@ -327,7 +327,7 @@ def test_a_workflow_cannot_name_another_secret():
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/score", "127.0.0.1:8189/score", "http:///score"])
 def test_only_http_addresses(url):
-    with pytest.raises(ValueError, match="is no address of a server. Fix: "):
+    with pytest.raises(ValueError, match="is not the address of a server. Fix: "):
         http.HTTPReward(url=url)
     assert RewardHTTP.VALIDATE_INPUTS(url).startswith("url: ")
 
