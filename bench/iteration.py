@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from comfyui_otca.bench.common import WORKFLOW, table, wait
-from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model

@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from comfyui_otca.host.terminal import quiet_libraries, terminal
+from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
 WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
@@ -62,9 +62,8 @@ def main() -> None:
             print(f"iteration {iteration}: {readings[-1][1]:.1f} MB", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
-        terminal.output = options.output or Path(temporary) / "run"
         started = time.monotonic()
-        train(workflow, say=say)
+        train(workflow, options.output or Path(temporary) / "run", say=say)
         seconds = time.monotonic() - started
         later = [(x, y) for x, y in readings if x > options.iterations / 2]
         slope = statistics.linear_regression(*zip(*later, strict=True)).slope * 1000

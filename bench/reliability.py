@@ -279,7 +279,6 @@ def prepare() -> None:
     import torch
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from ..host.terminal import terminal
     from ..trainer.run import opening
 
     torch.set_num_threads(1)
@@ -287,7 +286,6 @@ def prepare() -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
         train(Path(scratch))  # here, since much is imported only when it is needed
     opening._open.clear()
-    terminal.output = None
     gc.collect()
     gc.freeze()
 
@@ -326,17 +324,17 @@ GRACE, PATIENCE = 5, 60  # seconds: until the others get SIGTERM, and until they
 
 
 def work(folder: Path, iterations: int) -> int:
-    from ..host.terminal import terminal
+    from ..host import devices
     from ..nodes import NODE_CLASS_MAPPINGS
+    from ..tests import training
     from ..trainer.run import opening
-    from ..trainer.run.loop import train as train_workflow
     from ..trainer.workflow.running import Workflow
 
-    terminal.output, terminal.device = folder, "cpu"
+    devices.choose("cpu")
     opening._open.clear()
     workflow = Workflow(graph(KILLED), NODE_CLASS_MAPPINGS)
     workflow.set("TrainingRun.iterations", iterations)
-    return train_workflow(workflow, resume=(folder / "workflow.json").is_file(), say=lambda line: None)
+    return training.train(workflow, folder, resume=(folder / "workflow.json").is_file())
 
 
 def attempt(folder: Path, options: argparse.Namespace, after: float | None, victim: int) -> tuple[bool, str, float]:

@@ -55,8 +55,8 @@ from aiohttp import web
 from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
+from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host.access.permissions import user_named
-from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study.statistics import mean_interval
 from comfyui_otca.tests.tiny import detectors as tiny_detectors

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from comfyui_otca.bench.common import WORKFLOW, spread
-from comfyui_otca.host import distributed
-from comfyui_otca.host.terminal import quiet_libraries, terminal
+from comfyui_otca.commands.options import quiet_libraries
+from comfyui_otca.host import devices, distributed
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
@@ -70,7 +70,7 @@ def measured(turns: int, rounds: int) -> None:
 
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
     """Seconds of each iteration of this process, and what the last one sent."""
-    terminal.device = "cpu"
+    devices.choose("cpu")
     quiet_libraries()
     graph = json.loads(WORKFLOW.read_text(encoding="utf-8"))
     if training == SHARDED:

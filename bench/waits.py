@@ -15,10 +15,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from comfyui_otca.host.terminal import quiet_libraries, terminal
+from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.device import pretend
-from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
@@ -46,8 +46,7 @@ def waits_of(path: Path, changes: dict) -> pretend.Waits:
             elif line.startswith("iteration 2"):
                 watching.close()
 
-        terminal.output = Path(folder) / "run"
-        train(workflow, say=say)
+        train(workflow, Path(folder) / "run", say=say)
     [found] = seen
     return found
 

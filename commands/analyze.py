@@ -26,11 +26,11 @@ def _run(arguments: argparse.Namespace) -> int:
     """Samples by a workflow without training, scores the predicted picture at every step, and compares what each step gained
     with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
     """
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..study.analyze import analyze
 
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     workflow = options.load(arguments)
     options.set_seeds(workflow, arguments.seed)
     folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else Path(".")) / "analysis"

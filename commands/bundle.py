@@ -52,9 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "no workflow or no --output. Fix: otca bundle WORKFLOW --output FOLDER, or otca bundle --check FOLDER"
         )
     from ..bundle import contents, making
-    from ..host.terminal import quiet_libraries
 
-    quiet_libraries()
+    options.quiet_libraries()
     making.check_target(arguments.output)
     workflow = contents.begun_from_runs(options.load(arguments))
     problems = contents.problems_of(workflow, arguments.gpus)

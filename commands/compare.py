@@ -87,15 +87,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     Ctrl-C keeps what is done, and the same command continues from there.
     """
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..study.compare import compare
 
     if "RANK" in os.environ:
         raise ValueError(
             "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
         )
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     options.user_names(arguments.prompts, arguments.features)
     workflows = _workflows(arguments)
     baseline = arguments.baseline or next(iter(workflows))

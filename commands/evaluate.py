@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     Ctrl-C keeps what is done, and the same command continues from there.
     """
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..inference.loading import is_run
     from ..study import evaluate, scoring
     from ..trainer.prompts import read_prompts
@@ -58,8 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
     options.user_names(
         arguments.source, arguments.prompts, *(guide.source for other in others for guide in other.guides)
     )
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     folder = arguments.output or (Path(arguments.source) if is_run(arguments.source) else Path(".")) / "evaluation"
 
     def work() -> int:

@@ -20,12 +20,12 @@ def add(commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..inference.loading import load_run
 
     options.allow(arguments)
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     if arguments.output.exists() and any(arguments.output.iterdir()):
         raise ValueError(f"--output {arguments.output} is not empty. Fix: choose another folder")
     model, _ = load_run(Path(arguments.run), options.classes_of_run(arguments, arguments.run), whole=True)

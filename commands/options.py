@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -141,36 +142,38 @@ def load(arguments: argparse.Namespace) -> Workflow:
     """The workflow of `workflow_arguments`, with the inputs that --set changes."""
     from ..trainer.run.folder import CANVAS, WORKFLOW, read_own
     from ..trainer.workflow.foreign import addresses
-    from ..trainer.workflow.reading import api_graph, read_canvas, read_workflow
+    from ..trainer.workflow.reading import read_canvas, read_workflow
     from ..trainer.workflow.running import Workflow
 
     allow(arguments)
     path = arguments.workflow
-    # The workflow of a run is read as its other files are: where it is damaged, the message then says what helps a run.
+    # The workflow of a run is read as its other files are: if it is damaged, the message then says what helps a run.
     graph = read_own(path, WORKFLOW) if path.is_dir() else None
     if graph is None:
         graph = read_workflow(path / WORKFLOW if path.is_dir() else path)
-    graph = api_graph(graph)
-    canvas = read_own(path, CANVAS, _unsaid) if path.is_dir() else read_canvas(path)
-    workflow = Workflow(graph, *node_classes(arguments, graph), addresses(canvas))
+    # A damaged canvas.json only lacks addresses for messages.
+    canvas = read_own(path, CANVAS, lambda line: None) if path.is_dir() else read_canvas(path)
+    workflow = Workflow(graph, functools.partial(node_classes, arguments), addresses=addresses(canvas))
     change(workflow, arguments.set)
     return workflow
 
 
 def change(workflow: Workflow, changes: Sequence[str]) -> None:
     """Applies those of `set_argument`."""
+    from ..host.access import permissions
+    from ..host.access.wants import wants_of
+
     for each in changes:
         name, equals, value = each.partition("=")
         if not equals:
             raise ValueError(f"--set {each!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         if "." in name:
-            _user_names(workflow, workflow.set(name, value))
+            node, name = workflow.set(name, value)
+            # The user typed the value, and so allows what the input asks for.
+            wants = wants_of({node: workflow.entries[node]}, workflow.node_classes)
+            permissions.user_wants(want for want in wants if want.input == name)
         else:
             workflow.exchange(name, value)
-
-
-def _unsaid(line: str) -> None:
-    """A damaged canvas.json only lacks addresses for messages."""
 
 
 def node_classes(
@@ -207,19 +210,9 @@ def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping
     return node_classes(arguments, graph)[0] if graph is not None else NODE_CLASS_MAPPINGS
 
 
-def _user_names(workflow, address: tuple[str, str]) -> None:
-    """Allows what an input asks for, since the user typed its value."""
-    from ..host.access import permissions
-    from ..host.access.wants import wants_of
-
-    node, name = address
-    wants = wants_of({node: workflow.graph[node]}, workflow.node_classes)
-    permissions.user_wants(want for want in wants if want.input == name)
-
-
 def set_seeds(workflow, seed: int | None) -> None:
     if seed is not None:
-        for node, content in workflow.graph.items():
+        for node, content in workflow.graph.items():  # a copy, since `set` changes it
             if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
                 workflow.set(f"{node}.seed", seed)
 
@@ -227,10 +220,8 @@ def set_seeds(workflow, seed: int | None) -> None:
 def allow(arguments: argparse.Namespace) -> None:
     """Applies `permission_arguments`."""
     from ..host.access import permissions
-    from ..host.terminal import terminal
 
     permissions.user_allows(arguments.allow_folder, arguments.allow_host, arguments.allow_python, arguments.download)
-    terminal.download = arguments.download
 
 
 def user_names(*paths: str | Path | None) -> None:
@@ -261,7 +252,7 @@ def say_wants(workflow, file: TextIO) -> None:
     from ..trainer.workflow.foreign import headless
 
     lines = {}
-    for want in wants_of(headless(workflow.graph), workflow.node_classes):
+    for want in wants_of(headless(workflow.entries), workflow.node_classes):
         if want.linked:
             may = "judged when it runs"
         else:
@@ -278,6 +269,17 @@ def print_problems(problems: Sequence[Problem]) -> bool:
     for problem in bounded(problems):
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return any(problem.severity == "error" for problem in problems)
+
+
+def quiet_libraries() -> None:
+    """Leaves the terminal to our own progress: no bars while small files are loaded, no notes about unused weights."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
 
 
 def stoppable(work: Callable[[], int], left: str) -> int:

@@ -40,15 +40,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
     """
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..inference import guidance
     from ..inference.loading import sample_to_file
 
     options.allow(arguments)
     guides = [guidance.parse(text) for text in arguments.guide]
     options.user_names(arguments.source, *(guide.source for guide in guides))
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     if arguments.pair:
         return _pair(arguments)
     path = sample_to_file(

@@ -28,13 +28,13 @@ def add(commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
-    from ..host.terminal import quiet_libraries, terminal
+    from ..host.devices import choose
     from ..study import scoring
 
     options.allow(arguments)
     options.allow_rewards(arguments.reward)
-    terminal.device = arguments.device
-    quiet_libraries()
+    choose(arguments.device)
+    options.quiet_libraries()
     options.user_names(arguments.prompts)
     files = scoring.find_files(arguments.files)
     if arguments.prompt is not None:

@@ -31,12 +31,11 @@ def add(commands) -> None:
 
 def _fit(arguments: argparse.Namespace) -> int:
     """Fits a linear head on a frozen image encoder to choices, and prints how well it predicts choices that were left out."""
-    from ..host.terminal import quiet_libraries
     from ..study import taste
 
     options.allow(arguments)
     options.user_names(arguments.encoder)
-    quiet_libraries()
+    options.quiet_libraries()
     if (arguments.liked is None) != (arguments.disliked is None):
         raise ValueError("--liked and --disliked belong together. Fix: give both folders")
     if not arguments.votes and arguments.liked is None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+from typing import TYPE_CHECKING
 
 from . import options
+
+if TYPE_CHECKING:
+    from ..trainer.run.loop import Prepared
 
 
 def add(commands) -> None:
@@ -47,42 +51,55 @@ def add(commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume continues from it bit for bit."""
-    from ..host import distributed
-    from ..host.terminal import quiet_libraries, terminal
-    from ..trainer.checks import preflight
-    from ..trainer.run.loop import RUN_NODE, check_folder, train
-    from ..trainer.workflow.problem import errors
+    from ..host import devices, distributed
+    from ..trainer.checks.prepare import hand_over, together
+    from ..trainer.run.loop import train
+    from ..trainer.workflow.problem import WorkflowError
+
+    if arguments.reward_gpus and arguments.device:
+        raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
+    options.allow(arguments)
+    launches = arguments.gpus > 1 and "RANK" not in os.environ  # other processes, which then train
+    devices.choose(arguments.device)
+    if launches and arguments.device != "cpu":
+        distributed.check_gpus(arguments.gpus, arguments.reward_gpus or 0)
+    elif not launches:
+        rewards = distributed.reward_gpu(arguments.reward_gpus) if arguments.reward_gpus else None
+        devices.choose(arguments.device, rewards)
+        distributed.begin(cpu=arguments.device == "cpu")
+    options.quiet_libraries()
+    processes = arguments.gpus if launches else distributed.world()
+    try:
+        prepared = together(lambda: _prepared(arguments, processes), functools.partial(options.node_classes, arguments))
+    except WorkflowError as refused:
+        options.print_problems(refused.problems)
+        return options.EXIT_BAD_INPUT
+    if not launches:
+        code = train(prepared, say=_say)
+        distributed.end()
+        return code
+    from ..trainer.run.launch import launch
+
+    assert prepared.claim is not None, "this process has prepared the training"
+    with prepared.claim, hand_over(prepared):
+        return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
+
+
+def _prepared(arguments: argparse.Namespace, processes: int) -> Prepared:
+    from ..trainer.checks.prepare import prepare
+    from ..trainer.types import RUN_NODE
 
     workflow = options.load(arguments)
     if arguments.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", arguments.iterations)
     options.set_seeds(workflow, arguments.seed)
-    if arguments.output is None and arguments.workflow.is_dir():
-        arguments.output = arguments.workflow
-    terminal.output = arguments.output
-    terminal.device = arguments.device
-    launched = "RANK" in os.environ  # this is one of the processes that a launcher started
-    problems = preflight.problems(workflow, distributed.world() if launched else arguments.gpus)
-    if distributed.is_main():
-        options.print_problems(problems)
-    if errors(problems):
-        return options.EXIT_BAD_INPUT
-    if arguments.reward_gpus and arguments.device:
-        raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
-    if arguments.gpus > 1 and not launched:
-        from ..trainer.run.launch import launch
+    folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else None)
+    prepared = prepare(
+        workflow, folder, resume=arguments.resume, take_over=arguments.take_over, processes=processes, say=_say
+    )
+    options.print_problems(prepared.problems)
+    return prepared
 
-        if arguments.device != "cpu":
-            distributed.check_gpus(arguments.gpus, arguments.reward_gpus or 0)
-        check_folder(
-            workflow, arguments.resume, arguments.take_over
-        )  # here, so that it is said once and no restart follows
-        return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
-    if arguments.reward_gpus:
-        terminal.reward_device = distributed.reward_gpu(arguments.reward_gpus)
-    quiet_libraries()
-    distributed.begin(cpu=arguments.device == "cpu")
-    say = functools.partial(print, flush=True)
-    code = train(workflow, resume=arguments.resume, take_over=arguments.take_over, say=say)
-    distributed.end()
-    return code
+
+def _say(line: str) -> None:
+    print(line, flush=True)

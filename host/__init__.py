@@ -1,7 +1,6 @@
 """The machine that a training runs on. Nothing here imports the trainer, so that all else may stand on it.
 
-what was asked for     terminal     a headless command line: output folder, devices, downloads
-                       stopping     Stop: ComfyUI's button, a signal, a file; progress bars
+what was asked for     stopping     Stop: ComfyUI's button, a signal, a file; progress bars
                        comfyui      ComfyUI's queue and pages, where it runs us
 devices and memory     devices      the accelerator, its free memory, and the networks that make room and come back
 several processes      distributed  who they are, which samples are whose, where they meet, sharded models

@@ -90,8 +90,8 @@ def _same_machine(holder: Holder) -> bool:
 class Claim:
     """A folder that is this process's until `release`, or until the process ends. Made by `take`."""
 
-    def __init__(self, folder: Path, token: str, descriptor: int | None):
-        self.folder, self.token, self._descriptor = folder, token, descriptor
+    def __init__(self, folder: Path, token: str, descriptor: int | None, launcher: int | None = None):
+        self.folder, self.token, self._descriptor, self._launcher = folder, token, descriptor, launcher
 
     def __enter__(self) -> Claim:
         return self
@@ -99,8 +99,12 @@ class Claim:
     def __exit__(self, *_) -> None:
         self.release()
 
-    def release(self) -> None:
-        """Lets others have the folder. What is not ours any more stays; a second call does nothing."""
+    def release(self, leave_nothing: bool = False) -> None:
+        """Lets others have the folder. What is not ours any more stays; a second call does nothing.
+
+        Args:
+            leave_nothing: remove the lock's file too, since nothing was begun in the folder.
+        """
         with _taking:
             if _held.get(self.folder) is not self:
                 return
@@ -108,6 +112,8 @@ class Claim:
             with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
                 if (written := _written(self.folder)) is not None and written.token == self.token:
                     os.unlink(self.folder / CLAIM)
+                if leave_nothing and self._descriptor is not None:
+                    os.unlink(self.folder / LOCK)
             self._close()
 
     def _close(self) -> None:
@@ -128,7 +134,8 @@ class Claim:
                 return same and (written is None or written.token == self.token)
         except (OSError, Damaged):
             return False
-        return written is not None and written.token == self.token
+        launched = self._launcher is None or self._launcher == os.getppid()
+        return launched and written is not None and written.token == self.token
 
 
 _held: dict[Path, Claim] = {}
@@ -185,6 +192,13 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             raise
         claim = _held[folder] = Claim(folder, token, descriptor)
         return claim
+
+
+def adopt(folder: Path) -> Claim:
+    """The claim of the process that launched this one, which holds it for as long as it lives."""
+    written = _written(folder.resolve())
+    assert written is not None, "the launching process has claimed the folder"
+    return Claim(folder.resolve(), written.token, None, os.getppid())
 
 
 def holder(folder: Path) -> Holder | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from . import comfyui
-from .terminal import terminal
 
 if TYPE_CHECKING:
     import torch
@@ -117,14 +116,22 @@ def download(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.view(tensor.shape).to(tensor.dtype) for (name, tensor), part in pairs}
 
 
+_chosen: dict[str, str | None] = {"all": None, "rewards": None}
+
+
+def choose(device: str | None, rewards: str | None = None) -> None:
+    """Has this process use other devices than its nodes name: one for everything, and one for rewards that say `auto`."""
+    _chosen.update(all=device, rewards=rewards)
+
+
 def chosen_device(name: str) -> str:
-    """The device that a node names, unless the command line's --device says otherwise."""
-    return terminal.device or name
+    """The device that a node names, unless the process was told to use another one."""
+    return _chosen["all"] or name
 
 
 def chosen_reward_device(name: str) -> str:
-    """`chosen_device` of a reward: with --reward-gpus its `auto` is one of those."""
-    return terminal.reward_device if terminal.reward_device and name == "auto" else chosen_device(name)
+    """As `chosen_device`, for a reward: `auto` may be a GPU that only rewards use."""
+    return _chosen["rewards"] if _chosen["rewards"] and name == "auto" else chosen_device(name)
 
 
 # --- what makes room and comes back -----------------------------------------------------------------------------------

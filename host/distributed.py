@@ -225,6 +225,19 @@ def each(tensor: Tensor) -> Tensor:
     return _all(tensor)
 
 
+def told(text: str = "") -> str:
+    """What the first process says, in every process; all of them have to call this, and the others say nothing.
+
+    Raises:
+        PeerFailed: it failed before it could say anything.
+    """
+    if world() == 1:
+        return text
+    content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    length = int(each(torch.tensor(len(content)))[0])
+    return bytes(_all(torch.cat([content, content.new_zeros(length - len(content))]))[0].tolist()).decode()
+
+
 @overload
 def whole(value: D) -> D: ...
 @overload

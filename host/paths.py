@@ -6,12 +6,13 @@ server runs us.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import comfyui
-from .terminal import terminal
 from .text import plain_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -21,14 +22,33 @@ MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", 
 WEIGHT_KINDS = ("diffusion_models", "text_encoders", "vae", "loras")  # those in which a graph names single files
 
 
+_output: Path | None = None
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path | None) -> Iterator[None]:
+    """Within it a run of any name lives in that folder; None: where its name says."""
+    global _output
+    before, _output = _output, folder
+    try:
+        yield
+    finally:
+        _output = before
+
+
+def output() -> Path | None:
+    """The folder of the run that this process was told to write, if it was told one."""
+    return _output
+
+
 def run_folder(name: str) -> Path:
-    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
+    """Where a run of that name lives: as `writing_to` says, in ComfyUI's output folder, or in ./runs.
 
     Raises:
         ValueError: the name, which may have come through a link, is no plain one.
     """
-    if terminal.output is not None:
-        return terminal.output
+    if (chosen := output()) is not None:
+        return chosen
     try:
         return runs_folder() / plain_name(name)
     except ValueError as error:
@@ -83,7 +103,7 @@ def lora_folder() -> Path:
         import folder_paths
 
         return Path(folder_paths.get_folder_paths("loras")[0])
-    return terminal.output or Path("runs")
+    return output() or Path("runs")
 
 
 def list_weights(kind: str) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from . import paths
 from .access import permissions
 from .access.addresses import is_hub_id
-from .terminal import terminal
 
 SINGLE_FILE = (
     "is a single file, and Load Flow Model loads folders of diffusers. Fix: load the file by ComfyUI's own nodes and connect "
@@ -70,12 +69,12 @@ def in_hub_cache(name: str) -> Path | None:
 
 
 def may_download(name: str, switch: bool) -> bool:
-    """Whether to fetch a name from the hub: the workflow's switch or the command line asks for it, and it is allowed.
+    """Whether to fetch a name from the hub: the workflow's switch or the user asks for it, and it is allowed.
 
     Raises:
         NotAllowed: the workflow wishes it, the user has not allowed it, and it is not here either.
     """
-    if not (switch or terminal.download) or not is_hub_id(name):
+    if not (switch or permissions.downloads_wanted()) or not is_hub_id(name):
         return False
     want = permissions.Want(permissions.DOWNLOAD, name, "a model")
     if not permissions.allowed(want) and in_hub_cache(name):

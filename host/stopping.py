@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from pathlib import Path
 
 from . import comfyui
 from .files import is_plain_file
-from .terminal import terminal
 
 STOP = "stop"  # a run stops when somebody makes this file in its folder
 
@@ -29,11 +29,13 @@ class Request:
 
     Attributes:
         signal: the number of the signal that asked for it.
+        folder: of the run, in which the stop file may appear.
         postponed: whether a headless stop waits, see `finishing`.
         ask: what a micro-step calls instead of `check_stop`, see `stop_only_together`.
     """
 
     signal: int | None = None
+    folder: Path | None = None
     postponed: bool = False
     ask: Callable[[], None] | None = None
 
@@ -65,13 +67,24 @@ def check_stop() -> None:
         return
     if request.signal is not None:
         raise Stopped(f"signal {request.signal}")
-    if terminal.output is not None and asks_to_stop(terminal.output):
-        raise Stopped(f"the file {terminal.output / STOP}")
+    if request.folder is not None and asks_to_stop(request.folder):
+        raise Stopped(f"the file {request.folder / STOP}")
 
 
 def asks_to_stop(folder: Path) -> bool:
     """Whether somebody has made the file `stop` there. A folder, a link or a pipe of that name does not count."""
     return is_plain_file(folder / STOP)
+
+
+def is_old(folder: Path) -> bool:
+    """Whether the stop file there was meant for an earlier process.
+
+    A stop counts if it came while this process was loading, or while torchrun was about to start this process, or start it again.
+    """
+    import psutil
+
+    begun = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()).create_time()
+    return asks_to_stop(folder) and os.lstat(folder / STOP).st_mtime < begun
 
 
 def interrupts() -> tuple[type[BaseException], ...]:
@@ -109,20 +122,22 @@ def stop_only_together(ask: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step; the second one has its usual effect."""
+def stop_signals(folder: Path | None = None) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step, and so does a stop file in that folder; a second signal
+    has its usual effect."""
 
     def ask(number: int, frame: object) -> None:
         request.signal = number
         signal.signal(number, previous[number])
 
-    request.signal = None
+    request.signal, request.folder = None, folder
     previous = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in previous:
         signal.signal(number, ask)
     try:
         yield
     finally:
+        request.folder = None
         for number, handler in previous.items():
             signal.signal(number, handler)
 

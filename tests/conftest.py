@@ -20,9 +20,8 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from comfyui_otca.canvas import ownership
-from comfyui_otca.host import stopping
+from comfyui_otca.host import devices, paths, stopping
 from comfyui_otca.host.access import permissions, remembered
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.inference import loading as _has_the_real_one  # noqa: F401 it may not meet the toy at its import
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests import processes
@@ -206,8 +205,9 @@ def _unpainted(request, monkeypatch):
 def _clean_process():
     """What a command line would leave behind in its process: stop flag, folders, open runs."""
     yield
-    stopping.request.signal = terminal.output = terminal.device = terminal.reward_device = None
-    terminal.download = False
+    stopping.request.signal = None
+    devices.choose(None)
+    permissions.user_allows()
     forget()
 
 
@@ -215,6 +215,13 @@ def forget():
     """What is gone when a process ends: all but the files."""
     opening._open.clear()
     ownership.forget()
+
+
+@pytest.fixture
+def writes_to():
+    """writes_to(folder): from now on the test's runs are there, as in a training of that folder."""
+    with contextlib.ExitStack() as stack:
+        yield lambda folder: stack.enter_context(paths.writing_to(folder))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host.terminal import terminal
+from comfyui_otca.host import devices
 from comfyui_otca.trainer.policy import lora
 
 
@@ -308,7 +308,7 @@ def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
     seen = []
     monkeypatch.setattr(
-        "comfyui_otca.trainer.run.loop.train", lambda *_, **__: seen.append(terminal.reward_device) or 0
+        "comfyui_otca.trainer.run.loop.train", lambda *_, **__: seen.append(devices.chosen_reward_device("auto")) or 0
     )
     assert otca(*train, 1)[0] == 0 and seen == ["cuda:1"]
 
@@ -333,7 +333,7 @@ def test_set(otca, written, small_graph, node):
         ("SDESample.group_size=3", ["SDESample", "use one of"]),
         ("SDESampler.kind=dance", ["'dance'", "dance_sde"]),
         ("SDESampler.group_size", ["no '='", "NODE.INPUT=VALUE"]),
-        ("group_size=3", ["names no input", "NODE.INPUT"]),
+        ("group_size=3", ["no node 'group_size'", "use one of"]),
         ("SDESampler.model=3", ["model", "connect a OTCA_MODEL"]),
     ],
 )

@@ -18,17 +18,17 @@ from PIL import Image
 
 from comfyui_otca.__main__ import parser
 from comfyui_otca.commands import options
-from comfyui_otca.host.terminal import terminal
+from comfyui_otca.host import devices
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
+from comfyui_otca.tests.training import train
 from comfyui_otca.tools.canvases.files import FILES, LOADERS, models_of
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all
-from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,8 +148,8 @@ def test_trains(name, models, real_model, tmp_path, monkeypatch):
             node["inputs"]["frames"] = 9
         if node["inputs"].get("window_start"):
             node["inputs"]["window_start"] = 1  # of four steps
-    terminal.output, terminal.device = tmp_path, "cpu"
-    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    devices.choose("cpu")
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS)) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         if name in OTCA:
@@ -213,8 +213,7 @@ def two_iterations(name, folder):
     assert not Workflow(content, NODE_CLASS_MAPPINGS).validate()
     for node in content.values():
         node["inputs"].update(FEW.get(node["class_type"], {}))
-    terminal.output = folder
-    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), folder) == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
     return rows

@@ -17,10 +17,11 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--parts", type=Path, required=True)
     options = parser.parse_args()
-    from comfyui_otca.host.terminal import quiet_libraries, terminal
+    from comfyui_otca.commands.options import quiet_libraries
+    from comfyui_otca.host import devices
 
     quiet_libraries()
-    terminal.device = options.device
+    devices.choose(options.device)
     with _device(options.device):
         try:
             result = PARTS[options.part].measure(Place(options.device, options.tiny, options.parts))

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import comfyui, paths
-from ..terminal import terminal
 from . import opening, remembered
 from .addresses import HOST, host_of, is_hub_id, is_loopback, wandb_host
 from .opening import SHOWN, shown
@@ -122,9 +121,8 @@ def _model_folders() -> list[Path]:
 
     listed = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
     listed += [folder for kind in paths.WEIGHT_KINDS for folder in paths.weight_folders(kind)]
-    if terminal.output is not None:
-        listed.append(terminal.output)
-    return listed
+    output = paths.output()
+    return listed if output is None else [*listed, output]
 
 
 def too_wide(folder: str) -> bool:
@@ -150,7 +148,7 @@ def _may_post(want: Want) -> bool:
 
 def _may_download(want: Want) -> bool:
     entries = {*_entries(DOWNLOADS, ","), *remembered.entries()[remembered.DOWNLOADS]}
-    return terminal.download or "1" in entries or want.what in entries
+    return "1" in entries or want.what in entries
 
 
 def _may_run(want: Want) -> bool:
@@ -312,7 +310,8 @@ def user_wants(wants: Iterable[Want]) -> None:
 def user_allows(
     folders: Iterable[str] = (), hosts: Iterable[str] = (), python: Iterable[str] = (), download: bool = False
 ) -> None:
-    """The options of a command line, into the environment."""
+    """The options of a command line, into the environment. `download` also asks for what is missing, as Load Flow Model does."""
+    _asked["download"] = download
     for variable, separator, values in (
         (FOLDERS, os.pathsep, folders),
         (HOSTS, ",", hosts),
@@ -322,6 +321,24 @@ def user_allows(
             _add(variable, separator, str(value))
     if download:
         _add(DOWNLOADS, ",", "1")
+
+
+_asked = {"download": False}
+
+
+def downloads_wanted() -> bool:
+    """Whether the user asked that missing models be fetched, whatever the workflow's own switch says."""
+    return _asked["download"]
+
+
+def granted() -> dict[str, str]:
+    """What the user's environment and command line allow, for another process of the same training."""
+    return {variable: os.environ.get(variable, "") for variable in (FOLDERS, HOSTS, DOWNLOADS, PYTHON)}
+
+
+def grant(allowed: Mapping[str, str]) -> None:
+    """Allows what `granted` says."""
+    os.environ.update(allowed)
 
 
 def remembers(want: Want) -> str | None:

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from comfyui_otca.canvas import results
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.workflow import lineage
@@ -131,10 +130,10 @@ def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comf
     assert "9" not in results.results_of(graph, "any canvas")
 
 
-def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
+def test_headlessly_nothing_is_kept(writes_to, small_workflow, tmp_path):
     from comfyui_otca.canvas import results
 
-    terminal.output = tmp_path / "run"
+    writes_to(tmp_path / "run")
     workflow = small_workflow()
     outputs = workflow.run()
     assert results._results == {} and set(workflow.ui) == {"13"}, "Save LoRA says where it saved"

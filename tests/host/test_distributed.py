@@ -23,10 +23,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.host import distributed, stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import best_of_n, fuse
@@ -35,7 +35,6 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint, opening
-from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import MatchingSettings, Prompt, Prompts, Scores
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -483,10 +482,9 @@ def reward_node(reward):
 
 
 def _train(workflow, folder, resume=False):
-    terminal.output = folder
     opening._open.clear()
     said = []
-    return train(workflow, resume=resume, say=said.append), said
+    return train(workflow, folder, resume=resume, say=said.append), said
 
 
 def rows(folder):

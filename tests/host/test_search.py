@@ -8,8 +8,8 @@ import huggingface_hub.constants
 import pytest
 
 from comfyui_otca.host import paths, search
+from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.addresses import is_hub_id
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.prompts import PromptError, read_prompts
 
 MARKER = "model_index.json"
@@ -60,7 +60,7 @@ def test_a_hub_id_is_found_in_the_local_cache_alone(folder, tmp_path, monkeypatc
 
 def test_a_download_is_asked_for_by_name(monkeypatch):
     asked = []
-    monkeypatch.setattr(terminal, "download", True)
+    permissions.user_allows(download=True)
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda *name, **how: asked.append((*name, how)) or "/there"
     )

@@ -7,7 +7,6 @@ import torch
 
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.host import paths
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 
@@ -22,8 +21,8 @@ def test_shipped_workflows_are_clean(small_workflow, name):
 
 
 @pytest.fixture
-def classes_that_ran(tmp_path):
-    terminal.output = tmp_path / "run"
+def classes_that_ran(writes_to, tmp_path):
+    writes_to(tmp_path / "run")
 
     def run(workflow, **arguments):
         seen = []
@@ -69,8 +68,8 @@ def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classe
     assert len(loaded) == 1, "the vision model is loaded once"
 
 
-def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
-    terminal.output = tmp_path / "run"
+def test_a_second_spatial_credit_adds_to_the_first(writes_to, small_graph, tmp_path):
+    writes_to(tmp_path / "run")
     graph = small_graph(source="vipo.json")
     graph["15"] = {"class_type": "OTCA_SpatialCredit", "inputs": {**graph["14"]["inputs"], "credit": ["14", 0]}}
     graph["15"]["inputs"] |= {"components": 1}
@@ -81,9 +80,9 @@ def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
     torch.testing.assert_close(made["15"][0].spatial, both / both.mean((1, 2), keepdim=True))
 
 
-def test_combined_credit_trains(small_graph, tmp_path):
+def test_combined_credit_trains(writes_to, small_graph, tmp_path):
     """TCD says when by the samples, PCPO scales the ratio, VIPO says where."""
-    terminal.output = tmp_path / "run"
+    writes_to(tmp_path / "run")
     graph = small_graph({"OTCA_GRPOStep": {"objective": "log_hinge", "epochs": 2, "clip_range": 1e-5}}, "vipo.json")
     sampled = {"trajectories": ["3", 0]}
     for node, name, inputs in (
@@ -117,9 +116,9 @@ def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, t
     assert set(workflow.run(targets=targets)[targets[0]][0].texts) == {"a red circle", "a blue square"}
 
 
-def test_changed_weights_train_on_the_cached_trajectories(small_workflow, tmp_path):
+def test_changed_weights_train_on_the_cached_trajectories(writes_to, small_workflow, tmp_path):
     """On the canvas: the second update is off-policy, and says so."""
-    terminal.output = tmp_path / "run"
+    writes_to(tmp_path / "run")
     workflow = small_workflow()
     step = workflow.find("GRPOStep")[0]
     first = workflow.run()[step][1].metrics
@@ -138,8 +137,8 @@ def trained(workflow, overrides=None):
 
 
 @pytest.mark.parametrize("keep_graph", ["auto", "on", "off"])
-def test_training_under_inference_mode(small_workflow, real_model, tmp_path, keep_graph):
-    terminal.output = tmp_path / "run"
+def test_training_under_inference_mode(writes_to, small_workflow, real_model, tmp_path, keep_graph):
+    writes_to(tmp_path / "run")
     workflow = small_workflow({"OTCA_SDESampler": {"keep_graph": keep_graph}})
     with torch.inference_mode():
         model = workflow.run(targets=workflow.find("LoadFlowModel"))[workflow.find("LoadFlowModel")[0]][0]
@@ -234,8 +233,8 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_two_rewards_of_one_name(small_graph, tmp_path):
-    terminal.output = tmp_path / "run"
+def test_two_rewards_of_one_name(writes_to, small_graph, tmp_path):
+    writes_to(tmp_path / "run")
     graph = small_graph()
     graph["71"] = {"class_type": "OTCA_RewardColorfulness", "inputs": {"coefficient": 1.0}}
     stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")

@@ -18,7 +18,7 @@ import pytest
 
 from comfyui_otca.host import claim, machine
 from comfyui_otca.host.claim import Claimed, holder, take
-from comfyui_otca.trainer.run import loop as run
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.folder import read_lines
 
@@ -379,16 +379,15 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
 def test_headless_training_never_goes_elsewhere(small_workflow, tmp_path, monkeypatch):
     """Seen before: with another process in status.json it went on in run-2, and ended with 0."""
-    run.terminal.output = tmp_path / "run"
     small = {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
     few = {"checkpoint_every": 1, "evaluate_every": 100, "evaluation_prompts": "a red circle", "evaluation_seeds": 1}
     workflow = small_workflow({**small, "OTCA_TrainingRun": {**few, "iterations": 1}})
-    assert run.train(workflow, say=lambda line: None) == 0
+    assert train(workflow, tmp_path / "run") == 0
     other = psutil.Process(1)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     status |= {"status": "running", "pid": 1, "process_started": other.create_time()}
     (tmp_path / "run" / "status.json").write_text(json.dumps(status))
     workflow = small_workflow({**small, "OTCA_TrainingRun": {**few, "iterations": 2}})
     opening._open.clear()
-    assert run.train(workflow, resume=True, say=lambda line: None) == 0
+    assert train(workflow, tmp_path / "run", resume=True) == 0
     assert os.listdir(tmp_path) == ["run"]

@@ -39,10 +39,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
         shutil.copytree(finished_run, folder)
         damage(folder / name)
         opening._open.clear(), caplog.clear(), capfd.readouterr()
-        try:
-            code = main(["train", str(folder), "--resume"])
-        finally:
-            run.terminal.output = None
+        code = main(["train", str(folder), "--resume"])
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
     return go_on

@@ -11,7 +11,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import files, own_folders, paths, stopping
-from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.checks.prepare import prepare
 from comfyui_otca.trainer.run import checkpoint, record
 from comfyui_otca.trainer.run import loop as run
 from comfyui_otca.trainer.run.folder import Path
@@ -65,15 +65,15 @@ def test_the_name_that_save_lora_gives_is_looked_at_too(small_graph, tmp_path, c
 
 
 def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path):
-    terminal.output = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
+    folder = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
     with pytest.raises(run.RunError, match="write over"):
-        run.check_folder(small_workflow(), False)
+        prepare(small_workflow(), folder)
     (tmp_path / "run" / "status.json").write_text('{"status": "queued", "place": "headless", "total": 3}')
-    run.check_folder(small_workflow(), False)
+    prepare(small_workflow(), folder).claim.release()
     for broken in ("", "{}", '{"status": "mine"}', "[]"):
         (tmp_path / "run" / "status.json").write_text(broken)
         with pytest.raises(run.RunError, match="write over"):
-            run.check_folder(small_workflow(), False)
+            prepare(small_workflow(), folder)
 
 
 def test_a_linked_name_does_not_leave_the_runs_folder(monkeypatch, tmp_path):
@@ -186,7 +186,7 @@ def test_only_a_plain_file_asks_to_stop(tmp_path, monkeypatch, kind):
     {"folder": place.mkdir, "link": lambda: place.symlink_to(tmp_path / "there"), "pipe": lambda: os.mkfifo(place)}[
         kind
     ]()
-    monkeypatch.setattr(terminal, "output", tmp_path)
+    monkeypatch.setattr(stopping.request, "folder", tmp_path)
     stopping.check_stop()
     place.rmdir() if kind == "folder" else place.unlink()
     place.touch()
@@ -237,11 +237,11 @@ def test_a_checkpoint_that_was_set_aside_is_put_back_before_the_next_one(model, 
     assert content(place) == before
 
 
-def test_a_resumed_run_has_its_best_back(finished_run, tmp_path, monkeypatch):
+def test_a_resumed_run_has_its_best_back(writes_to, finished_run, tmp_path, monkeypatch):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     fill(folder / "best", {"lora.safetensors": b"the best"})
     set_aside(folder / "best")
-    terminal.output = folder
+    writes_to(folder)
     seen = []
     monkeypatch.setattr(run, "open_run", lambda folder, *_, **__: seen.append(content(folder / "best")) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
 from comfyui_otca.trainer.checks import preflight
-from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.checks.prepare import prepare
 from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
 
@@ -370,7 +370,7 @@ def test_the_library_refuses_as_the_command_does(small_graph):
     graph = Graph(small_graph())
     two_models(graph)
     with pytest.raises(WorkflowError, match="Load Flow Model"):
-        train(Workflow(graph.content, NODE_CLASS_MAPPINGS))
+        prepare(Workflow(graph.content, NODE_CLASS_MAPPINGS))
 
 
 def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):

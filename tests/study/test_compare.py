@@ -14,7 +14,6 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.study import compare
 from comfyui_otca.study import trainings as processes
 from comfyui_otca.study.compare import choose
@@ -346,7 +345,6 @@ def in_process(monkeypatch):
             begun.append(Path(command[3]))
             opening._open.clear()
             self.code = main(command[2:])
-            terminal.output = None
 
         def poll(self):
             return self.code

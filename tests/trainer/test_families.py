@@ -114,11 +114,10 @@ def test_a_bare_video_model(tmp_path):
     assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "8"]) != 0
 
 
-def test_the_sampler_hands_frames_to_comfyui_as_a_batch(workflow, family, tmp_path):
-    from comfyui_otca.host.terminal import terminal
+def test_the_sampler_hands_frames_to_comfyui_as_a_batch(writes_to, workflow, family, tmp_path):
     from comfyui_otca.trainer.workflow.running import Workflow
 
-    terminal.output = tmp_path / "run"
+    writes_to(tmp_path / "run")
     loaded = Workflow.load(workflow, NODE_CLASS_MAPPINGS)
     trajectories, images = loaded.run(targets=["3"])["3"]
     size = tiny.SIZES[family]

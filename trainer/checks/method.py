@@ -77,7 +77,7 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
         scaling = [
             node_id
-            for node_id in lineage.above(graph.workflow.graph, step)
+            for node_id in lineage.above(graph.workflow.entries, step)
             if getattr(graph.nodes[node_id].cls, "RESCALES_RATIO", False)
         ]
         if matching and scaling:
@@ -87,7 +87,7 @@ def _update(graph: _Graph) -> Iterator[Problem]:
 def _selection(graph: _Graph) -> Iterator[Problem]:
     """A selection of samples that leaves the update something to learn from."""
     for step in graph.of(MATCHING_NODE):
-        above = lineage.above(graph.workflow.graph, step)
+        above = lineage.above(graph.workflow.entries, step)
         for node_id in filter(above.__contains__, graph.of(SELECTING_NODE)):
             values = graph.values[node_id]
             for misfit in refusals.of_selection(graph.values[step]["loss"], values["best"] + values["worst"]):

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import claim, distributed, paths, stopping
-from ...host.files import Damaged, present
+from ...host import distributed, paths, stopping
 from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
-from ...host.terminal import terminal
 from .. import keys
-from ..checks import preflight
 from ..rewards import RewardError
-from ..types import ASKING_NODES, RUN_NODE, SAVE_NODE, STEP_NODES, RunSettings
-from ..workflow.problem import errors
-from ..workflow.running import NodeError, Workflow, WorkflowError
+from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
+from ..workflow.problem import Problem
+from ..workflow.running import NodeError, Workflow
 from . import checkpoint
-from .folder import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, RunError, not_writable, read_own
-from .opening import in_the_way, on_record, open_run
+from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, read_own
+from .opening import open_run
 
 if TYPE_CHECKING:
+    from ...host.claim import Claim
     from ..families.base import FlowModel
     from ..rewards import Reward
     from .budget import Meter
@@ -34,82 +32,63 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that may begin, as `checks.prepare` makes it: its graph can be trained, and its folder is ours.
+
+    Attributes:
+        settings: of Training Run.
+        iterations: how many the run has in all.
+        problems: warnings about the graph.
+        resume: whether the folder holds the run, which continues.
+        claim: on the folder, in the process that writes; None in all others.
+    """
+
+    workflow: Workflow
+    folder: Path
+    settings: RunSettings
+    iterations: int
+    problems: Sequence[Problem]
+    resume: bool
+    claim: Claim | None
 
 
-def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, say: Say = print) -> int:
-    """Trains until the Training Run node's number of iterations is reached or somebody stops it.
+def train(prepared: Prepared, *, say: Say = print) -> int:
+    """Trains until the Training Run node's number of iterations is reached or the user stops it.
 
     One iteration is one run of the graph; before each, the inputs that carry `control_after_generate` advance by one, as
     ComfyUI's queue does it. Everything random is drawn from those inputs, so a resumed run repeats what it would have done.
 
     Args:
-        workflow: validated here again, with all problems at once.
-        resume: continue from the folder's last checkpoint, bit for bit.
-        take_over: claim the folder even where it cannot be seen whether the process that claimed it has ended.
         say: receives lines for a human.
 
     Returns:
         The exit code: 0, or 128 + the signal that stopped it (130 for Ctrl-C, 143 for SIGTERM; 0 for a stop file).
 
     Raises:
-        WorkflowError: the graph cannot run.
-        RunError: the folder cannot be used, or holds another run.
-        Claimed: another process trains in the folder, or may.
+        RunError: the folder cannot be written.
         Damaged: a file of the run that it cannot do without.
     """
-    if problems := errors(preflight.problems(workflow, distributed.world())):
-        raise WorkflowError(problems)
-    inputs = workflow.nodes[only(workflow, RUN_NODE)].constants
-    folder = _folder(workflow)
-    total = int(inputs["iterations"])
-    terminal.output = folder
-    resume = resume or _begun_before_restart(folder)
-    if not distributed.is_main():
-        say = _silent
+    folder, total = prepared.folder, prepared.iterations
+    say = say if distributed.is_main() else lambda line: None
     try:
-        with _claimed(workflow, folder, resume, take_over, say):
-            return _train_in(folder, workflow, inputs, total, resume, say)
+        with prepared.claim or contextlib.nullcontext(), paths.writing_to(folder):
+            if distributed.is_main():
+                before = read_own(folder, WORKFLOW) or {} if prepared.resume else prepared.workflow.entries
+                for line in differences(before, prepared.workflow.entries):
+                    say(f"changed since the run began: {line}")
+                if stopping.is_old(folder):
+                    (folder / STOP).unlink()
+                put_back(folder / BEST)
+            distributed.meet()
+            run = open_run(folder, prepared.settings, prepared.workflow.graph, resume=True)
+            run.claim = prepared.claim
+            with stopping.stop_signals(folder), _marked(run, total):
+                return _train(prepared.workflow, run, total, prepared.resume, say)
     except BaseException as error:
         distributed.announce(error, while_scoring=(RewardError,))
         raise
-
-
-def _silent(line: str) -> None:
-    pass
-
-
-@contextlib.contextmanager
-def _claimed(workflow: Workflow, folder: Path, resume: bool, take_over: bool, say: Say) -> Iterator[None]:
-    """The folder is this process's alone, and can be begun in or resumed. Of several processes the first one claims it."""
-    if not distributed.is_main():
-        yield
-        return
-    check_folder(workflow, resume, take_over)  # before anything is written there
-    try:
-        taken = claim.take(folder, take_over=take_over, say=say)
-    except OSError as error:
-        raise not_writable(folder, error) from error
-    with taken:
-        check_folder(workflow, resume, take_over)  # somebody may have been there until now
-        yield
-
-
-def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume: bool, say: Say) -> int:
-    if distributed.is_main():
-        for line in _changes(folder, workflow) if resume else ():
-            say(f"changed since the run began: {line}")
-        if _old_stop(folder):
-            (folder / STOP).unlink()
-        put_back(folder / BEST)
-    distributed.meet()
-    names = RunSettings.__dataclass_fields__
-    settings = RunSettings(**{name: value for name, value in inputs.items() if name in names})
-    run = open_run(folder, settings, workflow.graph, resume=True)
-    if run.writes:
-        run.claim = claim.take(folder)  # which this process has: the run looks at it before it writes
-    with stopping.stop_signals(), _marked(run, total):
-        return _train(workflow, run, total, resume, say)
 
 
 def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
@@ -177,17 +156,6 @@ def _ended_early(run: Run, total: int) -> str | None:
     return (run.meter.spent(run.history) or run.early_stop()) if run.iteration < total else None
 
 
-def _old_stop(folder: Path) -> bool:
-    """Whether the stop file was meant for an earlier process.
-
-    A stop counts if it came while this process was loading, or while torchrun was about to start this process, or start it again.
-    """
-    import psutil
-
-    begun = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()).create_time()
-    return asks_to_stop(folder) and os.lstat(folder / STOP).st_mtime < begun
-
-
 @contextlib.contextmanager
 def _marked(run: Run, total: int) -> Iterator[None]:
     """Says in the folder that the run is running, and why it failed if it does."""
@@ -244,68 +212,7 @@ def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
     return [node for node in outputs if node not in last], last
 
 
-def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> None:
-    """Checks that a run can be begun or resumed in its folder, and that the folder is nobody else's.
-
-    Raises:
-        RunError: it cannot.
-        Claimed: another process trains in it, or may.
-    """
-    folder = _folder(workflow)
-    claim.check(folder, take_over=take_over)
-    if resume:
-        if not present(folder / WORKFLOW):
-            raise RunError(
-                f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
-            )
-        return
-    if on_record(folder):
-        raise RunError(f"{folder} already holds a run. Fix: add --resume to continue it, or choose another --output")
-    if foreign := _in_the_way(folder, workflow):
-        raise RunError(
-            f"{folder} holds {', '.join(foreign)} already, and a new run would write over that. Fix: choose another --output, or "
-            "move it elsewhere"
-        )
-
-
-def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
-    """What a new run would write over, but for the very file that is about to be trained."""
-    names = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
-    if asks_to_stop(folder) and not _old_stop(folder):
-        names = [name for name in names if name != STOP]  # it is meant for this process
-    try:
-        same = names == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
-    except Damaged:
-        return names  # whatever it is, it stays
-    return [] if same else names
-
-
-def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
-    """Files that Save LoRA would write over when the training is done; of two networks there are two."""
-    names = [workflow.graph[node]["inputs"].get("filename") for node in workflow.find(SAVE_NODE)]
-    endings = ("", *(f"_{expert}_noise" for expert in ("high", "low")))
-    files = [f"{name}{ending}.safetensors" for name in names if isinstance(name, str) for ending in endings]
-    return [file for file in files if present(folder / file) and file not in ADAPTERS]
-
-
-def _folder(workflow: Workflow) -> Path:
-    return paths.run_folder(workflow.nodes[only(workflow, RUN_NODE)].constants["run_name"])
-
-
-def _begun_before_restart(folder: Path) -> bool:
-    """Whether torchrun restarted this process, and the process before had begun the run: it was not refused the folder."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
-        return False
-    import psutil
-
-    return (folder / STATUS).stat().st_mtime > psutil.Process(os.getppid()).create_time()
-
-
-def _changes(folder: Path, workflow: Workflow) -> list[str]:
-    return differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
-
-
-def differences(before: dict, now: dict) -> list[str]:
+def differences(before: Mapping, now: Mapping) -> list[str]:
     """Inputs that differ between two graphs, as `node.input: old -> new`."""
     lines = [f"node {node} is {'gone' if node in before else 'new'}" for node in sorted(before.keys() ^ now.keys())]
     for node in sorted(before.keys() & now.keys()):

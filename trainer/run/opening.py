@@ -20,7 +20,7 @@ _open: dict[Path, Run] = {}
 def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: bool = False) -> Run:
     """The run of that folder in this process, opened at the first call; later calls may change its intervals.
 
-    Headlessly: the folder is the one that the user named, and never another. `resume`: the training loop begins it.
+    The folder is the one that the user named, and never another. `resume`: the training loop begins it.
 
     Raises:
         RunError: the folder holds another run.

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from .problem import MOST_CHARACTERS, Problem, WorkflowError, errors, refusal, s
 from .reading import api_graph, read_workflow
 
 logger = logging.getLogger(__name__)
+
+Classes = Callable[[Mapping[str, Mapping]], tuple[Mapping[str, type], Mapping[str, str]]]
 
 
 class NodeError(RuntimeError):
@@ -45,15 +48,21 @@ class Workflow:
     def __init__(
         self,
         graph: dict,
-        node_classes: Mapping[str, type],
+        node_classes: Mapping[str, type] | Classes,
         display_names: Mapping[str, str] | None = None,
         addresses: Mapping[str, str] | None = None,
     ):
-        """Raises WorkflowError where `graph` is not in API form; what is wrong *inside* it is validate()'s business."""
+        """Raises WorkflowError if `graph` is not in API form; what is wrong *inside* it is validate()'s business.
+
+        Args:
+            node_classes: by their names, or a function of the graph in API form that returns them and their display names.
+        """
+        self._graph = api_graph(graph)
+        if not isinstance(node_classes, Mapping):
+            node_classes, display_names = node_classes(self._graph)
         self.node_classes, self.display_names = node_classes, display_names or {}
         self.ui: dict[str, dict] = {}
         self.addresses = addresses or {}
-        self._graph = api_graph(graph)
         self._instances: dict[str, Any] = {}
         self._cache: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
         self._serial = itertools.count()
@@ -68,12 +77,24 @@ class Workflow:
         self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names, self.addresses)
         self._errors: dict[tuple[str, ...], list[Problem]] = {}  # targets: errors of the graph without overrides
 
+    def _put(self, node_id: str, entry: dict) -> None:
+        """Puts another entry in a node's place."""
+        self._graph[node_id] = entry
+        node = read_node(node_id, entry, self.node_classes[entry["class_type"]])
+        self._declared = replace(self._declared, nodes={**self.nodes, node_id: node})
+        self._errors = {}
+
     # --- asking -------------------------------------------------------------------------------------------------
 
     @property
     def graph(self) -> dict:
         """A copy of the graph as ComfyUI would export it, with every set() applied."""
         return copy.deepcopy(self._graph)
+
+    @property
+    def entries(self) -> Mapping[str, Mapping]:
+        """The graph itself, which is not to be changed."""
+        return self._graph
 
     def save(self, path) -> None:
         Path(path).write_text(json.dumps(self._graph, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -118,7 +139,8 @@ class Workflow:
 
     def validate(self) -> list[Problem]:
         """Every problem of what would run (the output nodes and their ancestors), warnings included."""
-        self._read_nodes()  # the files behind a combo may have changed
+        if self._errors:  # it was judged before, and the files behind a combo may have changed since
+            self._read_nodes()
         outputs = self.output_nodes()
         problems = list(graph_problems(self._declared, outputs))
         self._errors[outputs] = errors(problems)
@@ -151,8 +173,7 @@ class Workflow:
             raise WorkflowError([self.problem(node.id, input_name, value, str(error), declaration.wanted)]) from error
         if not node.judges(input_name) and not declaration.offers(value):
             raise WorkflowError([not_a_choice(self._declared, node, input_name, value)])
-        self._graph[node.id]["inputs"][input_name] = wrapped(value)
-        self._read_nodes()
+        self._put(node.id, {**node.entry, "inputs": {**node.inputs, input_name: wrapped(value)}})
         return node.id, input_name
 
     def exchange(self, name: str, class_type: str) -> str:
@@ -179,8 +200,7 @@ class Workflow:
             key: wrapped(value.options["default"]) for key, value in declared.items() if "default" in value.options
         }
         inputs |= {key: value for key, value in node.entry["inputs"].items() if key in declared}
-        self._graph[node.id] = {"class_type": full, "inputs": inputs}
-        self._read_nodes()
+        self._put(node.id, {"class_type": full, "inputs": inputs})
         return node.id
 
     # --- running ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import torch
 
 from comfyui_otca.canvas import results
 from comfyui_otca.host import distributed
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
@@ -237,8 +236,8 @@ def test_processes_measure_what_one_does():
 SMALL = {"OTCA_StepwiseGain": {"tweedie_steps": 2}}
 
 
-def test_it_trains(small_workflow, tmp_path):
-    terminal.output = tmp_path / "run"
+def test_it_trains(writes_to, small_workflow, tmp_path):
+    writes_to(tmp_path / "run")
     workflow = small_workflow(SMALL, source="stepwise_flow_grpo.json")
     assert workflow.validate() == []
     outputs = workflow.run()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import distributed, stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.trainer.credit.test_gains import PATHS, Linear, Mean, scored, walk
@@ -384,7 +383,7 @@ def test_a_run_and_the_same_resumed_from_every_iteration(small_graph, tmp_path):
         folder = str(tmp_path / f"cut_{stop}")
         for total in (stop, 5):
             opening._open.clear()
-            stopping.request.signal = terminal.output = None
+            stopping.request.signal = None
             resume = ["--resume"] if total == 5 else []
             assert main([*arguments, folder, "--set", f"OTCA_TrainingRun.iterations={total}", *resume]) == 0
         assert lines(tmp_path / f"cut_{stop}") == expected

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.credit.proxies import PROXIES, similarity
 from comfyui_otca.trainer.credit.steps import from_similarity, similarity_gain, tcd
@@ -92,8 +91,8 @@ def test_any_progress_becomes_weights():
 
 
 @pytest.mark.parametrize("proxy", SPECIFIC)
-def test_the_node_weighs_by_a_proxy(proxy, small_graph, tmp_path):
-    terminal.output = tmp_path / "run"
+def test_the_node_weighs_by_a_proxy(writes_to, proxy, small_graph, tmp_path):
+    writes_to(tmp_path / "run")
     graph = small_graph()
     graph["9"]["inputs"] |= {"proxy": proxy, "model": ["1", 0], "scores": ["8", 0]}
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from comfyui_otca.host.terminal import terminal
+from comfyui_otca.host import devices
 from comfyui_otca.trainer.networks import network as networks
 from comfyui_otca.trainer.networks import published
 from comfyui_otca.trainer.networks.network import Network, shared
@@ -57,7 +57,7 @@ def stack(scorers, images=IMAGES):
 
 def test_gpus_for_rewards_are_what_auto_means(tmp_path, monkeypatch):
     """The device "meta" stands for a GPU that this machine need not have."""
-    monkeypatch.setattr(terminal, "reward_device", "meta")
+    devices.choose(None, "meta")
     assert shared(Doubling, tmp_path).moved == ["meta"]
     assert shared(Doubling, tmp_path, "cpu").moved == ["cpu"], "what the node names it gets"
 

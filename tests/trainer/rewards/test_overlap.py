@@ -15,14 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.host import stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import together
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.rewards import RewardError, overlap, reward_class
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.rewards.overlap import Overlap
 from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import Prompts
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -269,14 +268,13 @@ ON = {
 
 def _train(workflow, folder, overlapping=True):
     """Its exit code, its lines, and how many samples were in each part that was scored during sampling."""
-    terminal.output = folder
     opening._open.clear()
     parts, own, expect = [], overlap.Scored._score, Overlap.expect
     overlap.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
     if not overlapping:
         Overlap.expect = lambda self, rewards: None
     try:
-        code = train(workflow, say=lambda line: None)
+        code = train(workflow, folder)
     finally:
         overlap.Scored._score, Overlap.expect = own, expect
     return code, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], parts
@@ -306,8 +304,8 @@ def test_two_processes_score_ahead(small_workflow, tmp_path):
         assert lines[1][name] == pytest.approx(alone[1][name], rel=1e-3, abs=1e-4), name
 
 
-def test_the_canvas_names_the_stack_where_a_reward_fails_ahead(small_workflow, tmp_path):
-    terminal.output = tmp_path
+def test_the_canvas_names_the_stack_where_a_reward_fails_ahead(writes_to, small_workflow, tmp_path):
+    writes_to(tmp_path)
     workflow = small_workflow(ON)
     seed = next((node, name, value) for node, name, value in workflow.advancing() if name == "seed")
     workflow.run()

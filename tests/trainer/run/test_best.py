@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import results
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import checkpoint, opening, verdicts
-from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 
@@ -195,13 +194,13 @@ RUN = {"evaluate_every": 1, "checkpoint_every": 100, "iterations": 6}
 @pytest.mark.parametrize("ema_decay", [0.0, 0.5])
 def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay, monkeypatch):
     scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 4)
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1, "keep_checkpoints": 5}
     said = []
     workflow = small_workflow(
         {"OTCA_TrainingRun": run, "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": ema_decay}}
     )
-    assert train(workflow, say=said.append) == 0
+    assert train(workflow, folder, say=said.append) == 0
     figures = json.loads((folder / "best" / "best.json").read_text())
     assert (figures["metric"], figures["iteration"]) == ("evaluation/sharpness", 2)
     assert figures["value"] == pytest.approx(3.015) and figures["before_training"] == pytest.approx(5.015)
@@ -234,13 +233,13 @@ def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
 ):
     """accuracy was highest at 1, when sharpness decided: that adapter is nowhere, so nothing says that it is."""
     scripted([5.0, 1.0, 3.0, 2.0], [0.5, 0.9, 0.6, 0.7])
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), say=said.append) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, say=said.append) == 0
     assert keep(folder) == ("sharpness", 2)
     again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
     opening._open.clear()
-    assert train(again, resume=True, say=said.append) == 0
+    assert train(again, folder, resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
     assert "best_metric is evaluation/accuracy now" in caplog.text
     assert keep(folder) == ("accuracy", 3)
@@ -253,15 +252,15 @@ def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
 
 def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workflow, tmp_path, caplog):
     scripted([5.0, 1.0, 2.0, 3.0, 1.5], [0.5] * 9)
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1}
-    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": run}), folder) == 0
     assert keep(folder) == ("sharpness", 3)
     (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
     shutil.rmtree(last)
     opening._open.clear()
     said = []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=said.append) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
     figures = json.loads((folder / "best" / "best.json").read_text())
     assert figures["iteration"] == 3 and figures["value"] == pytest.approx(1.515), "this time's"
@@ -270,11 +269,13 @@ def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workfl
 
 def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_path, caplog):
     scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 9)
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": run}), folder) == 0
     opening._open.clear()
-    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), resume=True, say=said.append) == 0
+    assert (
+        train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), folder, resume=True, say=said.append) == 0
+    )
     assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
     assert any(line.startswith("best: evaluation/sharpness 3.015 at iteration 2") for line in said)
 
@@ -322,11 +323,11 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
 def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_workflow, tmp_path):
     """The verdict comes from the evaluations on record, not from what a process remembers."""
     run = {**RUN, "stop_after_decline": 2, "checkpoint_every": 1}
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
-    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), say=lambda line: None) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), folder) == 0
     opening._open.clear()
-    assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=lambda line: None) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True) == 0
     assert [row["iteration"] for row in rows(folder)] == [0, 1, 2, 3]
 
 
@@ -366,16 +367,14 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
         "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
         "OTCA_TrainingRun": {"iterations": 1, "best_metric": "evaluation/sum"},
     }
-    terminal.output = tmp_path / "two"
-    assert train(small_workflow(changes), say=lambda line: None) == 0
+    assert train(small_workflow(changes), tmp_path / "two") == 0
     names = sorted(path.name for path in (tmp_path / "two" / "best").iterdir())
     assert names == [".otca", "best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
     opening._open.clear()
-    terminal.output = tmp_path / "whole"
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": changes["OTCA_TrainingRun"]}
     graph = small_graph(changes)
     del graph["13"]  # Save LoRA has no adapter to save
-    assert train(Workflow(graph, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    assert train(Workflow(graph, NODE_CLASS_MAPPINGS), tmp_path / "whole") == 0
     found = sorted(
         str(path.relative_to(tmp_path / "whole" / "best")) for path in (tmp_path / "whole" / "best").rglob("*.*")
     )
@@ -383,9 +382,8 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
 
 
 def _train_together(workflow, folder):
-    terminal.output = folder
     opening._open.clear()
-    return train(workflow, say=lambda line: None)
+    return train(workflow, folder)
 
 
 def test_several_processes_agree_on_both(scripted, small_workflow, tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import comfyui
 from comfyui_otca.host.files import Damaged
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
 from comfyui_otca.trainer.run.folder import read_lines
@@ -86,7 +85,6 @@ def train(small_graph, tmp_path):
         (folder / "workflow.json").write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"iterations": 1000}})))
         Budget("forwards", amount, evaluations).write(folder)
         opening._open.clear()
-        terminal.output = None
         assert main(["train", str(folder), "--resume", *options]) == 0
         return folder
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import claim, own_folders, stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import apart, together
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
@@ -28,7 +28,6 @@ from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, opening, record
 from comfyui_otca.trainer.run import folder as run_folder
 from comfyui_otca.trainer.run.folder import read_lines
-from comfyui_otca.trainer.run.loop import _old_stop, train
 from comfyui_otca.trainer.workflow.running import NodeError
 
 ITERATIONS = 6
@@ -70,7 +69,7 @@ def otca(capsys):
 
     def run(*arguments):
         opening._open.clear()
-        stopping.request.signal = terminal.output = None
+        stopping.request.signal = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
@@ -223,9 +222,9 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
         if line.startswith(f"iteration {cut}/"):
             raise Killed
 
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
     with pytest.raises(Killed):
-        train(small_workflow(), say=say)
+        train(small_workflow(), folder, say=say)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"iteration": 9, "reward/cl')
     (folder / "checkpoints" / ".000099.1").mkdir(parents=True)
@@ -292,8 +291,7 @@ def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
         stopping.check_stop()
         return images.mean((1, 2, 3))
 
-    terminal.output = tmp_path / "run"
-    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert train(with_faulty(small_graph, score), tmp_path / "run") == 130
     assert calls == [6, 4], "the next iteration does not begin"
     assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0]
 
@@ -303,19 +301,18 @@ def test_a_stop_amid_the_scoring(small_graph, tmp_path):
         stopping.request.signal = signal.SIGINT
         stopping.check_stop()
 
-    terminal.output = tmp_path / "run"
-    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert train(with_faulty(small_graph, score), tmp_path / "run") == 130
     assert rows(tmp_path / "run") == []
 
 
 def test_a_stop_file(small_workflow, tmp_path):
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
 
     def say(line):
         if line.startswith("iteration 1/"):
             (folder / "stop").touch()
 
-    assert train(small_workflow(), say=say) == 0
+    assert train(small_workflow(), folder, say=say) == 0
     assert len(rows(folder)) == 1 and not (folder / "stop").exists()
     assert checkpoint.complete(folder / "checkpoints")
 
@@ -346,9 +343,8 @@ def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_pa
 
 
 def _train_together(workflow, folder, resume):
-    terminal.output = folder
     opening._open.clear()
-    return train(workflow, resume=resume, say=lambda line: None)
+    return train(workflow, folder, resume=resume)
 
 
 def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
@@ -443,14 +439,14 @@ def test_metrics_that_end_before_the_checkpoint(finished_run, tmp_path, otca, li
 
 
 def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workflow, tmp_path, caplog):
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
 
     def say(line):
         if line.startswith("iteration 3/"):
             (folder / "metrics.jsonl").unlink()
             (folder / "evaluation.jsonl").unlink()
 
-    assert train(small_workflow(), say=say) == 0
+    assert train(small_workflow(), folder, say=say) == 0
     assert_same_run(folder, finished_run)
     gone = [r.getMessage() for r in caplog.records if "is gone, and is written again" in r.getMessage()]
     assert len(gone) == 2
@@ -458,14 +454,14 @@ def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workfl
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
-    terminal.output = folder = tmp_path / "run"
+    folder = tmp_path / "run"
 
     def say(line):
         while line.startswith("iteration 1/") and folder.exists():
             shutil.rmtree(folder, ignore_errors=True)  # TensorBoard's thread may be writing into it
 
     with pytest.raises(NodeError, match=rf"{folder}.*could not be written \(No such file or directory\).*Fix: "):
-        train(small_workflow(), say=say)
+        train(small_workflow(), folder, say=say)
     assert not folder.exists()
 
 
@@ -586,8 +582,7 @@ def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, val
         scores[1] = value
         return scores
 
-    terminal.output = tmp_path / "run"
-    assert train(with_faulty(small_graph, score), say=lambda line: None) == 0
+    assert train(with_faulty(small_graph, score), tmp_path / "run") == 0
     lines = rows(tmp_path / "run")
     assert len(lines) == 2
     for line in lines:
@@ -598,8 +593,8 @@ def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, val
 
 @pytest.mark.painted
 def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
-    terminal.output = tmp_path / "run"
-    assert train(with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan)), say=lambda _: None) == 0
+    workflow = with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan))
+    assert train(workflow, tmp_path / "run") == 0
     lines = rows(tmp_path / "run")
     assert [line["groups/masked_samples"] for line in lines] == [6, 6]
     assert [line["policy/skipped_updates"] for line in lines] == [1, 1]
@@ -614,18 +609,16 @@ def test_a_reward_that_raises_is_named(small_graph, tmp_path):
     def score(images):
         raise ZeroDivisionError("no luck")
 
-    terminal.output = tmp_path / "run"
     workflow = with_faulty(small_graph, score)
     stack = workflow.find("RewardStack")[0]
     with pytest.raises(NodeError, match="reward 'faulty' failed: ZeroDivisionError: no luck") as caught:
-        train(workflow, say=lambda line: None)
+        train(workflow, tmp_path / "run")
     assert f'node {stack} "{workflow.title(stack)}"' in str(caught.value)
 
 
 def test_baseline_workflow_trains(small_workflow, tmp_path):
-    terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="uniform.json")
-    assert train(workflow, say=lambda line: None) == 0
+    assert train(workflow, tmp_path / "run") == 0
     line = rows(tmp_path / "run")[0]
     assert line["gradient_norm"] > 0
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
@@ -644,11 +637,9 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
             raise KeyboardInterrupt
 
     folders = [tmp_path / "whole", tmp_path / "resumed"]
-    terminal.output = folders[0]
-    assert train(small_workflow(changes, source="mix_grpo.json"), say=lambda line: None) == 0
-    terminal.output = folders[1]
+    assert train(small_workflow(changes, source="mix_grpo.json"), folders[0]) == 0
     with pytest.raises(KeyboardInterrupt):
-        train(small_workflow(changes, source="mix_grpo.json"), say=say)
+        train(small_workflow(changes, source="mix_grpo.json"), folders[1], say=say)
     assert otca("train", folders[1], "--resume")[0] == 0
     assert_same_run(folders[1], folders[0])
     prefix = "credit/step/"
@@ -658,9 +649,8 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
 
 @pytest.mark.painted
 def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
-    terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="six_rewards.json")
-    assert train(workflow, say=lambda line: None) == 0
+    assert train(workflow, tmp_path / "run") == 0
     for line in rows(tmp_path / "run"):
         named = {kind: {k.split("/")[1] for k in line if k.startswith(f"{kind}/")} for kind in ("reward", "held_out")}
         assert named["reward"] == {"clip_t", "colorfulness", "sharpness", "compressibility"}
@@ -674,9 +664,7 @@ def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
 
 def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (
-        train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}}), say=lambda line: None) == 0
-    )
+    assert train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}})) == 0
     assert (Path("runs") / "named" / "metrics.jsonl").is_file()
 
 
@@ -700,16 +688,14 @@ def test_a_failed_run_says_why(small_workflow, tmp_path):
             raise RuntimeError("no such thing")
 
     workflow = small_workflow(classes={"OTCA_RewardColorfulness": Broken})
-    terminal.output = tmp_path / "run"
     with pytest.raises(NodeError):
-        train(workflow, say=lambda line: None)
+        train(workflow, tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["status"] == "failed" and "no such thing" in status["error"]
     assert status["node"] == workflow.find("RewardColorfulness")[0]
 
 
 def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
-    terminal.output = tmp_path / "run"
     seen = []
 
     def say(line):
@@ -717,7 +703,7 @@ def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
         seen.append((status["status"], status["pid"]))
         (tmp_path / "run" / "stop").touch()
 
-    assert train(small_workflow(), say=say) == 0
+    assert train(small_workflow(), tmp_path / "run", say=say) == 0
     assert set(seen) == {("running", os.getpid())}, "and still so while it saves: who reads that it stopped may go on"
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
 
@@ -725,8 +711,7 @@ def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
 def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path):
     """Else the points of one curve would be about different prompts."""
     changes = {"evaluation_prompts": "", "evaluate_every": 2, "iterations": 2, "evaluation_seeds": 1}
-    terminal.output = tmp_path / "run"
-    assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), tmp_path / "run") == 0
     first, second = (row["prompts"] for row in rows(tmp_path / "run", "evaluation.jsonl"))
     assert first == second and len(first) == 2
 
@@ -737,11 +722,11 @@ def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp
 
     monkeypatch.setattr(rollout, "generate", generate)
     changes = {"iterations": 2, "evaluate_every": 0, "checkpoint_every": 1}
-    terminal.output = folder = tmp_path / "run"
-    assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    folder = tmp_path / "run"
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), folder) == 0
     opening._open.clear()
     longer = {"OTCA_TrainingRun": {**changes, "iterations": 3}}
-    assert train(small_workflow(longer), resume=True, say=lambda line: None) == 0
+    assert train(small_workflow(longer), folder, resume=True) == 0
     assert [row["iteration"] for row in rows(folder)] == [1, 2, 3]
     assert not rows(folder, "evaluation.jsonl") and "lost the evaluation" not in caplog.text
     assert (folder / "rewards.png").is_file() and (folder / "lora.safetensors").is_file()
@@ -761,9 +746,8 @@ def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path,
     monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))
     for chosen in (0, 7):
         changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
-        terminal.output = tmp_path / str(chosen)
         opening._open.clear()
-        assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+        assert train(small_workflow({"OTCA_TrainingRun": changes}), tmp_path / str(chosen)) == 0
     assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
 
 
@@ -776,9 +760,8 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         (folder / "stop").touch()
         asked = time.time() - age
         os.utime(folder / "stop", (asked, asked))
-        terminal.output = folder
         opening._open.clear()
-        assert train(small_workflow(), say=lambda line: None) == 0
+        assert train(small_workflow(), folder) == 0
         recorded = folder / "metrics.jsonl"
         assert len(recorded.read_text().splitlines()) == trained
 
@@ -802,14 +785,13 @@ def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypa
     for asked, stays in ((150.0, kept), (99.0, False), (201.0, True)):
         (tmp_path / "stop").touch()
         os.utime(tmp_path / "stop", (asked, asked))
-        assert _old_stop(tmp_path) == (not stays)
+        assert stopping.is_old(tmp_path) == (not stays)
 
 
 def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_path, otca, caplog):
     """keep_graph "auto": the first rollout does not know of the epochs yet; later ones do, and so does a resumed run."""
     changes = {"OTCA_GRPOStep": {"epochs": 2}, "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1}}
-    terminal.output = tmp_path / "run"
-    assert train(small_workflow(changes), say=lambda line: None) == 0
+    assert train(small_workflow(changes), tmp_path / "run") == 0
     assert caplog.text.count("a graph was kept for nothing, since epochs = 2") == 1
     assert otca("train", tmp_path / "run", "--resume", "--iterations", 4)[0] == 0
     assert caplog.text.count("a graph was kept for nothing") == 1

@@ -1,0 +1,169 @@
+"""Preparing a training: its graph is checked, its folder is judged and claimed, once in all its processes.
+
+What a training refuses before its first iteration is refused here, and `train` asks none of it again. Of several processes the
+first one prepares, or the one that launches them; the others are told what it decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ...host import claim, distributed, paths, stopping
+from ...host.access import permissions
+from ...host.files import Damaged, present
+from ..run.folder import ADAPTERS, STATUS, WORKFLOW, RunError, Say, not_writable, read_own
+from ..run.loop import Prepared, differences
+from ..run.opening import in_the_way, on_record
+from ..types import RUN_NODE, SAVE_NODE, RunSettings
+from ..workflow.problem import WorkflowError, errors
+from ..workflow.running import Classes, Workflow
+from . import preflight
+
+HANDED = "OTCA_PREPARED"  # an environment variable: the file in which a launching process says what it has prepared
+
+
+def prepare(
+    workflow: Workflow,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    take_over: bool = False,
+    processes: int | None = None,
+    say: Say = print,
+) -> Prepared:
+    """Checks all that keeps a graph from being trained, and claims the folder for this process.
+
+    Args:
+        folder: of the run; None: where its name says.
+        resume: continue from the folder's last checkpoint, bit for bit.
+        take_over: claim the folder even if it cannot be seen whether the process that claimed it has ended.
+        processes: how many will train it; None: as many as train together with this one.
+        say: receives lines for a human.
+
+    Raises:
+        WorkflowError: the graph cannot be trained; with all its problems, warnings included.
+        RunError: the folder cannot be used, or holds another run.
+        Claimed: another process trains in the folder, or may.
+    """
+    with paths.writing_to(folder):
+        problems = preflight.problems(workflow, processes or distributed.world())
+        if errors(problems):
+            raise WorkflowError(problems)
+        [node] = workflow.find(RUN_NODE)
+        inputs = workflow.nodes[node].constants
+        folder = paths.run_folder(inputs["run_name"])
+    resume = resume or _begun_before_restart(folder)
+    if resume and not present(folder / WORKFLOW):
+        raise RunError(
+            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+        )
+    try:
+        taken = claim.take(folder, take_over=take_over, say=say)
+    except OSError as error:
+        raise not_writable(folder, error) from error
+    try:
+        if not resume:
+            _judge_new(folder, workflow)
+    except BaseException:
+        taken.release(leave_nothing=True)
+        raise
+    settings = RunSettings(**{name: inputs[name] for name in RunSettings.__dataclass_fields__ if name in inputs})
+    return Prepared(workflow, folder, settings, int(inputs["iterations"]), problems, resume, taken)
+
+
+def together(decide: Callable[[], Prepared], classes: Classes) -> Prepared:
+    """What the first of the processes decides, in all of them. It decides nothing itself if the process that launched all of them
+    has prepared the training."""
+    if distributed.is_main():
+        try:
+            prepared = _handed_over(classes) or decide()
+        except BaseException as error:
+            distributed.announce(error)
+            raise
+        distributed.told(_written(prepared))
+        return prepared
+    return _read(distributed.told(), classes)
+
+
+@contextlib.contextmanager
+def hand_over(prepared: Prepared) -> Iterator[None]:
+    """Within it, processes that this one launches find by the environment what it has prepared for them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "prepared.json"
+        file.write_text(_written(prepared), encoding="utf-8")
+        os.environ[HANDED] = str(file)
+        try:
+            yield
+        finally:
+            del os.environ[HANDED]
+
+
+def _handed_over(classes: Classes) -> Prepared | None:
+    if not (file := os.environ.get(HANDED)):
+        return None
+    prepared = _read(Path(file).read_text(encoding="utf-8"), classes)
+    prepared = replace(prepared, claim=claim.adopt(prepared.folder))
+    return replace(prepared, resume=True) if _begun_before_restart(prepared.folder) else prepared
+
+
+def _written(prepared: Prepared) -> str:
+    content = {name: getattr(prepared, name) for name in ("iterations", "resume")}
+    content |= {"graph": prepared.workflow.graph, "folder": str(prepared.folder), "settings": vars(prepared.settings)}
+    return json.dumps({**content, "allowed": permissions.granted()})
+
+
+def _read(text: str, classes: Classes) -> Prepared:
+    content = json.loads(text)
+    permissions.grant(content["allowed"])
+    workflow = Workflow(content["graph"], classes)
+    folder, settings = Path(content["folder"]), RunSettings(**content["settings"])
+    return Prepared(workflow, folder, settings, content["iterations"], [], content["resume"], None)
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _judge_new(folder: Path, workflow: Workflow) -> None:
+    """Raises RunError if a new run would write over something in its folder."""
+    if on_record(folder):
+        raise RunError(f"{folder} already holds a run. Fix: add --resume to continue it, or choose another --output")
+    if names := _in_the_way(folder, workflow):
+        raise RunError(
+            f"{folder} holds {', '.join(names)} already, and a new run would write over that. Fix: choose another --output, or "
+            "move it elsewhere"
+        )
+
+
+def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
+    """What a new run would write over, except the very file that is about to be trained, and a stop that is meant for it."""
+    names = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
+    if stopping.asks_to_stop(folder) and not stopping.is_old(folder):
+        names = [name for name in names if name != stopping.STOP]
+    try:
+        same = names == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.entries)
+    except Damaged:
+        return names  # whatever it is, it stays
+    return [] if same else names
+
+
+def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
+    """Files that Save LoRA would write over when the training is done; for two networks there are two."""
+    names = [workflow.entries[node]["inputs"].get("filename") for node in workflow.find(SAVE_NODE)]
+    endings = ("", *(f"_{expert}_noise" for expert in ("high", "low")))
+    files = [f"{name}{ending}.safetensors" for name in names if isinstance(name, str) for ending in endings]
+    return [file for file in files if present(folder / file) and file not in ADAPTERS]
+
+
+def _begun_before_restart(folder: Path) -> bool:
+    """Whether torchrun restarted this process, and the process before had begun the run."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
+        return False
+    import psutil
+
+    return (folder / STATUS).stat().st_mtime > psutil.Process(os.getppid()).create_time()
