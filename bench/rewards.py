@@ -414,7 +414,7 @@ def words(options: argparse.Namespace) -> None:
 
 
 def with_one_changed(word: str) -> str:
-    """The middle letter becomes the one in the alphabet after it, or what is no letter a z."""
+    """The middle letter becomes the one in the alphabet after it, and what is not a letter a z."""
     place = len(word) // 2
     letter = word[place].lower()
     other = chr(ord(letter) + 1) if "a" <= letter < "z" else "z" if letter != "z" else "a"

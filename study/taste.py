@@ -66,7 +66,7 @@ def read_source(source: Path) -> list[Comparison]:
     jpg_1), as in the files of Pick-a-Pic and of DPO trainings; pictures are paths from the file's folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file was not found.
         Damaged: names the file, the line, and what is wrong with it.
     """
     path = source / votes.FILE if source.is_dir() else source
@@ -86,7 +86,7 @@ def read_source(source: Path) -> list[Comparison]:
 
 
 def _pair(path: Path, row: Mapping) -> Comparison | None:
-    """None where both pictures are alike. Raises ValueError where the row is no pair."""
+    """None if both pictures are alike. Raises ValueError if the row is not a pair."""
     if "chosen" in row and "rejected" in row:
         if row["chosen"] == row["rejected"]:
             raise ValueError(f"has the same picture {quoted(row['chosen'])} as chosen and as rejected")
@@ -137,8 +137,8 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
     """The head, fitted to all comparisons; `about` has counts, held-out accuracy and calibration.
 
     Raises:
-        FileNotFoundError: there is no such encoder.
-        ValueError: there is no comparison, or a picture cannot be read.
+        FileNotFoundError: the encoder was not found.
+        ValueError: nothing was compared, or a picture cannot be read.
     """
     if not comparisons:
         raise ValueError(

@@ -19,8 +19,8 @@ def write(folder: Path) -> tuple[Path, int]:
         The file, and the number of its pairs.
 
     Raises:
-        ValueError: there is no such pair.
-        Damaged: the file of votes is.
+        ValueError: no vote prefers one picture to another.
+        Damaged: the file of votes cannot be read.
     """
     lines = [
         json.dumps({"prompt": vote.prompt, CHOSEN: vote.pictures[better], REJECTED: vote.pictures[worse]})

@@ -113,7 +113,7 @@ def test_options_that_all_networks_have():
         ("sharpness:size=3", "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, rescale, clip"),
         ("sharpness:name", "'name' is not an option of it"),
         ("python", "needs file. Fix: --reward python:file="),
-        ("sharpness:clip=2", "'2' is no pair of bounds"),
+        ("sharpness:clip=2", "'2' is not a pair of bounds"),
         ("http:url=http://h/,timeout=soon", "could not convert string to float: 'soon'"),
     ],
 )

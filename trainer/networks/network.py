@@ -57,7 +57,7 @@ _loaded: weakref.WeakValueDictionary[tuple, Network] = weakref.WeakValueDictiona
 
 
 def shared(kind: type[N], path: Path, device: str = "auto", dtype: str = "auto", **more: Hashable) -> N:
-    """The network of that kind and checkpoint; loaded now, unless somebody still holds it.
+    """The network of that kind and checkpoint; loaded now, unless it is still held.
 
     Args:
         path: a folder or file that holds the checkpoint.

@@ -72,7 +72,7 @@ class Published:
         """All tensors of the folder's model*.safetensors.
 
         Raises:
-            FileNotFoundError: there are none.
+            FileNotFoundError: it has no such file.
             RewardError: one of them cannot be read.
         """
         files = sorted(folder.glob("model*.safetensors"))
@@ -112,7 +112,7 @@ class Published:
             network = make()
         wanted = network.state_dict()
         self.check(path, state, wanted.keys())
-        wrong = [f"{name!r} is no part of it" for name in state.keys() - wanted.keys()]
+        wrong = [f"{name!r} does not belong to it" for name in state.keys() - wanted.keys()]
         wrong += [
             f"{name!r} has shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed"
             for name, tensor in wanted.items()

@@ -64,7 +64,7 @@ class PairFolder:
             raise self.error(pair, name, str(getattr(error, "strerror", None) or error)) from error
 
     def error(self, pair: Pair, name: str, wrong: str) -> PairError:
-        """Of one of a pair's files."""
+        """The error about one of a pair's files."""
         return PairError(
             f"{self.path / FILE}, line {pair.line}: file {shown(name)} {_sentence(wrong)}. Fix: put a plain picture there "
             "(PNG, JPEG, WebP or BMP), or correct or remove that line"
@@ -76,7 +76,7 @@ def read_folder(name: str) -> PairFolder:
 
     Raises:
         NotAllowed: a folder that workflows may not read.
-        PairError: no folder of that name, no list in it, a line that is no pair, a file that is not there, or no pair at all.
+        PairError: no folder of that name, no list in it, a line that is not a pair, a file that is not there, or an empty list.
     """
 
     def read() -> PairFolder:
@@ -117,7 +117,7 @@ def _read(path: Path, state: tuple[int, int]) -> PairFolder:
     try:
         text = folders.read_below(path, FILE, MOST_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise PairError(f"{path / FILE} is no text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
+        raise PairError(f"{path / FILE} is not a text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
     except opening.Refused as error:
         raise PairError(f"{path / FILE} {_sentence(str(error))}. Fix: put a plain file there") from error
     lines = enumerate(text.split("\n"), 1)
@@ -139,7 +139,7 @@ def _pair(path: Path, number: int, line: str) -> Pair:
             raise ValueError(f"names {shown(names[0])} as both of its pictures")
     except ValueError as error:
         raise PairError(
-            f'{path / FILE}, line {number} is no pair like {{"prompt": "…", "chosen": "a.png", "rejected": "b.png"}}: it '
+            f'{path / FILE}, line {number} is not a pair like {{"prompt": "…", "chosen": "a.png", "rejected": "b.png"}}: it '
             f"{_sentence(str(error))}. Fix: one such object a line, with files of that folder"
         ) from error
     return Pair(Prompt(prompt, more), names[0], names[1], number)
@@ -147,7 +147,7 @@ def _pair(path: Path, number: int, line: str) -> Pair:
 
 def _check_name(key: str, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"has {key} = {shown(name)}, which is no name of a file")
+        raise ValueError(f"has {key} = {shown(name)}, which is not the name of a file")
     try:
         opening.check_name(name)
     except ValueError as error:

@@ -84,7 +84,7 @@ def take(
         on_step: called before every picture; may raise to stop.
 
     Raises:
-        PairError: a file that is no picture.
+        PairError: a file is not a picture.
         RewardError: a reward that is not held out.
         ValueError: a size that the model cannot make.
     """
@@ -157,7 +157,7 @@ def _pictures(
 
 
 def _advantages(trajectories: Trajectories, rewards: Sequence[Reward]) -> Advantages:
-    """Of the whole batch, of which these trajectories may be a share."""
+    """The advantages of the whole batch, of which these trajectories may be a share."""
     member = torch.tensor([row % 2 for row in trajectories.share.rows])
     scores = Scores(
         values=(1.0 - member)[:, None],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:
     """Step weights w of every sample: rows are samples by group, columns the trained steps with their σ.
 
-    Of a credit by objective, above them the mean weights of each objective.
+    Above them stand the mean weights of each objective, if the credit is by objective.
     """
     weights = credit.weights.cpu().numpy()
     order = np.argsort(groups.numpy(), kind="stable")

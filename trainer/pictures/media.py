@@ -40,7 +40,7 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
     """uint8 [height, width, 3] of a picture's file: upright, scaled until it just covers that size, and cropped about its centre.
 
     Raises:
-        ValueError: it is none of PICTURES, is damaged, or would take too much memory.
+        ValueError: it is not one of PICTURES, is damaged, or would take too much memory.
     """
 
     try:
@@ -52,7 +52,7 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
                 upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
             fit = ImageOps.fit(upright.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
     except UnidentifiedImageError as error:
-        raise ValueError(f"is none of {', '.join(FORMATS)}") from error
+        raise ValueError(f"is not one of {', '.join(FORMATS)}") from error
     except DAMAGES as error:
         raise ValueError(f"is damaged ({error})") from error
     return np.asarray(fit)

@@ -65,7 +65,7 @@ class Reward(Resident, ABC):
         return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
     def for_other_pictures(self) -> Reward | None:
-        """Who scores an evaluation's pictures in its place; None where nobody does, as of one that is `groups_only`."""
+        """The reward that scores an evaluation's pictures in its place; None for one that is `groups_only`."""
         return None if self.groups_only else self
 
     def rest(self) -> None:
@@ -159,13 +159,13 @@ def parse_bounds(text: str) -> tuple[float, float] | None:
         low, high = math.nan, math.nan
     if not low < high:
         raise ValueError(
-            f"{text!r} is no pair of bounds. Fix: two numbers, the lower first, as in 0.1, 0.4, or leave it empty"
+            f"{text!r} is not a pair of bounds. Fix: two numbers, the lower first, as in 0.1, 0.4, or leave it empty"
         )
     return low, high
 
 
 def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
-    """All rewards' scores [B, len(rewards)], of pictures or videos; NaN where there is none, for whatever reason.
+    """All rewards' scores [B, len(rewards)], of pictures or videos; NaN for a score that is missing, for whatever reason.
 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
@@ -216,7 +216,7 @@ def _column(
 
 
 def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
-    """A reward's answer as float32 on the CPU, with FAILED and LEFT_OUT for what is no score."""
+    """A reward's answer as float32 on the CPU, with FAILED and LEFT_OUT for what is not a score."""
     left_out = []
     if isinstance(scores, list | tuple):
         left_out = [sample for sample, value in enumerate(scores) if value is None]
@@ -251,7 +251,7 @@ def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT where there is none, and each one's seconds."""
+    """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT for what is missing, and each reward's seconds."""
 
     values: Mapping[str, Tensor]
     seconds: Mapping[str, float]

@@ -129,7 +129,7 @@ class ChatServer(Server):
             return Reply(content, choice.get("finish_reason") == "length", alternatives(choice.get("logprobs")))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
             raise RewardError(
-                f"{self.url} answered {text[:SHOWN]!r}, which is no chat completion. Fix: correct url: it needs {self.PATH}"
+                f"{self.url} answered {text[:SHOWN]!r}, which is not a chat completion. Fix: correct url: it needs {self.PATH}"
             ) from None
 
     def _remedy(self, status: int, target: str) -> str:
@@ -159,9 +159,9 @@ def data_urls(batch: Tensor, frames: int) -> list[tuple[str, ...]]:
 
 
 def alternatives(logprobs: object) -> list[list[tuple[str, float]]] | None:
-    """Of the `logprobs` of a choice, each token's alternatives with the token first; None where there are none.
+    """Each token's alternatives in the `logprobs` of a choice, with the token first; None without any.
 
-    A token without alternatives says nothing of how likely another one was, so that counts as none.
+    A token without alternatives says nothing of how likely another one was, and does not count.
     """
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not any(len(token.get("top_logprobs") or []) > 1 for token in content):

@@ -7,7 +7,7 @@ The request, a POST of application/json, and the two forms of the answer:
     {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
 
 `data` is a whole PNG, or an mp4 of `fps` frames a second, in base64. Where the prompt says more than its text, a sample has that
-beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else there is no such key. In the same way Reward: Vote says which samples
+beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else that key is missing. In the same way Reward: Vote says which samples
 are of one group, as in `"group": 3`. null is what could not be scored, though it
 should have been, and "does not apply" what this reward has no opinion of, by design. An answer may have ANSWER_BYTES, and
 SAMPLE_BYTES more for each sample. A server to begin with: assets/examples/reward_server.py.

@@ -132,7 +132,7 @@ class VLMJudge(ServerReward):
         """Names what was answered instead of a score; the samples are masked as failed."""
         told = "; ".join(f"sample {sample}: {why}" for sample, why in [*wrong.items()][:MOST_TOLD])
         more = ", …" if len(wrong) > MOST_TOLD else ""
-        logger.warning("reward %r: %d of %d answers are no score: %s%s", self.name, len(wrong), count, told, more)
+        logger.warning("reward %r: %d of %d answers are not scores: %s%s", self.name, len(wrong), count, told, more)
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def check_question(question: str) -> str:
     for match in MEANT_AS_ONE.finditer(question):
         if not PLACEHOLDER.fullmatch(match[0]):
             raise ValueError(
-                f"{match[0]} is no placeholder. Fix: {{prompt}}, or {{metadata.KEY}} for what is beside it"
+                f"{match[0]} is not a placeholder. Fix: {{prompt}}, or {{metadata.KEY}} for what is beside it"
             )
     return question
 
@@ -212,18 +212,18 @@ def parse_scale(text: str) -> tuple[float, float]:
     except ValueError:
         low, high = math.nan, math.nan
     if not (low < high and math.isfinite(high - low)):
-        raise ValueError(f"{text!r} is no range. Fix: two numbers, the lower first, as in 0, 10")
+        raise ValueError(f"{text!r} is not a range. Fix: two numbers, the lower first, as in 0, 10")
     return low, high
 
 
 def parse_extra(text: str) -> dict[str, Any]:
-    """More fields of a request. Raises ValueError for what is no JSON object, and for fields that are the reward's own."""
+    """More fields of a request. Raises ValueError for what is not a JSON object, and for fields that are the reward's own."""
     try:
         extra = json_files.parse(text) if text.strip() else {}
     except ValueError:
         extra = None
     if not isinstance(extra, dict) or (own := [name for name in OURS if name in extra]):
-        told = f"sets {', '.join(own)}" if isinstance(extra, dict) else "is no JSON object"
+        told = f"sets {', '.join(own)}" if isinstance(extra, dict) else "is not a JSON object"
         fix = 'other fields, as in {"chat_template_kwargs": {"enable_thinking": false}}'
         raise ValueError(f"{text[:SHOWN]!r} {told}. Fix: {fix}")
     return extra
@@ -244,7 +244,7 @@ def number_in(text: str, low: float, high: float) -> float:
     """
     match = NUMBER.fullmatch(text.strip())
     if not match or (match[2] and float(match[2]) != high):
-        raise ValueError(f"it answered {shown(text)}, which is no number from {low:g} to {high:g}")
+        raise ValueError(f"it answered {shown(text)}, which is not a number from {low:g} to {high:g}")
     if not low <= (number := float(match[1])) <= high:
         raise ValueError(f"it answered {shown(text)}, outside {low:g} to {high:g}")
     return number

@@ -23,8 +23,8 @@ class PythonReward(Reward):
     """Whatever `function(images, prompts)` in `file` returns: [B] numbers, NaN for what cannot be scored, None in a list for
     what it does not apply to.
 
-    The function receives a float32 tensor [B, H, W, 3] in [0, 1] on the CPU, its own copy, and a list of B prompts. Of videos it
-    receives VIDEO_FRAMES frames each, and the score is their mean.
+    The function receives a float32 tensor [B, H, W, 3] in [0, 1] on the CPU, its own copy, and a list of B prompts. For a
+    video it receives VIDEO_FRAMES frames, and the score is their mean.
 
     Args:
         file: the name of a .py file in an allowed folder, or its path.
@@ -39,7 +39,7 @@ class PythonReward(Reward):
             names = ", ".join(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
             raise RewardError(
                 f"{self.path} has no function {function!r}. Fix: define {function}(images, prompts), or choose of: "
-                f"{names or 'nothing, there is none'}"
+                f"{names or 'nothing, it defines no function'}"
             )
         self.function = judge
 

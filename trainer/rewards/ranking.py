@@ -40,7 +40,7 @@ class Ranking:
         return (self.order.argsort() + 1).tolist()
 
     def columns(self) -> list[float]:
-        """(K + H)·B raw scores: all samples' by the first reward, then by the next; NaN where there is none."""
+        """(K + H)·B raw scores: all samples' by the first reward, then by the next; NaN for a score that is missing."""
         values = torch.cat([self.scores.values, self.scores.held_out], 1).T.flatten()
         return torch.where(values.isfinite(), values, torch.nan).tolist()
 
@@ -60,8 +60,8 @@ def samples_of(images: Tensor, frames: int | None) -> Tensor:
     count = len(images)
     if frames and count % frames:
         raise ValueError(
-            f"frames = {frames}: the {count} images are no whole number of videos. Fix: the number of frames that each video "
-            "has, or 0 if all of them are one video"
+            f"frames = {frames}: the {count} images do not make a whole number of videos. Fix: the number of frames that each "
+            "video has, or 0 if all of them are one video"
         )
     return images.reshape(-1, frames or count, *images.shape[1:])
 
@@ -126,8 +126,6 @@ def _say_unscored(scores: Scores, totals: Tensor) -> None:
     missing = ~scores.values[unscored].isfinite()
     names = [name for name, of_it in zip(scores.names, missing.any(0).tolist(), strict=True) if of_it]
     if unscored.all():
-        raise RewardError(
-            f"none of the pictures has its scores: {', '.join(names)} gave none. Fix: look at its help page"
-        )
+        raise RewardError(f"no picture has its scores: {', '.join(names)} gave no score. Fix: look at its help page")
     numbers = ", ".join(str(number + 1) for number in unscored.nonzero()[:, 0].tolist())
     logger.warning("Score Images: the pictures %s rank last, since they have no score by %s", numbers, ", ".join(names))

@@ -24,7 +24,7 @@ RELATIONS = ("and", "left of", "above")
 
 _BACKGROUND = 22.0  # CIE Lab distance from the background below which a pixel belongs to it
 _SPECK = 0.006  # regions below this share of the picture are none; …
-_OBJECT = 0.02  # … and below this one no object, but something that nobody asked for
+_OBJECT = 0.02  # … and below this one no object, but something that was not asked for
 _OVERLAP = 0.66  # intersection over union with the ideal shape in the same box; a worse fit is no shape at all
 _ASPECT = 1.6  # longest side of the bounding box over the shortest
 _APART = 0.12  # of the picture's side: by how much one centre has to be left of, or above, the other
@@ -125,7 +125,7 @@ def grade(image: np.ndarray, caption: str) -> float | None:
     """How nearly a picture is what was asked, in [0, 1]: a judge that says how far there is to go.
 
     The mean of each object's grade, half for its colour and half for its shape, and of the relation's, by the assignment of
-    regions to objects that is best; divided by 1 + the number of regions that nobody asked for.
+    regions to objects that is best; divided by 1 + the number of regions that were not asked for.
     """
     asked = parse_caption(caption)
     if asked is None:
@@ -212,7 +212,7 @@ def _region(colors: np.ndarray, mask: np.ndarray, away: np.ndarray) -> Region:
 
 
 def _overlaps(mask: np.ndarray) -> list[float]:
-    """With each ideal shape that fills its box; zeros where there is no box, or none that is nearly square."""
+    """The overlap with each ideal shape that fills its box; zeros without a box that is nearly square."""
     rows, columns = np.flatnonzero(mask.sum(1) >= 2), np.flatnonzero(mask.sum(0) >= 2)
     if not rows.size or not columns.size:
         return [0.0] * len(SHAPES)

@@ -161,7 +161,7 @@ class TasteReward(NetworkReward):
             that the head has of it.
 
     Raises:
-        FileNotFoundError: there is no such encoder.
+        FileNotFoundError: the encoder was not found.
         RewardError: it is another encoder.
     """
 
@@ -183,7 +183,7 @@ class MyTaste(TasteReward):
         encoder: as of TasteReward.
 
     Raises:
-        FileNotFoundError: there is no such file, or no such encoder.
+        FileNotFoundError: the file or the encoder was not found.
         RewardError: the file is not a taste, or the encoder is another one.
     """
 

@@ -101,7 +101,7 @@ def wanted(prompt: str) -> list[str]:
     """The texts that its picture should have: those of the metadata (`text`, one, or `words`, several), else the quoted ones.
 
     Raises:
-        RewardError: metadata that are no texts.
+        RewardError: the metadata are not texts.
     """
     metadata = metadata_of(prompt)
     texts = _listed(metadata, prompt) if metadata.keys() & {"text", "words"} else quoted(prompt)
@@ -138,8 +138,8 @@ def likeness(read: str, texts: Sequence[str]) -> float:
     """Share of the characters of `texts` that were read, in [0, 1]: 1 - distance / length.
 
     One text is scored as in Flow-GRPO's OCR reward (2505.05470): 1 where it is contained in what was read, however much else
-    there is; no distance counts above the text's length. Of several, those that are contained are taken out of what was read,
-    and the others are compared with the rest, in their order.
+    there is; no distance counts above the text's length. If there are several, those that were read are taken out of what was
+    read, and the others are compared with the rest, in their order.
     """
     remaining, lacking = plain(read), {}
     pieces = dict(enumerate(map(plain, texts)))

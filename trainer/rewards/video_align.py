@@ -183,7 +183,7 @@ def resized(videos: Tensor, factor: int, most_pixels: int) -> Tensor:
 
 
 def patches(frames: Tensor, patch: int, merge: int, stack: int) -> tuple[Tensor, tuple[int, int, int]]:
-    """What Qwen2-VL's video processor makes of frames [B, n, 3, h, w] in 0…255, of which torchvision is no part.
+    """What Qwen2-VL's video processor makes of frames [B, n, 3, h, w] in 0…255, without torchvision.
 
     Returns:
         Patches [B · n/stack · h/patch · w/patch, 3 · stack · patch²], those that are merged side by side, and one video's

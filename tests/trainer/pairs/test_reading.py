@@ -52,9 +52,9 @@ def test_blank_lines_count_and_a_changed_list_is_read_again(folder_of):
         ({"chosen": "0a.png", "rejected": "more/0b.png"}, "it has no prompt"),
         ({**GOOD, "prompt": None}, "it has prompt = None, which is no text"),
         ({**GOOD, "prompt": "\ud800"}, "it has half a character in its prompt"),
-        ({"prompt": "x", "chosen": "0a.png"}, "it has rejected = None, which is no name of a file"),
-        ({**GOOD, "chosen": 7}, "it has chosen = 7, which is no name of a file"),
-        ({**GOOD, "chosen": ""}, "it has chosen = '', which is no name"),
+        ({"prompt": "x", "chosen": "0a.png"}, "it has rejected = None, which is not the name of a file"),
+        ({**GOOD, "chosen": 7}, "it has chosen = 7, which is not the name of a file"),
+        ({**GOOD, "chosen": ""}, "it has chosen = '', which is not the name"),
         ({**GOOD, "chosen": "more/../more/0b.png"}, "it has chosen = 'more/../more/0b.png', which leads out"),
         ({**GOOD, "chosen": "./more/0b.png"}, "names './more/0b.png' as both of its pictures"),
         ({**GOOD, "chosen": "../secret.png"}, "it has chosen = '../secret.png', which leads out of its folder"),
@@ -149,7 +149,7 @@ def test_a_file_that_is_too_large(folder_of, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"\n \n", "has no pair"), (b"\xff\xfe\x00", "no text in UTF-8")], ids=["empty", "no text"]
+    ("content", "told"), [(b"\n \n", "has no pair"), (b"\xff\xfe\x00", "not a text in UTF-8")], ids=["empty", "no text"]
 )
 def test_a_list_without_pairs(folder_of, content, told):
     folder = folder_of(["fine"])

@@ -190,7 +190,7 @@ def test_the_folder_is_told_beforehand(folder_of, graph_of, tmp_path, capsys):
     (folder / "pairs.jsonl").write_text('{"prompt": "x"}\n')
     assert main(["validate", str(tmp_path / "workflow.json")]) != 0
     told = capsys.readouterr()
-    assert "pairs.jsonl, line 1 is no pair" in told.out + told.err
+    assert "pairs.jsonl, line 1 is not a pair" in told.out + told.err
 
 
 def test_only_the_index_moves_with_the_iterations(folder_of, graph_of):

@@ -148,7 +148,7 @@ def test_several_processes_take_their_rows_of_the_same_batch(take, folder_of, mo
 def test_a_picture_that_is_none_is_named(take, folder_of):
     folder = folder_of()
     (folder / "more" / "1b.png").write_bytes(b"GIF89a")
-    with pytest.raises(PairError, match=r"pairs\.jsonl, line 2: file 'more/1b.png' is none of PNG.*Fix: "):
+    with pytest.raises(PairError, match=r"pairs\.jsonl, line 2: file 'more/1b.png' is not one of PNG.*Fix: "):
         take(folder)
 
 

@@ -253,7 +253,7 @@ def test_bounds(text, bounds):
     "text", ["0.4", "0.4, 0.1", "1, 1", "1, 2, 3", "low, high", "nan, 1", "0, nan", ",", "0.1;0.4"]
 )
 def test_what_is_no_pair_of_bounds(text):
-    with pytest.raises(ValueError, match="is no pair of bounds. Fix: ") as caught:
+    with pytest.raises(ValueError, match="is not a pair of bounds. Fix: ") as caught:
         parse_bounds(text)
     assert repr(text) in str(caught.value)
 
@@ -303,7 +303,7 @@ def test_a_node_sets_them():
     raw, own = score([plain, reward], noise, PROMPTS).T
     assert raw.min() > 150 and own.tolist() == [1.5] * 3
     assert RewardSharpness.VALIDATE_INPUTS("0, 1.5") is True and RewardSharpness.VALIDATE_INPUTS(None) is True
-    assert RewardSharpness.VALIDATE_INPUTS("1.5, 0").startswith("clip: '1.5, 0' is no pair of bounds")
+    assert RewardSharpness.VALIDATE_INPUTS("1.5, 0").startswith("clip: '1.5, 0' is not a pair of bounds")
 
 
 # --- what rewards share ---------------------------------------------------------------------------------------------

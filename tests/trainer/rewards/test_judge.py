@@ -205,7 +205,7 @@ def test_an_answer_that_is_neither_masks_its_sample(chatting, caplog, answer, to
     assert scores[1].isnan()
     torch.testing.assert_close(scores[[0, 2]], torch.tensor([0.8, 0.25]))
     [line] = [record.getMessage() for record in caplog.records if record.name.endswith("judge")]
-    assert line.startswith("reward 'vlm_judge': 1 of 3 answers are no score: sample 1: it answered ") and told in line
+    assert line.startswith("reward 'vlm_judge': 1 of 3 answers are not scores: sample 1: it answered ") and told in line
 
 
 def test_marks_and_spaces_around_a_word_mean_nothing(chatting):
@@ -242,7 +242,7 @@ def test_prose_is_no_number(chatting, caplog, answer):
     scores = ask(url, answer="number", concurrency=1)
     assert scores.isnan().tolist() == [False, True, False]
     shown = repr(answer) if answer.strip() else "it answered nothing"
-    assert any("1 of 3 answers are no score: sample 1" in m and shown in m for m in caplog.messages)
+    assert any("1 of 3 answers are not scores: sample 1" in m and shown in m for m in caplog.messages)
 
 
 def test_a_number_that_was_cut_off_is_none(chatting, caplog):
@@ -304,13 +304,13 @@ def test_a_model_that_the_server_does_not_have(chatting, caplog):
 def test_what_is_no_chat_completion_is_shown(chatting, answer):
     url, _ = chatting(answer)
     shown = answer[1] if isinstance(answer, tuple) else json.dumps(answer)
-    assert f"answered {shown!r}, which is no chat completion" in error_of(url)
+    assert f"answered {shown!r}, which is not a chat completion" in error_of(url)
 
 
 def test_logprobs_that_are_none(chatting):
     hostile = said("yes", [{"yes": 0.5, "no": 0.5}])
     hostile["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token": "no"}, {"token": "yes"}]
-    assert "no chat completion" in error_of(chatting(hostile)[0])
+    assert "not a chat completion" in error_of(chatting(hostile)[0])
 
 
 def test_a_log_probability_above_0_is_0(chatting):
@@ -370,16 +370,16 @@ def test_metadata_fills_a_question_or_it_does_not_apply(chatting):
     "question", ["Is it {promt}?", "{metadata}", "Is it {prompt.x}?", "Is it { prompt }?", "Is it {metadata.}?"]
 )
 def test_a_placeholder_that_nothing_fills(question):
-    with pytest.raises(ValueError, match=r"is no placeholder. Fix: \{prompt\}"):
+    with pytest.raises(ValueError, match=r"is not a placeholder. Fix: \{prompt\}"):
         judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question=question)
 
 
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
-        ("[" * 200000, "is no JSON object"),
-        ("{", "is no JSON object"),
-        ("[1]", "is no JSON object"),
+        ("[" * 200000, "is not a JSON object"),
+        ("{", "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
         ('{"messages": [], "n": 2}', "sets messages, n"),
     ],
 )
@@ -434,9 +434,9 @@ def test_a_single_question_is_named_as_the_node():
         ({"questions": " \n"}, "questions: the question is empty"),
         ({"questions": "a?\n" * 5}, "questions: 5 questions are too many. Fix: at most 4 lines"),
         ({"questions": "q: a?\nq: b?"}, "questions: two questions share a label: q, q"),
-        ({"questions": "Is it {promt}?"}, "questions: {promt} is no placeholder"),
-        ({"scale": "10, 0"}, "scale: '10, 0' is no range"),
-        ({"extra": "x"}, "extra: 'x' is no JSON object"),
+        ({"questions": "Is it {promt}?"}, "questions: {promt} is not a placeholder"),
+        ({"scale": "10, 0"}, "scale: '10, 0' is not a range"),
+        ({"extra": "x"}, "extra: 'x' is not a JSON object"),
         ({"token_variable": "HF_TOKEN"}, "token_variable: "),
         ({"clip": "2, 1"}, "clip: "),
     ],

@@ -108,7 +108,7 @@ def test_prose_is_masked_and_named(served, model, directly, caplog):
     assert directly(WHAT) == [tiny_judge.PROSE] * 5
     reward = judge.VLMJudge(url=served, model=str(model), question=WHAT, answer="number")
     assert score([reward], IMAGES, PROMPTS).isnan().all()
-    assert f"5 of 5 answers are no score: sample 0: it answered {tiny_judge.PROSE!r}" in caplog.text
+    assert f"5 of 5 answers are not scores: sample 0: it answered {tiny_judge.PROSE!r}" in caplog.text
 
 
 def test_a_model_that_is_not_there(served, model):

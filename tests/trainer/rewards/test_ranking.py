@@ -80,9 +80,9 @@ def test_what_does_not_apply_is_neither_for_nor_against():
 
 
 def test_no_score_for_any_picture_is_an_error():
-    with pytest.raises(RewardError, match="none of the pictures has its scores: a gave none"):
+    with pytest.raises(RewardError, match="no picture has its scores: a gave no score"):
         rank(Says("a", [NAN, NAN]))
-    with pytest.raises(RewardError, match="text gave none"):
+    with pytest.raises(RewardError, match="text gave no score"):
         rank(Says("text", [None]))
 
 
@@ -163,7 +163,7 @@ def test_frames():
     assert ranking.samples_of(images, 0).shape == (1, 6, 4, 6, 3)
     videos = ranking.samples_of(images, 2)
     assert videos.shape == (3, 2, 4, 6, 3) and torch.equal(videos[1, 0], images[2])
-    with pytest.raises(ValueError, match="frames = 4: the 6 images are no whole number of videos. Fix: "):
+    with pytest.raises(ValueError, match="frames = 4: the 6 images do not make a whole number of videos. Fix: "):
         ranking.samples_of(images, 4)
 
 

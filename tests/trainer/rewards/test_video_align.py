@@ -377,7 +377,7 @@ def test_a_base_of_another_size_does_not_fit(made, tmp_path):
     folder = copied(made(), tmp_path)
     file = folder / "Qwen2-VL" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 1}))
-    with pytest.raises(RewardError, match="does not fit its layout.*is no part of it.*Fix: "):
+    with pytest.raises(RewardError, match="does not fit its layout.*does not belong to it.*Fix: "):
         rewards(folder)
 
 

@@ -77,7 +77,7 @@ class VoteFolder:
             fps: of these videos; None: the folder's.
 
         Returns:
-            NaN for a sample that cannot be shown; None in a group that nobody ranks, and for a picture of which nothing is said.
+            NaN for a sample that cannot be shown; None in a group that was not ranked, and for a picture that no vote is about.
 
         Raises:
             Damaged: votes.jsonl, with the line.
@@ -157,7 +157,7 @@ class VoteFolder:
             with self._writing:
                 before = self._last.get(question_id)
                 if answer is None and (before is None or before.answer.kind == WITHDRAWN):
-                    raise ValueError("takes back a vote, and there is none")
+                    raise ValueError("takes back a vote that was not given")
                 vote = Vote(prompt, pictures, parsed, before.id if before else None)
                 votes.append(self.file, vote)
                 self._last[question_id] = vote
@@ -181,6 +181,6 @@ class VoteFolder:
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:
-    """uint8 pictures or videos of a tensor [B, …] in [0, 1]; None for one with a value that is no number."""
+    """uint8 pictures or videos of a tensor [B, …] in [0, 1]; None for one with a value that is not a number."""
     finite = samples.isfinite().flatten(1).all(1).tolist()
     return [pixels if good else None for pixels, good in zip(media.eight_bits(samples).numpy(), finite, strict=True)]

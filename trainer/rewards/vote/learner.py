@@ -1,4 +1,4 @@
-"""A taste that is learned while somebody votes: it predicts each vote before it learns it, and says what to ask next."""
+"""A taste that is learned while a person votes: it predicts each vote before it learns it, and says what to ask next."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Opinion:
 
 
 class Learner:
-    """Learns what somebody likes from votes, by a linear head on a frozen encoder.
+    """Learns from votes what a person likes, by a linear head on a frozen encoder.
 
     How it is used:
 
@@ -81,7 +81,7 @@ class Learner:
         device: auto, or a torch device.
 
     Raises:
-        FileNotFoundError: there is no such encoder.
+        FileNotFoundError: the encoder was not found.
         RewardError: its weights cannot be read.
     """
 
@@ -115,7 +115,7 @@ class Learner:
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of each vote the share of its pairs that was predicted before it was learned. The first vote has no prediction."""
+        """The share of each vote's pairs that was predicted before it was learned. The first vote has no prediction."""
         return Accuracy.of(self._right)
 
     def head(self) -> Head:

@@ -1,4 +1,4 @@
-"""Somebody's votes as a reward: the training stops and asks which of a prompt's pictures are the best."""
+"""A person's votes as a reward: the training stops and asks which of a prompt's pictures are the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..http import HTTPReward
 from .asking import VoteFolder, as_pictures
 
 NOBODY = (
-    "nobody is here to vote: the training does not run on the canvas. Fix: start `otca vote` where somebody has a browser, and "
+    "no voter is here: the training does not run on the canvas. Fix: start `otca vote` on a machine with a browser, and "
     "set url of Reward: Vote to its address, as in http://127.0.0.1:8190/score"
 )
 ENCODER = "shapes-clip"
@@ -24,10 +24,10 @@ RETRIES = 10  # where it is started again meanwhile: about eight minutes
 
 
 class VoteReward(GroupReward):
-    """Bradley-Terry scores of each group, from what somebody says of its pictures on the canvas or at a vote server.
+    """Bradley-Terry scores of each group, from what a person says of its pictures on the canvas or at a vote server.
 
     Raises:
-        FileNotFoundError: there is no such encoder.
+        FileNotFoundError: the encoder was not found.
         RewardError: its weights cannot be read.
 
     Args:

@@ -1,4 +1,4 @@
-"""What somebody said of a group of pictures, the file that keeps it, and the scores that follow from it. Imports no torch.
+"""What a person said of a group of pictures, the file that keeps it, and the scores that follow from it. Imports no torch.
 
 A folder of votes holds `votes.jsonl`, one object a line, and the pictures below `votes/`, each under its fingerprint:
 
@@ -6,9 +6,9 @@ A folder of votes holds `votes.jsonl`, one object a line, and the pictures below
      "pictures": ["votes/0f3a….png", "votes/77c2….png", "votes/e01b….png"],
      "answer": {"kind": "order", "order": [[2], [0, 1]]}, "replaces": null}
 
-An answer names pictures by their place in that list. Of "order" the best come first, and those in one inner list are alike; of a
-picture that is missing nothing is said. "pair" has a `winner` and a `loser`. "alike" says that no picture is better than
-another, "skip" that nobody wants to judge the group; "withdrawn" takes back the vote that it replaces, so that the group is
+An answer names pictures by their place in that list. In "order" the best come first, and those in one inner list are alike;
+nothing is said of a picture that is missing. "pair" has a `winner` and a `loser`. "alike" says that no picture is better than
+another, "skip" that the group was not judged; "withdrawn" takes back the vote that it replaces, so that the group is
 asked about again.
 """
 
@@ -105,7 +105,7 @@ class Vote:
 
 
 def read(path: Path, say: Callable[[str], None] = logger.warning) -> list[Vote]:
-    """All votes of a file, in its order; none where there is no file. A last line that a kill cut short is left out and said.
+    """All votes of a file, in its order; empty without a file. A last line that a kill cut short is left out, which is said.
 
     Raises:
         Damaged: names the file and the line, and what is wrong with it.
@@ -132,7 +132,7 @@ def parse_answer(value: Any, count: int) -> Answer:
     """The answer about `count` pictures.
 
     Raises:
-        ValueError: it is none, or an order that puts no picture above another.
+        ValueError: it is not an answer, or is an order that puts no picture above another.
     """
     check(value, dict, {"kind": one_of(*KINDS)})
     kind = value["kind"]
@@ -158,7 +158,7 @@ def parse_answer(value: Any, count: int) -> Answer:
 
 
 def _vote(row: Mapping[str, Any]) -> Vote:
-    """Raises ValueError where a line is no vote."""
+    """Raises ValueError if a line is not a vote."""
     if row.get("version") != VERSION:
         raise ValueError(f"has version = {quoted(row.get('version'))}, and not {VERSION}")
     check(row, dict, {"id": TEXT, "time": MOMENT, "prompt": TEXT, "pictures": TEXTS, "replaces": maybe(TEXT)})

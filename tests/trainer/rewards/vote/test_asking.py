@@ -155,7 +155,7 @@ def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder,
         ({}, "has no 'kind'"),
         ("best", "holds a text, and not an object"),
         ({"kind": "withdrawn"}, "has the kind 'withdrawn'"),
-        (None, "takes back a vote, and there is none"),
+        (None, "takes back a vote that was not given"),
     ],
 )
 def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask, answer, wrong):
@@ -176,7 +176,7 @@ def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
     first.stop()
     keep_of_again(None)
     assert votes.standing(votes.read(folder.file)) == []
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="that was not given"):
         keep_of_again(None)
     desk.answer(question.id, {"kind": "order", "order": [[1], [0]]})
     (vote,) = votes.standing(votes.read(folder.file))
