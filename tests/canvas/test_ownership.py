@@ -1,18 +1,19 @@
 """Whose adapter is trained on the canvas. ComfyUI hands one model to all workflows whose loaders have the same inputs."""
 
+import functools
 import json
 import shutil
-import subprocess
-import sys
 
 import psutil
 import pytest
 import torch
 
+from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.processes import apart
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening
@@ -257,8 +258,9 @@ def test_a_folder_that_is_another_s_by_now_is_not_written(tabs, runs, small_grap
     shutil.rmtree(runs / "one")
     given = tmp_path / "given.json"
     given.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {**RARELY, "iterations": 1}})))
-    command = [sys.executable, "-m", "comfyui_otca", "train", given, "--output", runs / "one"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    other = apart(functools.partial(main, ["train", str(given), "--output", str(runs / "one")]), tmp_path / "log")
+    other.join(300)
+    assert other.exitcode == 0, (tmp_path / "log").read_text()
     there = {path: path.read_bytes() for path in (runs / "one").rglob("*") if path.is_file()}
     with pytest.raises(NodeError, match="is not this run's any more.*Fix: on the canvas press New run"):
         tab.queue()
