@@ -74,7 +74,7 @@ SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, whic
 
 def layer(item) -> str:
     """The layer of a test, by where it is and what it asks for. Each has a command: make lint, test, test-train, test-comfyui."""
-    place = item.path.relative_to(ROOT / "tests").as_posix()
+    place = place_of(item)
     if place.startswith("comfyui/"):
         return "comfyui"
     if place in LINT or place in SMOKE:
@@ -82,6 +82,10 @@ def layer(item) -> str:
     asked = [definitions[-1].func for name, definitions in item._fixtureinfo.name2fixturedefs.items()]
     slow = place.startswith(TRAINING) or {"real_model", "real_run"} & set(item.fixturenames)
     return "train" if slow or any(starts_processes(function) for function in [item.function, *asked]) else "test"
+
+
+def place_of(item) -> str:
+    return item.path.relative_to(ROOT / "tests").as_posix()
 
 
 @functools.cache
@@ -160,6 +164,12 @@ def device(request):
 def _toy(device):
     """What a graph trains is the toy, unless the test asks for `real_model`."""
     with toy.loaded_instead() if device == "cpu" else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_toy_among_families(request):
+    with toy.real_one() if place_of(request.node).startswith(TRAINING) else contextlib.nullcontext():
         yield
 
 

@@ -497,7 +497,7 @@ TWO = {
 }
 
 
-def test_a_training_of_two(small_workflow, tmp_path):
+def test_a_training_of_two(small_workflow, real_model, tmp_path):
     """It writes what one process writes, once; and goes on from there bit for bit."""
     for (code, said), quiet in zip(
         together(2, _train, small_workflow(TWO), tmp_path / "two"), (False, True), strict=True
@@ -526,7 +526,7 @@ def test_a_training_of_two(small_workflow, tmp_path):
         assert torch.equal(resumed[name], tensor)
 
 
-def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
+def test_a_training_of_two_that_share_a_model(small_workflow, real_model, tmp_path):
     """Checkpoints are whole, so that one process, or two again, go on from them."""
 
     def workflow(iterations):
@@ -558,7 +558,7 @@ def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
             assert metrics[1][name] == value, name
 
 
-def test_a_training_of_two_that_share_the_frozen_weights(small_workflow, load_model, tmp_path):
+def test_a_training_of_two_that_share_the_frozen_weights(small_workflow, real_model, load_model, tmp_path):
     """One prompt to evaluate: the process without one keeps pace. What is written is what a process alone reads."""
     run = {"iterations": 1, "evaluation_prompts": "a red circle", "evaluation_seeds": 1}
     graph = small_workflow({"OTCA_GRPOStep": {"ema_decay": 0.0}, "OTCA_TrainingRun": run}).graph
@@ -637,7 +637,7 @@ def _stopped_amid_the_update(workflow, folder):
     return _train(workflow, folder)
 
 
-def test_a_stop_reaches_all_that_share_a_model(small_workflow, tmp_path):
+def test_a_stop_reaches_all_that_share_a_model(small_workflow, real_model, tmp_path):
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_GRPOStep": {"learning_rate": 1e-5}, **TWO}
     graph = small_workflow(changes).graph
     del graph["13"]  # there is no adapter to save

@@ -55,7 +55,7 @@ def accepted():
             yield seed, graph
 
 
-def test_what_is_accepted_is_trained(tmp_path, capsys, everything):
+def test_what_is_accepted_is_trained(real_model, tmp_path, capsys, everything):
     disagreements = []
     for seed, graph in itertools.islice(accepted(), 300 if everything else 6):
         path, run = tmp_path / f"{seed}.json", tmp_path / f"run{seed}"

@@ -5,6 +5,10 @@ Tokenizers are those of shapes-flux; pictures are noise.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +34,19 @@ SIZES = {
 
 
 def make(family: str, folder: Path, seed: int = 0) -> Path:
-    """Saves a tiny diffusers pipeline, one of FAMILIES, as `folder`."""
+    """Saves a tiny diffusers pipeline, one of FAMILIES, as `folder`. A process makes each once, and copies it afterwards."""
+    shutil.copytree(_made(family, seed), folder, dirs_exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _made(family: str, seed: int) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="tiny-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = FAMILIES[family]()
-    pipeline.save_pretrained(folder)
-    return folder
+        FAMILIES[family]().save_pretrained(place)
+    return place
 
 
 def stable_diffusion_3(with_t5: bool = True):

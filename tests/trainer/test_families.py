@@ -13,7 +13,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
 
-pytestmark = pytest.mark.anywhere
+pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("real_model")]
 
 
 @pytest.fixture(params=list(tiny.SIZES))
