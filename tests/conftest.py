@@ -26,6 +26,7 @@ from comfyui_otca.inference import loading as _has_the_real_one  # noqa: F401 it
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests import processes
 from comfyui_otca.tests.device import pretend
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import toy
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
@@ -256,6 +257,19 @@ def _nothing_stays_allowed(monkeypatch):
 @pytest.fixture(scope="session")
 def flux_folder():
     return ROOT / "assets" / "shapes-flux"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(flux_folder, tmp_path_factory):
+    """tiny_folder(family): a checkpoint of it with random weights, or of "flux" the embedded one; made once, only to be read."""
+    place = tmp_path_factory.mktemp("checkpoints")
+
+    def of(family):
+        if family == "flux":
+            return flux_folder
+        return place / family if (place / family).is_dir() else tiny.make(family, place / family)
+
+    return of
 
 
 @pytest.fixture(scope="session")

@@ -33,25 +33,12 @@ def accelerator():
 
 
 @pytest.fixture(scope="session")
-def folders(flux_folder, tmp_path_factory):
-    """folders(family): a checkpoint of it."""
-    made = {"flux": flux_folder}
-
-    def of(family):
-        if family not in made:
-            made[family] = tiny.make(family, tmp_path_factory.mktemp("models") / family)
-        return made[family]
-
-    return of
-
-
-@pytest.fixture(scope="session")
-def trained(folders):
+def trained(tiny_folder):
     """trained(family, device, …): what iterations with made-up rewards come to, and what is left of them."""
 
     def train(family, device, *, sampler=None, update=None, matching=None, keep_graph=False, load=None, iterations=1):
         own = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": device, **(load or {})}
-        model = load_flow_model(folders(family), **own)
+        model = load_flow_model(tiny_folder(family), **own)
         rows = [iteration(model, family, seed, sampler, update, matching, keep_graph)[0] for seed in range(iterations)]
         weights = [parameter.detach().cpu() for parameter in model.policy.trainable_parameters()]
         return SimpleNamespace(model=model, rows=rows, weights=weights)

@@ -119,7 +119,7 @@ def test_away_and_back_with_all_it_learned(trained, accelerator):
     assert rows[0] == rows[1] and leaves.device == torch.device(accelerator)
 
 
-def test_evaluation_credit_and_pictures(trained, folders, accelerator):
+def test_evaluation_credit_and_pictures(trained, tiny_folder, accelerator):
     """What looks at the model beside sampling and update."""
     model = trained("flux", accelerator).model
     taken = conftest.sampled(model, "flux", keep_predictions=True)

@@ -30,7 +30,7 @@ MATCHINGS = {
 
 
 @pytest.fixture(scope="module")
-def models(folders):
+def models(tiny_folder):
     """models(family, …): one for all tests of this file, which has sampled already, and so has embedded its prompts."""
     made = {}
 
@@ -38,7 +38,7 @@ def models(folders):
         key = family, *load.items()
         if key not in made:
             own = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": "pretend:0", **load}
-            made[key] = load_flow_model(folders(family), **own)
+            made[key] = load_flow_model(tiny_folder(family), **own)
             conftest.sampled(made[key], family)
         return made[key]
 

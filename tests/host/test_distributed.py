@@ -300,14 +300,14 @@ def _full_update(path, settings, changes=FULL):
 
 
 @pytest.mark.parametrize(("family", "changes"), [("flux", FULL), ("wan22", FULL), ("wan22", SHARDED_MATCHING)])
-def test_a_sharded_model_makes_the_update_of_a_whole_one(family, changes, flux_folder, small_settings, tmp_path):
+def test_a_sharded_model_makes_the_update_of_a_whole_one(family, changes, small_settings, tiny_folder):
     """FSDP2: every process holds a part of the weights, and together they move as one process's would.
 
     Of the second model the processes have unequally many samples to each of its networks, and call both equally often.
     """
     sizes = {} if family == "flux" else {"width": 32, "height": 16, "frames": 5, "guidance": 4.5}
     sizes |= ODE if "matching" in changes else {}
-    path = flux_folder if family == "flux" else tiny.make(family, tmp_path / family)
+    path = tiny_folder(family)
     settings = small_settings(**sizes)
     gradients, *states, reference, metrics, metrics_2, count = _full_update(path, settings, changes)
     found = together(2, _full_update, path, settings, changes)
@@ -374,11 +374,13 @@ LONG = ("flux2-dev", "wan22-i2v", "qwen-image-2.1")
         ("wan22-i2v", {"dtype": "bfloat16"}),
     ],
 )
-def test_an_adapter_learns_the_same_on_a_sharded_model(family, options, small_settings, everything, tmp_path):
+def test_an_adapter_learns_the_same_on_a_sharded_model(
+    family, options, small_settings, everything, tmp_path, tiny_folder
+):
     """With KL, both halves of guidance and, of Wan, two experts; the frozen weights are held once."""
     if family in LONG and not everything:
         pytest.skip("--everything")
-    path, texts = tiny.make(family, tmp_path / family), TEXTS
+    path, texts = tiny_folder(family), TEXTS
     if family == "wan22-i2v":
         Image.linear_gradient("L").save(tmp_path / "first.png")
         texts = tuple(Prompt(text, {"image": str(tmp_path / "first.png")}) for text in TEXTS)

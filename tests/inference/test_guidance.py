@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from comfyui_otca.inference import guidance
 from comfyui_otca.inference.guidance import Composition, Guide, composed, parse, parse_lines
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora
@@ -156,9 +155,9 @@ def test_only_those_with_a_share_are_asked(gammas, asked):
 
 
 @pytest.mark.parametrize("family", ["sd3", "wan22"])
-def test_against_models_that_wear_one_adapter_each(family, perturb, small_settings, tmp_path):
+def test_against_models_that_wear_one_adapter_each(family, perturb, small_settings, tmp_path, tiny_folder):
     """Guided twice over: with classifier-free guidance, which is inside each velocity; of Wan both networks."""
-    folder = tiny.make(family, tmp_path / family)
+    folder = tiny_folder(family)
     size = {"width": 32, "height": 16, "frames": 5} if family == "wan22" else {}
     settings = small_settings(guidance=4.0, negative_prompt="noise", **size)
     load = lambda rank: load_flow_model(folder, lora_rank=rank, lora_alpha=float(rank), device="cpu")  # noqa: E731

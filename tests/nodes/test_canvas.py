@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host.json_files import read_json as read_object
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.folder import read_lines
@@ -286,9 +285,9 @@ def test_a_run_is_resumed_by_name_and_never_by_path(small_workflow, comfyui, nam
     assert "resume_run" in str(problem) and "Fix: for example my_run" in str(problem)
 
 
-def test_two_experts_take_two_free_names(small_workflow, real_model, queue, tmp_path, comfyui):
+def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyui, tiny_folder):
     changes = {
-        "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},
+        "OTCA_LoadFlowModel": {"path": str(tiny_folder("wan22"))},
         "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
     }
     queue(small_workflow(changes))

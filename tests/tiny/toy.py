@@ -18,6 +18,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders import PeftAdapterMixin
 from torch import Tensor
 
+from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.trainer import flow, schedule
 from comfyui_otca.trainer.families.base import FlowModel, frame_size, noise_levels
 from comfyui_otca.trainer.families.condition import Condition
@@ -115,10 +116,14 @@ def load(path, *, training="lora", lora_rank=16, lora_alpha=16.0, lora_targets="
 
 @contextlib.contextmanager
 def loaded_instead() -> Iterator[None]:
-    """Within it the node Load Flow Model loads the toy, in forked processes too, except within `real_one`."""
+    """Within it the node Load Flow Model loads the toy for an embedded model, in forked processes too, except in `real_one`."""
     real = flow.load_flow_model
+
+    def chosen(path, **options):
+        return (load if _wanted and Path(path).resolve().parent == ASSETS else real)(path, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flow, "load_flow_model", lambda *path, **options: (load if _wanted else real)(*path, **options))
+        patch.setattr(flow, "load_flow_model", chosen)
         yield
 
 

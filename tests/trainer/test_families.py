@@ -22,10 +22,10 @@ def family(request):
 
 
 @pytest.fixture
-def workflow(family, small_graph, tmp_path):
+def workflow(family, small_graph, tmp_path, tiny_folder):
     sampler = {**tiny.SIZES[family], "guidance": 4.5, "steps": 4, "group_size": 3}
     changes = {
-        "OTCA_LoadFlowModel": {"path": str(tiny.make(family, tmp_path / "model"))},
+        "OTCA_LoadFlowModel": {"path": str(tiny_folder(family))},
         "OTCA_SDESampler": sampler,
         "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1},
     }
@@ -105,8 +105,8 @@ def test_what_makes_an_update_cheaper_resumes_to_the_bit(workflow, tmp_path, kee
     assert all(("update/sampled_share" in row) == ("sampled_steps" in option) for row in lines["whole"])
 
 
-def test_a_bare_video_model(tmp_path):
-    path = tiny.make("wan21", tmp_path / "wan")
+def test_a_bare_video_model(tmp_path, tiny_folder):
+    path = tiny_folder("wan21")
     options = ["--prompt", "a red circle", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "a.png")]
     assert main(["sample", str(path), *options]) == 2, "it does not say what size it is for"
     assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "9"]) == 0

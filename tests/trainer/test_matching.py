@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from comfyui_otca.host.distributed import Share
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit import sampled_steps
@@ -473,9 +472,9 @@ def test_all_weights_can_be_trained(load_model, sample, ode, judged):
 
 
 @pytest.mark.parametrize("guidance", [True, False])
-def test_guidance_on_or_off(load_model, perturb, sample, small_settings, judged, tmp_path, guidance):
+def test_guidance_on_or_off(load_model, perturb, sample, small_settings, judged, guidance, tiny_folder):
     """SD3 has classifier-free guidance: without it the conditional velocity is trained, at half the cost."""
-    model = perturb(load_model(tiny.make("sd3", tmp_path / "sd3")))
+    model = perturb(load_model(tiny_folder("sd3")))
     settings = small_settings(kind="ode", shared_noise=False, width=32, height=32, guidance=4.5)
     taken = sample(model, settings)
     advantages, chosen = judged(taken), replace(STILL, guidance=guidance)
@@ -499,8 +498,8 @@ def test_guidance_of_a_distilled_model_is_the_samplers(moved, sample, ode, judge
     )
 
 
-def test_two_experts_are_called_apart(load_model, perturb, sample, small_settings, judged, tmp_path):
-    model = perturb(load_model(tiny.make("wan22", tmp_path / "wan")))
+def test_two_experts_are_called_apart(load_model, perturb, sample, small_settings, judged, tiny_folder):
+    model = perturb(load_model(tiny_folder("wan22")))
     settings = small_settings(
         kind="ode", shared_noise=False, width=32, height=16, frames=5, guidance=4.5, guidance_2=3.0
     )

@@ -28,8 +28,8 @@ HALF = replace(FULL, unconditional_gradient=False)
 @pytest.fixture(
     scope="module", params=[family for family in tiny.SIZES if family != "flux2-dev"]
 )  # its guidance has no half
-def folder(request, tmp_path_factory):
-    return tiny.make(request.param, tmp_path_factory.mktemp("tiny") / request.param)
+def folder(request, tiny_folder):
+    return tiny_folder(request.param)
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ TEXTS = ["a red circle rises", "a green square turns"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.make("wan22-5b", tmp_path_factory.mktemp("tiny") / "wan22-5b")
+def folder(tiny_folder):
+    return tiny_folder("wan22-5b")
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,9 @@ def pipeline_of(folder):
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory):
+def beside(tiny_folder):
     """The model that sees the picture beside all frames."""
-    return tiny.make("wan22-i2v", tmp_path_factory.mktemp("tiny") / "wan22-i2v")
+    return tiny_folder("wan22-i2v")
 
 
 @pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (5.0, "a blue square")])

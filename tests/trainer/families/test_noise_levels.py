@@ -17,8 +17,8 @@ from comfyui_otca.trainer.types import Scores
 
 
 @pytest.fixture(params=list(tiny.SIZES))
-def model(request, tmp_path, perturb):
-    folder = tiny.make(request.param, tmp_path / request.param)
+def model(request, perturb, tiny_folder):
+    folder = tiny_folder(request.param)
     return perturb(load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device="cpu")), tiny.SIZES[request.param]
 
 

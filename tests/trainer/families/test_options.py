@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from comfyui_otca.host import devices
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
@@ -20,8 +19,8 @@ SIZE = {"width": 32, "height": 32, "guidance": 4.5}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.make("sd3", tmp_path_factory.mktemp("tiny") / "sd3")
+def folder(tiny_folder):
+    return tiny_folder("sd3")
 
 
 @pytest.fixture

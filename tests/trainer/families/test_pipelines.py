@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -114,8 +115,8 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def folder(family, tmp_path_factory):
-    return tiny.make(family, tmp_path_factory.mktemp("tiny") / family)
+def folder(family, tiny_folder):
+    return tiny_folder(family)
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +325,8 @@ def test_what_is_known_before_it_is_loaded(family, folder, small_graph, settings
 
 
 @pytest.mark.parametrize("family", ["sd3", "qwen-image", "qwen-image-2.1", "flux2-dev", "wan21"])
-def test_a_prompt_that_the_text_encoder_cuts_is_named(family, small_graph, tmp_path):
-    folder = tiny.make(family, tmp_path / family)
+def test_a_prompt_that_the_text_encoder_cuts_is_named(family, small_graph, tiny_folder):
+    folder = tiny_folder(family)
     changes = {
         "OTCA_LoadFlowModel": {"path": str(folder), "max_sequence_length": 40},
         "OTCA_SDESampler": {**tiny.SIZES[family], "guidance": 3.0},
@@ -349,8 +350,8 @@ def test_a_modular_pipeline_is_refused_by_name(small_graph, tmp_path):
     assert problem.input == "path" and "modular pipeline" in problem.message
 
 
-def test_libraries_that_lack_something(tmp_path, monkeypatch):
-    folder = tiny.make("qwen-image-2.1", tmp_path / "model")
+def test_libraries_that_lack_something(monkeypatch, tiny_folder):
+    folder = tiny_folder("qwen-image-2.1")
 
     def lacking(*_, **__):
         raise ImportError("requires the Torchvision library")
@@ -373,8 +374,8 @@ def test_libraries_that_lack_something(tmp_path, monkeypatch):
     ("family", "off"),
     [("z-image-turbo", 0.0), ("flux2-klein", 1.0), ("krea2-turbo", 0.0), ("qwen-image-2.1-turbo", 1.0)],
 )
-def test_a_distilled_checkpoint_says_what_it_is_not_for(family, off, small_graph, small_settings, tmp_path, caplog):
-    folder = tiny.make(family, tmp_path / family)
+def test_a_distilled_checkpoint_says_what_it_is_not_for(family, off, small_graph, small_settings, caplog, tiny_folder):
+    folder = tiny_folder(family)
     sampler = {"width": 32, "height": 32, "guidance": off + 3.5}
     changes = {"OTCA_LoadFlowModel": {"path": str(folder)}, "OTCA_SDESampler": sampler}
     [problem] = problems(small_graph, changes)
@@ -389,9 +390,9 @@ def test_a_distilled_checkpoint_says_what_it_is_not_for(family, off, small_graph
     assert model.unguided(small_settings(**sampler)).guidance == off
 
 
-def test_noise_levels_that_a_checkpoint_was_distilled_to(small_settings, tmp_path):
+def test_noise_levels_that_a_checkpoint_was_distilled_to(small_settings, tiny_folder, tmp_path):
     """Qwen-Image 2.1 Turbo's lie in its index; its shift comes on top."""
-    folder = tiny.make("qwen-image-2.1-turbo", tmp_path / "model")
+    folder = shutil.copytree(tiny_folder("qwen-image-2.1-turbo"), tmp_path / "model")
     model, size = load_flow_model(folder, lora_rank=2, device="cpu"), tiny.SIZES["qwen-image-2.1"]
     pipeline = diffusers.QwenImage21Pipeline.from_pretrained(folder)
     own = small_settings(**size, guidance=1.0, steps=4)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.sde import transition
@@ -17,8 +16,8 @@ TEXTS = ["a red circle on a blue background", "a green square"]
 
 
 @pytest.fixture(scope="module", params=["sd3", "sd3-without-t5"])
-def folder(request, tmp_path_factory):
-    return tiny.make(request.param, tmp_path_factory.mktemp("tiny") / request.param)
+def folder(request, tiny_folder):
+    return tiny_folder(request.param)
 
 
 @pytest.fixture(scope="module")

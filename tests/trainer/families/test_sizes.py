@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.families.sizes import RULES, Checkpoint, LatentGrid
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import SamplerSettings
@@ -28,8 +27,8 @@ def test_flux_with_its_own_figures(flux_folder, still_model):
 
 
 @pytest.mark.parametrize("family", ["sd3", "wan21"])
-def test_other_families_with_diffusers_own_figures(tmp_path, family):
-    folder = tiny.make(family, tmp_path / family)
+def test_other_families_with_diffusers_own_figures(family, tiny_folder):
+    folder = tiny_folder(family)
     model = load_flow_model(folder, lora_rank=2, device="cpu")
     vae, transformer = config(folder, "vae/config.json"), config(folder, "transformer/config.json")
     grid, pipeline = RULES[model.PIPELINE].grid(vae, transformer), model.pipeline

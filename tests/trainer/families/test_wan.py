@@ -18,8 +18,8 @@ TEXTS = ["a red circle on a blue background", "a green square"]
 
 
 @pytest.fixture(scope="module", params=["wan21", "wan22", "wan22-5b"])
-def folder(request, tmp_path_factory):
-    return tiny.make(request.param, tmp_path_factory.mktemp("tiny") / request.param)
+def folder(request, tiny_folder):
+    return tiny_folder(request.param)
 
 
 @pytest.fixture(scope="module")

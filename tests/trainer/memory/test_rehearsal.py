@@ -31,9 +31,9 @@ TOKENS = {
 
 
 @pytest.fixture
-def rehearsal(tmp_path):
+def rehearsal(tiny_folder):
     def of(family, **options):
-        folder = tiny.make(family, tmp_path / family)
+        folder = tiny_folder(family)
         return Rehearsal(blueprint.of_folder(folder), torch.float32, Adapter(2, 2.0), **options)
 
     return of

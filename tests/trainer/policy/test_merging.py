@@ -27,8 +27,8 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def folder(family, flux_folder, tmp_path_factory):
-    return flux_folder if family == "flux" else tiny.make(family, tmp_path_factory.mktemp("tiny") / family)
+def folder(family, tiny_folder):
+    return tiny_folder(family)
 
 
 @pytest.fixture

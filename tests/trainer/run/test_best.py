@@ -359,11 +359,10 @@ def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui
     assert len(rows(tmp_path / "files" / "otca" / "otca", "metrics.jsonl")) == 1
 
 
-def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, real_model, tmp_path):
-    from comfyui_otca.tests.tiny import models as tiny
+def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, real_model, tmp_path, tiny_folder):
 
     changes = {
-        "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},
+        "OTCA_LoadFlowModel": {"path": str(tiny_folder("wan22"))},
         "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
         "OTCA_TrainingRun": {"iterations": 1, "best_metric": "evaluation/sum"},
     }
