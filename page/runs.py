@@ -304,7 +304,7 @@ class Run:
         `seed` counts the fixed seeds of evaluations from 0, the same in every run; `box` is left, top, width, height.
         """
         rows = {row["iteration"]: row for row in self._evaluations()}
-        grids = []
+        listed = []
         for file in self.samples():
             iteration = int(file.removesuffix(".png"))
             path = self.file(f"{SAMPLES}/{file}")
@@ -315,8 +315,8 @@ class Run:
             found = grids.found_in(size, [prompt for prompt, _ in pairs])
             if found is not None:
                 pictures = [{"prompt": p, "seed": s, "box": found.box(k)} for k, (p, s) in enumerate(pairs)]
-                grids.append({"iteration": iteration, "file": file, "size": size, "pictures": pictures})
-        return {"grids": grids}
+                listed.append({"iteration": iteration, "file": file, "size": size, "pictures": pictures})
+        return {"grids": listed}
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""

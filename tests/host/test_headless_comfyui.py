@@ -122,7 +122,7 @@ def test_children_take_the_same_one(fake_comfyui, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "environment", "chosen"),
+    ("named", "environment", "chosen"),
     [
         ("cuda:2", {}, [2]),
         (None, {"WORLD_SIZE": "4", "LOCAL_RANK": "3"}, [3]),
@@ -132,7 +132,7 @@ def test_children_take_the_same_one(fake_comfyui, monkeypatch, tmp_path):
         ("cuda", {"WORLD_SIZE": "4", "LOCAL_RANK": "3"}, [3]),
     ],
 )
-def test_each_process_has_its_own_accelerator(monkeypatch, device, environment, chosen):
+def test_each_process_has_its_own_accelerator(monkeypatch, named, environment, chosen):
     import torch
 
     set_to = []
@@ -142,5 +142,5 @@ def test_each_process_has_its_own_accelerator(monkeypatch, device, environment, 
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    headless_comfyui._choose_accelerator(device)
+    headless_comfyui._choose_accelerator(named)
     assert set_to == chosen

@@ -277,7 +277,7 @@ def test_stop_asks_the_run_and_refuses_other_bodies(there):
 
 def test_a_folder_that_is_no_plain_name_is_refused(tmp_path):
     (tmp_path / ".hidden").mkdir()
-    with pytest.raises(ValueError, match="no folder of a run. Fix: "):
+    with pytest.raises(ValueError, match="cannot be a run.s folder. Fix: "):
         server.application(tmp_path / ".hidden", TOKEN)
 
 
