@@ -18,6 +18,7 @@ from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.text import SEPARATORS
 from ..trainer import keys
+from ..trainer.pictures import grids
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import (
     ADAPTERS,
