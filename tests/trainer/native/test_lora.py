@@ -1,4 +1,4 @@
-"""Our own LoRA layers: the formula by hand, and what a policy asks of them."""
+"""Our own LoRA layers: the formula by hand, what a policy asks of them, and which layers of a network get one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from comfyui_otca.trainer.native import lora
 from comfyui_otca.trainer.native.lora import NativeAdapters, Pair
 from comfyui_otca.trainer.policy.adapters import TRAINED, Adapter
 
@@ -128,3 +129,93 @@ def test_moved_parameters_are_the_same_objects(adapters):
     adapters.move(CPU)
     assert all(parameter is before[name] for name, parameter in adapters.parameters().items())
     assert before["blocks.0.q.lora_A.weight"].grad is None
+
+
+# -- which layers get one -----------------------------------------------------------------------------------------------------
+
+
+class Quantized(nn.Module):
+    """A linear layer as ComfyUI's quantized ones are: no nn.Linear, but it knows its sizes and fetches its weight."""
+
+    comfy_cast_weights = True
+
+    def __init__(self):
+        super().__init__()
+        self.in_features, self.out_features = 8, 8
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.ModuleDict({"to_q": nn.Linear(8, 8), "norm_q": nn.LayerNorm(8), "to_out": Quantized()})
+        self.mlp = nn.ModuleList([nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)])
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(8, 48))
+        self.img_mod = nn.ModuleDict({"lin": nn.Linear(8, 48)})
+        self.norm_context = nn.Linear(8, 16)
+        self.t_embedder = nn.Linear(8, 8)
+        self.gate = nn.Linear(8, 4)
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.img_in = nn.Linear(4, 8)
+        self.time_embed = nn.ModuleList([nn.Linear(8, 8)])
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])
+        self.final_layer = nn.Linear(8, 4)
+
+
+USUAL = {"attn.to_q", "attn.to_out", "mlp.0", "mlp.2"}
+
+
+def test_blocks_are_the_elements_of_lists_with_linear_layers():
+    assert list(lora.blocks(Tower())) == ["time_embed.0", "blocks.0", "blocks.1"]
+
+
+def test_lists_within_a_block_are_part_of_it():
+    assert not any("mlp" in name for name in lora.blocks(Tower()))
+
+
+def test_all_linear_layers_have_names():
+    names = lora.linears(Tower())
+    assert len(names) == 3 + 2 * 9 and "blocks.1.attn.to_out" in names and "norms.0" not in names
+
+
+def test_usual_are_attention_and_feed_forward_of_the_blocks():
+    assert set(lora.usual(Tower())) == {f"blocks.{number}.{name}" for number in (0, 1) for name in USUAL}
+
+
+def test_layers_outside_of_blocks_are_not_usual_though_their_names_end_alike():
+    network = Tower()
+    network.mlp = nn.ModuleDict({"0": nn.Linear(4, 4)})
+    assert "mlp.0" not in lora.chosen(network, lora.usual(network))
+    assert "mlp.0" in lora.chosen(network, ["mlp.0"])
+
+
+def test_chosen_by_the_ends_of_names():
+    network = Tower()
+    assert lora.chosen(network, ["to_q"]) == ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
+    assert lora.chosen(network, ["blocks.1.mlp.0", "img_in"]) == ["img_in", "blocks.1.mlp.0"]
+    assert len(lora.chosen(network, lora.usual(network))) == 8
+
+
+def test_a_part_of_a_name_is_not_its_end():
+    with pytest.raises(ValueError, match="lora_targets 'q' fits no linear layer. Fix: .*attn.to_out, attn.to_q, mlp.0"):
+        lora.chosen(Tower(), ["q"])
+
+
+def test_modulation_is_left_out_and_attention_and_feed_forward_are_not():
+    modulating = [
+        *("modulation.lin", "img_mod.1", "adaLN_modulation.1", "norm1.linear"),
+        *("time_embedding.0", "t_block.1", "router.gate", "x_embedder"),
+    ]
+    usual = [
+        *("attn.to_q", "self_attn.o", "ffn.net.0.proj", "linear1"),
+        *("img_mlp.0", "txt_attn.qkv", "feed_forward.w1"),
+    ]
+    assert [name for name in (*modulating, *usual) if lora.modulates(name)] == modulating
+
+
+def test_an_empty_network_has_no_block():
+    assert lora.blocks(nn.Sequential(nn.Linear(2, 2))) == {}
