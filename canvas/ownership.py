@@ -7,6 +7,7 @@ Model made it, or as that run left it at its last checkpoint. Headlessly a proce
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..host import paths
+from ..host import comfyui, paths
 from ..host.text import plain_name
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
@@ -23,6 +24,7 @@ from ..trainer.run.folder import CHECKPOINTS, RunError
 from ..trainer.run.opening import close_run, keep_open, run_at, taken
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage
+from . import here
 
 if TYPE_CHECKING:
     from ..trainer.families.base import FlowModel
@@ -130,18 +132,27 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     )
 
 
-def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
+def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
+    """Looks, before an update, whether it is for the run that sampled. One that is not recorded can be undone afterwards."""
+    if here() and check(model, graph, node_id) is None and model.run is not None and model.run.stands_at(model):
+        model.run.save_once(model)
+
+
+def sampling_key(graph: Mapping | None) -> str | None:
     """Changes when what is sampled under a graph's run names would come from another adapter, though no input changed.
 
     A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key stays.
     """
+    if not here():
+        return None
+    graph = graph or comfyui.running_prompt()
     keys = []
     for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
         asked = _asked(graph, node), lineage.structure(graph, node)
         keys.append((str(asked[0]), _lost[asked]))
     if keys:
         _last_key[:] = sorted(keys)
-    return list(_last_key)
+    return json.dumps(_last_key)
 
 
 def let_go(run: Run) -> None:
@@ -156,12 +167,6 @@ def let_go(run: Run) -> None:
             model.run = None
         _lost[run.asked] += 1
         close_run(run)
-
-
-def keep(model: FlowModel) -> None:
-    """Called before an update that nothing will record: afterwards the run can go back to what it has on record."""
-    if model.run is not None and model.run.stands_at(model):
-        model.run.save_once(model)
 
 
 def forget() -> None:

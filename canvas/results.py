@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from ..host import comfyui, devices, paths
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
-from . import payloads
+from . import here, payloads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..trainer.families.base import FlowModel
-    from ..trainer.types import Trajectories
+    from ..trainer.types import SamplerSettings, Trajectories
 
 EVENT = "otca.result"
 
@@ -85,7 +85,7 @@ def shown(
         payloads: by kind (credit, advantages, scores or run; `shows_owner` shows the kind owner), in the order of showing.
         trajectories: those that `preview_png` of this node shows.
     """
-    if not comfyui.in_comfyui():
+    if not here():
         return result
     prompt = comfyui.running_prompt()
     ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
@@ -157,6 +157,19 @@ def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None
     loader = lineage.loader_above(prompt, node)
     if loader is not None:
         _show(loader, "owner", {"node": loader, "text": text, "memory": memory}, prompt)
+
+
+def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: SamplerSettings) -> None:
+    """On the canvas, before a node samples: has the model belong to the run that records what it is trained on, and says so."""
+    from . import ownership
+
+    if not here():
+        return
+    assert prompt is not None  # ComfyUI gives it
+    shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
+    if model.run is not None:
+        assert model.run.node is not None  # as of every run on the canvas
+        makes_run(model.run.node, model.run.folder.name)
 
 
 def makes_run(node: str, run: str) -> None:
@@ -241,7 +254,7 @@ def make_room_for_others() -> None:
 
 def picture(draw: Callable):
     """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nobody looks there, so nothing is drawn."""
-    if not comfyui.in_comfyui():
+    if not here():
         return None
     from ..trainer.pictures import grids
 

@@ -1,10 +1,11 @@
 """Stage 2: prompts; and in place of stages 2 to 5 pairs of pictures, of which one is preferred to the other."""
 
-from ..host import comfyui, devices, stopping
+from ..canvas import results
+from ..host import devices, stopping
 from ..trainer.types import SamplerSettings
 from .inputs import Node, complaint, counter, integer, lines, seed, socket, switch, text
 from .rewards.stack import reward_sockets
-from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images, belongs, sampled_again
+from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images
 from .training import TRAIN
 
 
@@ -131,9 +132,10 @@ class PreferencePairs(Node):
 
     @classmethod
     def IS_CHANGED(cls, folder="", prompt=None, **_):
+        from ..canvas import ownership
         from ..trainer.pairs.reading import folder_state
 
-        return folder_state(folder), sampled_again(prompt)
+        return folder_state(folder), ownership.sampling_key(prompt)
 
     @devices.outside_inference
     def take(self, model, folder, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
@@ -142,8 +144,7 @@ class PreferencePairs(Node):
 
         model.make_room()
         settings = SamplerSettings.of_pairs(options)
-        if comfyui.in_comfyui():
-            belongs(model, prompt, node_id, settings)
+        results.belongs(model, prompt, node_id, settings)
         taken, advantages = trajectories.take(
             reading.read_folder(folder),
             model,

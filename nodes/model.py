@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ..host import claim, comfyui, devices, paths, search
+from .. import canvas
+from ..host import claim, devices, paths, search
 from ..host.text import plain_name
 from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
@@ -175,7 +176,7 @@ def wrong_start(start_from, resume_run, training, rank):
 
 def wrong_resume(run):
     """What keeps a run of the canvas from being resumed; None where nothing does."""
-    if not comfyui.in_comfyui():
+    if not canvas.here():
         return "resume_run: resumes a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
     try:
         folder = paths.run_folder(plain_name(run))

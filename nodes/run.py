@@ -5,6 +5,7 @@ import itertools
 import logging
 import weakref
 
+from .. import canvas
 from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
 from ..host.text import plain_name
@@ -97,7 +98,7 @@ class TrainingRun(Node):
         from ..trainer.run.opening import open_run
 
         prompt = prompt or {}
-        if not comfyui.in_comfyui():
+        if not canvas.here():
             run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
             # No stop amid an evaluation: it would be missing from the resumed run.
             with stopping.finishing():
@@ -157,7 +158,7 @@ class SaveLoRA(Node):
 
         if not distributed.is_main():
             return ()
-        if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
+        if not (model.policy.is_adapted or canvas.here()):  # which would be found out after a long training
             message = (
                 "%s writes nothing, since all weights were trained without an adapter. otca export RUN writes the model"
             )
@@ -181,7 +182,7 @@ def _free_name(model, run, filename):
     for name in _names(filename, run):
         if not (foreign := _foreign_files(model, run, name)):
             return name
-        if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
+        if not canvas.here():  # headlessly a file has exactly the name of the input, or is not written
             raise ValueError(
                 f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
                 "beside it. Fix: give another filename, or move that file elsewhere"

@@ -1,9 +1,8 @@
 """Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
-import json
-
+from .. import canvas
 from ..canvas import results
-from ..host import comfyui, devices, stopping
+from ..host import devices, stopping
 from ..trainer.sde import KINDS
 from ..trainer.types import KEEP_GRAPH, LOG_PROB_NORMS, ODE_SOLVERS, WINDOW_MODES, SamplerSettings
 from .inputs import Node, choice, counter, integer, lines, number, seed, socket, switch
@@ -123,7 +122,9 @@ class SDESampler(Node):
 
     @classmethod
     def IS_CHANGED(cls, prompt=None, **_):
-        return sampled_again(prompt)
+        from ..canvas import ownership
+
+        return ownership.sampling_key(prompt)
 
     @devices.outside_inference
     def sample(self, model, prompts, group_size, seed, keep_graph="auto", prompt=None, node_id="", **options):
@@ -132,8 +133,7 @@ class SDESampler(Node):
 
         model.make_room()
         settings = SamplerSettings.from_inputs(options)
-        if comfyui.in_comfyui():
-            belongs(model, prompt, node_id, settings)
+        results.belongs(model, prompt, node_id, settings)
         samples = len(distributed.share(group_size * len(prompts.texts)).rows)
         trajectories = rollout.sample(
             model,
@@ -142,7 +142,7 @@ class SDESampler(Node):
             group_size=group_size,
             seed=seed,
             keep_graph=self._keeps_graph(keep_graph, model, settings, samples),
-            keep_predictions=comfyui.in_comfyui() or model.will_look_ahead,
+            keep_predictions=canvas.here() or model.will_look_ahead,
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
             overlap=self.overlap,
         )
@@ -156,27 +156,8 @@ class SDESampler(Node):
         from ..trainer import rollout
 
         if wanted == "auto":
-            return not comfyui.in_comfyui() and rollout.graph_fits(model, settings, samples)
+            return not canvas.here() and rollout.graph_fits(model, settings, samples)
         return wanted == "on"
-
-
-def belongs(model, prompt, node_id, settings):
-    """On the canvas: has the model belong to the run that records what it is trained on, and says so."""
-    from ..canvas import ownership
-
-    owner = ownership.take_up(model, prompt, node_id)
-    results.shows_owner(prompt, node_id, owner, model.memory_line(settings))
-    if model.run is not None:
-        results.makes_run(model.run.node, model.run.folder.name)
-
-
-def sampled_again(prompt):
-    """For IS_CHANGED. On the canvas another run's name is another adapter, which samples again though no input has changed."""
-    if not comfyui.in_comfyui():
-        return None
-    from ..canvas import ownership
-
-    return json.dumps(ownership.sampling_key(prompt or comfyui.running_prompt()))
 
 
 def as_images(images):

@@ -1,6 +1,6 @@
 """Stage 6: the update, of which a graph has one."""
 
-from ..host import comfyui, devices, stopping
+from ..host import devices, stopping
 from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
 from .inputs import Node, choice, integer, number, socket, switch
 
@@ -37,11 +37,10 @@ class _Step(Node):
 
     @staticmethod
     def _prepare(model, trajectories, prompt, node_id):
-        """On the canvas looks whose model it is. Raises ValueError for trajectories of another model."""
+        """Raises ValueError for trajectories of another model."""
         from ..canvas import ownership
 
-        if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
-            ownership.keep(model)
+        ownership.prepare_update(model, prompt or {}, node_id)
         if not trajectories.made_by(model):  # its weights are no old policy of theirs
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the model of the SDE Sampler"
