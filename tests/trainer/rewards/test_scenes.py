@@ -105,9 +105,11 @@ def test_a_third_object_is_one_too_many():
     assert grade(three, both) == pytest.approx(grade(two, both) / 2, abs=0.01)
 
 
-def test_every_scene_that_is_drawn_is_read_right_but_few():
+def test_every_scene_that_is_drawn_is_read_right_but_few(everything):
+    """A quarter of them; all 420 with --everything."""
     random = np.random.default_rng(3)
-    right = [judge(draw_scene(scene, random) / 255, scene.caption) for scene in scenes()]
+    asked = scenes() if everything else scenes()[::4]
+    right = [judge(draw_scene(scene, random) / 255, scene.caption) for scene in asked]
     assert np.mean(right) > 0.97
 
 

@@ -167,10 +167,8 @@ def test_the_real_models_read_what_was_written():
     assert scores == [1, pytest.approx(1 - 1 / 8), 0]
 
 
-@needs_ocr
-def test_it_is_a_reward_of_a_stack():
-    images = torch.cat([written("YES"), written("NO")])
-    scores = score_stack([Text()], images, ['"yes"', '"yes"'], torch.tensor([0, 0]))
+def test_it_is_a_reward_of_a_stack(blind):
+    scores = score_stack([blind("YES")], torch.zeros(2, 8, 8, 3), ['"yes"', '"no"'], torch.tensor([0, 1]))
     assert scores.names == ("text",) and scores.values[:, 0].tolist() == [1, 0]
 
 
@@ -182,6 +180,6 @@ def test_every_prompt_of_the_signs_asks_for_text():
 @needs_ocr
 def test_words_of_the_benchmark_are_read_back(everything):
     """All 50 with --everything; bench/REWARDS.md has the table."""
-    reward, words = Text(), WORDS if everything else WORDS[::25]
+    reward, words = Text(), WORDS if everything else WORDS[:1]
     pictures = torch.cat([benchmark_picture(word, 24, WORDS.index(word)) for word in words])
     assert reward.score(pictures, [Prompt("a sign", {"text": word}) for word in words]) == [1] * len(words)
