@@ -23,6 +23,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --config tools/handles.ini
 	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 	$(PYTEST) -q tests/test_house.py tests/test_locales.py
 

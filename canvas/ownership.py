@@ -1,17 +1,19 @@
 """Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
 
-ComfyUI hands one and the same model to every workflow whose loading node has the same inputs. So a model says whose it is
-(`FlowModel.run`), and whoever samples under another name, or with a graph of another structure, first gets it back as Load Flow
-Model made it, or as that run left it at its last checkpoint. Headlessly a process trains one run, and the training loop decides.
+ComfyUI hands one and the same model to every workflow whose loading node has the same inputs. So it is remembered which run a
+model belongs to (`opening.run_of`). A graph that samples under another name, or has another structure, first gets the model back
+as Load Flow Model made it, or as its run left it at its last checkpoint. Headlessly a process trains one run, and the training
+loop decides.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint
 from ..trainer.run.folder import CHECKPOINTS, RunError
-from ..trainer.run.opening import close_run, keep_open, run_at, taken
+from ..trainer.run.opening import belongs, close_run, keep_open, run_at, run_of, taken
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage
 from . import here
@@ -64,18 +66,39 @@ class Start:
         return self.run.name if self.run is not None else ""
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """How a model began: what was put into it, the iteration it then stood at (None once a run has it), and its version."""
+
+    where: Start = Start()
+    iteration: int | None = 0
+    version: int = 0
+
+
+_begun: weakref.WeakKeyDictionary[FlowModel, _Begun] = weakref.WeakKeyDictionary()
+
+
+def _begun_with(model: FlowModel) -> _Begun:
+    return _begun.get(model, _Begun())
+
+
+def _is_at_start(model: FlowModel) -> bool:
+    """Whether it still is what was loaded."""
+    begun = _begun_with(model)
+    return begun.iteration is not None and model.policy.version == begun.version
+
+
 def start(model: FlowModel, where: Start) -> int:
     """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at."""
-    model.start = where
-    model.start_iteration = where.put_into(model)
-    model.version_at_start = model.policy.version
-    return model.start_iteration
+    iteration = where.put_into(model)
+    _begun[model] = _Begun(where, iteration, model.policy.version)
+    return iteration
 
 
 def start_over(model: FlowModel) -> int:
     """The model as Load Flow Model made it: whatever was learned since is gone from it. Returns as `start`."""
     model.make_fresh()
-    return start(model, model.start or Start())
+    return start(model, _begun_with(model).where)
 
 
 def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
@@ -101,12 +124,13 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
             else "not recorded: no Training Run"
         )
     asked = _asked(graph, node), lineage.structure(graph, node)
-    if model.run is not None and model.run.asked == asked:
-        model.run.check_claim()
-        _undo_what_is_not_on_record(model.run, model)
+    run = run_of(model)
+    if run is not None and run.asked == asked:
+        run.check_claim()
+        _undo_what_is_not_on_record(run, model)
         return _standing(model)
-    if model.run is not None:
-        let_go(model.run)
+    if run is not None:
+        let_go(run)
     _open(model, asked, graph, node)
     return _standing(model)
 
@@ -120,7 +144,7 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     node = node_id if graph[node_id]["class_type"] == lineage.RUN_NODE else _run_node(graph, node_id)
     if node is None:
         return None
-    run = model.run
+    run = run_of(model)
     if run is not None and run.asked == (_asked(graph, node), lineage.structure(graph, node)):
         run.check_claim()
         return run
@@ -134,8 +158,9 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
 
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
     """Looks, before an update, whether it is for the run that sampled. One that is not recorded can be undone afterwards."""
-    if here() and check(model, graph, node_id) is None and model.run is not None and model.run.stands_at(model):
-        model.run.save_once(model)
+    run = run_of(model)
+    if here() and check(model, graph, node_id) is None and run is not None and run.stands_at(model):
+        run.save_once(model)
 
 
 def sampling_key(graph: Mapping | None) -> str | None:
@@ -164,7 +189,7 @@ def let_go(run: Run) -> None:
             run.save_once(model)
     finally:
         if model is not None:
-            model.run = None
+            belongs(model, None)
         _lost[run.asked] += 1
         close_run(run)
 
@@ -178,7 +203,7 @@ def forget() -> None:
 
 def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
-    resumed = model.start.run if model.start is not None else None
+    resumed = _begun_with(model).where.run
     begun = _folders.get(asked)
     if resumed is not None and resumed.resolve() == asked[0]:
         folder, put = asked[0], _as_resumed
@@ -199,7 +224,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     except BaseException:
         close_run(run)
         raise
-    model.run, model.start_iteration = run, None
+    belongs(model, run)
+    _begun[model] = replace(_begun_with(model), iteration=None)
     keep_open(run)
     for earlier in [key for key, path in _folders.items() if path == run.folder]:
         del _folders[earlier]  # as of a graph that failed before its first iteration
@@ -208,20 +234,26 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
 
 def _as_resumed(model: FlowModel, run: Run) -> int:
     last = [int(path.name) for path in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
-    begun = model.start_iteration
-    return begun if begun is not None and model.is_at_start and last == [begun] else start_over(model)
+    begun = _begun_with(model).iteration
+    return begun if begun is not None and _is_at_start(model) and last == [begun] else start_over(model)
 
 
 def _as_left(model: FlowModel, run: Run) -> int:
-    model.make_fresh()
+    _freshen(model)
     iteration = checkpoint.restore(model, run.folder / CHECKPOINTS)
     if iteration < run.iteration:  # as of a model that is trained as a whole, and that ComfyUI has let go
         logger.warning("run %s goes back to iteration %d: later ones were not saved", run.folder.name, iteration)
     return iteration
 
 
+def _freshen(model: FlowModel) -> None:
+    """Makes the model fresh for what a run's checkpoint holds."""
+    model.make_fresh()
+    _begun[model] = replace(_begun_with(model), iteration=None)
+
+
 def _as_new(model: FlowModel, run: Run) -> int:
-    if not model.is_at_start:
+    if not _is_at_start(model):
         start_over(model)
     return 0
 
@@ -254,7 +286,7 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
         return
     logger.warning("run %s: an update that no iteration records is undone", name)
     if run.iteration:
-        model.make_fresh()
+        _freshen(model)
         checkpoint.restore(model, run.folder / CHECKPOINTS)
     else:
         start_over(model)
@@ -262,12 +294,12 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
 
 
 def _standing(model: FlowModel) -> str:
-    if model.run is None:
+    if (run := run_of(model)) is None:
         return "the adapter as the last graph left it"
-    name, iteration = model.run.folder.name, model.run.iteration
-    if iteration:
-        return f"{name}, iteration {iteration}"
-    return f"new run {name}" + (f", from {model.start}" if model.start and str(model.start) else "")
+    if run.iteration:
+        return f"{run.folder.name}, iteration {run.iteration}"
+    where = str(_begun_with(model).where)
+    return f"new run {run.folder.name}" + (f", from {where}" if where else "")
 
 
 def _run_node(graph: Mapping, node_id: str) -> str | None:

@@ -161,15 +161,16 @@ def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None
 
 def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: SamplerSettings) -> None:
     """On the canvas, before a node samples: has the model belong to the run that records what it is trained on, and says so."""
+    from ..trainer.run.opening import run_of
     from . import ownership
 
     if not here():
         return
     assert prompt is not None  # ComfyUI gives it
     shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
-    if model.run is not None:
-        assert model.run.node is not None  # as of every run on the canvas
-        makes_run(model.run.node, model.run.folder.name)
+    if (run := run_of(model)) is not None:
+        assert run.node is not None  # as of every run on the canvas
+        makes_run(run.node, run.folder.name)
 
 
 def makes_run(node: str, run: str) -> None:

@@ -155,6 +155,7 @@ class SaveLoRA(Node):
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
         from ..host import distributed
         from ..trainer.policy import lora
+        from ..trainer.run.opening import run_of
 
         if not distributed.is_main():
             return ()
@@ -165,7 +166,8 @@ class SaveLoRA(Node):
             logger.warning(message, self.TITLE)
             return ()
         # A graph that does not record what it trains must not write over what is on record.
-        run = model.run if model.run is not None and comfyui.executes(model.run.node) else None
+        run = run_of(model)
+        run = run if run is not None and comfyui.executes(run.node) else None
         identity = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | identity
         files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)

@@ -121,7 +121,7 @@ def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, 
     for _ in range(3):
         alone.queue()
     assert figures(runs / "one") == figures(runs / "alone")
-    assert again.given["1"][0].run is None and one.given["1"][0].run.folder.name == "alone"
+    assert opening.run_of(again.given["1"][0]) is None and opening.run_of(one.given["1"][0]).folder.name == "alone"
 
 
 def test_what_a_run_has_learned_is_saved_when_another_takes_its_model(tabs, runs, load_model):
@@ -380,7 +380,7 @@ def test_a_name_has_to_be_known_before_sampling(tabs, runs, name):
     model = tab.given["1"][0]
     with pytest.raises(RunError, match=r"node 12, input run_name = .*Fix: "):
         ownership.take_up(model, graph, "3")
-    assert model.run is None and not runs.exists()
+    assert opening.run_of(model) is None and not runs.exists()
 
 
 def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):

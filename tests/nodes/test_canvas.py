@@ -259,7 +259,7 @@ def test_a_renamed_run_overwrites_its_own_adapter_and_a_copy_does_not(
     file = tmp_path / "loras" / "otca_lora.safetensors"
     first = file.read_bytes()
     [node] = workflow.find("LoadFlowModel")
-    workflow.run(targets=[node])[node][0].run.claim.release()  # as when ComfyUI ends
+    opening.run_of(workflow.run(targets=[node])[node][0]).claim.release()  # as when ComfyUI ends
     restart()
     (shutil.copytree if is_copied else shutil.move)(runs / "otca", runs / "other")
     changes = {"OTCA_LoadFlowModel": {"resume_run": "other"}, "OTCA_TrainingRun": {"run_name": "other"}}

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ...canvas.ownership import Start
     from ..credit.learned import StepShares
     from ..policy.adapters import Adapters
-    from ..run.record import Run
     from ..types import SamplerSettings, Trajectories
 
 EXAMPLE = "one word after another, as in a prompt; " * 8  # where a prompt's length counts, and it is not known
@@ -102,10 +100,6 @@ class FlowModel(Resident, ABC):
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self.wish = NextRollout()  # set by the last update, read by the next rollout
         self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
-        self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
-        self.start: Start | None = None  # on the canvas: what the loading node put into it; None: nothing
-        self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
-        self.version_at_start = 0
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
@@ -243,12 +237,7 @@ class FlowModel(Resident, ABC):
         """Within it `count` is told of each tensor that autograd saves."""
         return torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
 
-    # -- whose it is ------------------------------------------------------------------------------------------------------
-
-    @property
-    def is_at_start(self) -> bool:
-        """Whether it still is what was loaded."""
-        return self.start_iteration is not None and self.policy.version == self.version_at_start
+    # -- as it was loaded --------------------------------------------------------------------------------------------------
 
     @property
     def will_look_ahead(self) -> bool:
@@ -256,8 +245,7 @@ class FlowModel(Resident, ABC):
         return any(self.policy.version == shares.again for shares in self.step_shares.values())
 
     def make_fresh(self) -> None:
-        """As it was loaded, and no run's."""
+        """As it was loaded."""
         self.policy.make_fresh()
         self.wish, self.step_shares = NextRollout(), {}
-        self.start_iteration = None
         self.forwards.forget()

@@ -21,7 +21,7 @@ from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint
 from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, read_own
-from .opening import open_run
+from .opening import belongs, open_run
 
 if TYPE_CHECKING:
     from ...host.claim import Claim
@@ -96,7 +96,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     if run.settings.best_metric:
         run.check_metric(_rewards(workflow))
     model = trained_model(workflow)
-    model.run = run
+    belongs(model, run)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if not start and run.iteration >= run.settings.checkpoint_every:
         raise RunError(

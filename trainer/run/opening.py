@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...host import claim, files
 from . import checkpoint, status
 from .folder import CHECKPOINTS, METRICS, WRITTEN, RunError
 from .record import Run, RunSettings
 
+if TYPE_CHECKING:
+    from ..families.base import FlowModel
+
 logger = logging.getLogger(__name__)
 
 _open: dict[Path, Run] = {}
+_trained: weakref.WeakKeyDictionary[FlowModel, Run] = weakref.WeakKeyDictionary()
 
 
 def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: bool = False) -> Run:
@@ -44,6 +50,19 @@ def keep_open(run: Run) -> None:
 def run_at(folder: Path) -> Run | None:
     """The run of that folder, if it is open in this process."""
     return _open.get(folder.resolve())
+
+
+def run_of(model: FlowModel) -> Run | None:
+    """The run that records what the model learns; a model itself does not know."""
+    return _trained.get(model)
+
+
+def belongs(model: FlowModel, run: Run | None) -> None:
+    """From now on that run records what the model learns; None: no run does."""
+    if run is None:
+        _trained.pop(model, None)
+    else:
+        _trained[model] = run
 
 
 def close_run(run: Run) -> None:
