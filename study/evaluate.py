@@ -138,7 +138,10 @@ def evaluate(
     names = [reward.name for reward in rewards.values()]
     check_names(names)
     model, chosen = loading.load(source, node_classes, size=size, batch_size=batch_size, **settings)
-    methods = [Method(BASE), *_trained(source, model), *others]
+    methods = [Method(BASE), *others]
+    if loading.is_run(source):
+        run = Path(source).expanduser().resolve()
+        methods.insert(1, Method(run.name, run / ADAPTER if model.policy.is_adapted else None))
     _check_methods(model, methods, chosen.steps)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     record = _Record(folder, _identity(source, model, chosen, methods, rewards), prompts)
@@ -151,20 +154,16 @@ def evaluate(
     text = markdown(cells, names, len(prompts), len(seeds))
     write_text(folder / TABLE, text)
     write_text(folder / SHEET, sheet(cells, names, len(pairs)))
-    grids.save(
-        picture({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}),
-        folder / PLOT,
-    )
+    panels = {name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}
+    grids.save(picture(panels), folder / PLOT)
     return text
 
 
 def compare(scores: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
     """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN for those that are missing."""
-    cells = []
-    for k in range(scores.shape[2]):
-        difference = None if is_base else bootstrap_of_groups(scores[:, :, k] - base[:, :, k])
-        cells.append(Cell(bootstrap_of_groups(scores[:, :, k]), difference))
-    return cells
+    means = [bootstrap_of_groups(column) for column in np.moveaxis(scores, 2, 0)]
+    differences = [None if is_base else bootstrap_of_groups(column) for column in np.moveaxis(scores - base, 2, 0)]
+    return [Cell(*pair) for pair in zip(means, differences, strict=True)]
 
 
 def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts: int, seeds: int) -> str:
@@ -238,13 +237,6 @@ def picture(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
     title = "Means with 95 % bootstrap intervals: thin of the mean, thick of the difference to the base"
     figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=9)
     return rendered(figure)
-
-
-def _trained(source: str, model: FlowModel) -> list[Method]:
-    if not loading.is_run(source):
-        return []
-    folder = Path(source).expanduser().resolve()
-    return [Method(folder.name, folder / ADAPTER if model.policy.is_adapted else None)]
 
 
 def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> None:
@@ -335,15 +327,6 @@ def _check_scores(row: dict) -> None:
     check(row.get("scores"), dict, {})
 
 
-def _same_metadata(folder: Path, rows: Sequence[dict], before: Mapping[str, Any], prompts: Sequence[str]) -> None:
-    """Raises RunError where prompts that have scores say something else beside their texts now."""
-    scored = {row["prompt"] for row in rows}
-    if other := [p for p in prompts if p in scored and key(p) != key(Prompt(p, before.get(p)))]:
-        raise RunError(
-            f"{folder} holds scores of {', '.join(map(repr, other[:3]))} with other metadata. Fix: choose another --output"
-        )
-
-
 class _Record:
     """The folder: its settings, and the scores of every picture.
 
@@ -364,10 +347,13 @@ class _Record:
                     "--output, or another name where a method or reward has changed"
                 )
         self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
-        now = {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
-        rows = read_lines(folder / SCORES, _check_scores)
-        _same_metadata(folder, rows, before.get("metadata") or {}, prompts)
-        self.metadata = {**(before.get("metadata") or {}), **now}
+        rows, known = read_lines(folder / SCORES, _check_scores), before.get("metadata") or {}
+        scored = {row["prompt"] for row in rows}
+        if other := [p for p in prompts if p in scored and key(p) != key(Prompt(p, known.get(p)))]:
+            raise RunError(
+                f"{folder} holds scores of {', '.join(map(repr, other[:3]))} with other metadata. Fix: choose another --output"
+            )
+        self.metadata = known | {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
         folder.mkdir(parents=True, exist_ok=True)
         settings = {**before, **identity, "prompts": self.prompts, "metadata": self.metadata}
         write_text(folder / SETTINGS, json.dumps(settings, indent=1))

@@ -105,14 +105,11 @@ def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
     """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
     stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
     links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
-    return [
-        (
-            workflow.graph[node]["class_type"],
-            output,  # a node may give several
-            {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
-        )
-        for node, output in links
-    ]
+    rewards = []
+    for node, output in links:  # a node may give several
+        options = {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")}
+        rewards.append((workflow.graph[node]["class_type"], output, options))
+    return rewards
 
 
 def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:

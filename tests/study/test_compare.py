@@ -321,6 +321,15 @@ def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_pa
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+def reported(small_workflow, tmp_path, name="otca", seed=0):
+    """A finished training where `otca compare --report` of `asked` looks for it."""
+    workflow = small_workflow(source=f"{name}.json")
+    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
+    settings = replace(ALIKE, prompts=prompts, evaluate_every=2)
+    [own] = trainings({name: workflow}, {name: (1e-3,)}, (seed,), settings, tmp_path / "out")
+    finish(own, 1.0)
+
+
 @pytest.fixture
 def asked(small_graph, tmp_path):
     """asked(…): the exit code of `otca compare` of both small workflows, into tmp_path / "out"."""
@@ -388,12 +397,7 @@ def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
 def test_a_report_of_what_is_finished(asked, small_workflow, tmp_path, capsys):
     assert asked("--report") == 2
     assert "no training of the baseline otca is finished" in capsys.readouterr().err
-    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
-    workflow = {"otca": small_workflow()}
-    [own] = trainings(
-        workflow, {"otca": (1e-3,)}, (0,), replace(ALIKE, prompts=prompts, evaluate_every=2), tmp_path / "out"
-    )
-    finish(own, 1.0)
+    reported(small_workflow, tmp_path)
     assert asked("--report") == 1, "not everything is finished"
     assert "- uniform, learning rate 0.001, seed 1: not trained yet" in capsys.readouterr().out
 
@@ -478,33 +482,23 @@ def test_sizes_may_differ_under_a_budget_alone(budgeted, asked, child, small_wor
     assert "no training of the baseline otca is finished" in capsys.readouterr().err
 
 
-def test_a_judge_that_is_not_held_out(budgeted, child, small_workflow, tmp_path, capsys):
+def test_a_judge_or_a_score_of_no_such_reward_is_named(budgeted, child, small_workflow, tmp_path, capsys):
     child.ends = finishes(small_workflow, tmp_path, FORWARDS)
     assert budgeted("--seeds", 1, "--judge", "a") == 2
     assert "--judge 'a' is not a held-out reward. Fix: leave it out, or one of judge" in capsys.readouterr().err
-
-
-def test_a_score_of_no_reward_is_named(budgeted, child, small_workflow, tmp_path, capsys):
-    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
     assert budgeted("--seeds", 1, "--score", "nothing") == 2
     assert "--score 'nothing' is not a reward of it. Fix: some of a, " in capsys.readouterr().err
 
 
 def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
-    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
-    settings = replace(ALIKE, prompts=prompts, evaluate_every=2)
-    [own] = trainings({"otca": small_workflow()}, {"otca": (1e-3,)}, (0,), settings, tmp_path / "out")
-    finish(own, 1.0)
+    reported(small_workflow, tmp_path)
     assert asked("--report", "--evaluation-seeds", 3) == 2
     assert "evaluation_seeds: 2 -> 3. Fix: choose another --output" in capsys.readouterr().err
 
 
 def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_workflow, tmp_path, capsys):
-    otca, uniform = small_workflow(), small_workflow(source="uniform.json")
-    settings = replace(ALIKE, prompts=otca.graph["12"]["inputs"]["evaluation_prompts"])
-    for name, workflow, seed in (("otca", otca, 0), ("uniform", uniform, 1)):
-        [own] = trainings({name: workflow}, {name: (1e-3,)}, (seed,), settings, tmp_path / "out")
-        finish(own, 1.0)
+    reported(small_workflow, tmp_path)
+    reported(small_workflow, tmp_path, "uniform", 1)
     (tmp_path / "out" / "otca" / "lr0.001" / "seed1").mkdir()
     (tmp_path / "out" / "otca" / "lr0.001" / "seed1" / "status.json").write_text(
         '{"status": "failed", "error": "fire"}'
