@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,11 +87,6 @@ class Owlv2(Detector):
     """OWLv2 (2306.09683): all names at once; each box is given to the name that it fits best."""
 
     MODEL, PROCESSOR, THRESHOLD = "Owlv2ForObjectDetection", "Owlv2ImageProcessor", 0.2
-
-    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
-        if importlib.util.find_spec("scipy") is None:  # transformers resizes by it
-            raise RewardError("OWLv2 needs the package scipy, which is not installed. Fix: pip install scipy")
-        super().__init__(path, device, dtype)
 
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:
         return [names]

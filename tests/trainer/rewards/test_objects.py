@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -188,9 +187,6 @@ def test_every_prompt_of_the_pack_can_be_read():
 # --- the reward -------------------------------------------------------------------------------------------------------
 
 NAMES = ["circle", "red square"]
-needs_scipy = pytest.mark.skipif(
-    importlib.util.find_spec("scipy") is None, reason='scipy is not installed: pip install -e ".[objects]"'
-)
 
 
 @pytest.fixture(scope="session")
@@ -246,7 +242,6 @@ def same(found, results, labels):
                 assert max(distances.amin(0).max(), distances.amin(1).max()) < 1e-3
 
 
-@needs_scipy
 def test_owlv2_finds_what_transformers_finds(detectors, images, pictures):
     from transformers import AutoTokenizer, Owlv2ForObjectDetection, Owlv2ImageProcessorPil, Owlv2Processor
 
@@ -284,7 +279,7 @@ def test_grounding_dino_finds_what_transformers_finds(detectors, images, picture
         same([{name: own[name]} for own in found], results, lambda result, name=name: [name] * len(result["scores"]))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("owlv2", marks=needs_scipy), "grounding-dino"])
+@pytest.mark.parametrize("kind", ["owlv2", "grounding-dino"])
 def test_scores_of_a_batch_are_those_of_its_pictures(detectors, images, kind):
     reward = Objects(path=str(detectors / kind), clip_model=str(detectors / "clip"), threshold=0.01)
     prompts = [
@@ -395,10 +390,3 @@ def test_missing_weights_are_named(detectors, tmp_path):
         Objects(path=str(broken), clip_model="")
     with pytest.raises(FileNotFoundError, match="google/owlv2-base-patch16-ensemble"):
         Objects(path="google/owlv2-base-patch16-ensemble", clip_model="")
-
-
-def test_owlv2_without_scipy_says_so(detectors, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else find(name, *rest))
-    with pytest.raises(RewardError, match="needs the package scipy.*Fix: pip install scipy"):
-        Objects(path=str(detectors / "owlv2"), clip_model="", name="without")
