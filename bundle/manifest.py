@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..host.access import permissions
 from ..host.files import Damaged
@@ -24,22 +24,28 @@ Progress = Callable[[int], object]  # called with the bytes that were read since
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+def _stays_below(name: str) -> str:
+    if not is_below(name):
+        raise ValueError(f"{name!r} leads out of its folder")
+    return name
+
+
+def _is_place(where: str) -> str:
+    if where not in ("", MODELS):
+        _stays_below(f"{where}/x")
+    return where
+
+
 class Entry(BaseModel):
     """A file: its path in the bundle, or below `where` (OTCA_MODELS, or a folder of ComfyUI's models). `sha256` is None if it
     was not computed, and so is `bytes` of a model that was not there."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    path: str
+    path: Annotated[str, AfterValidator(_stays_below)]
     bytes: Count | None
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    where: str = ""
-
-    @model_validator(mode="after")
-    def _stays_below(self) -> Entry:
-        if not is_below(self.path) or not (self.where in ("", MODELS) or is_below(f"{self.where}/x")):
-            raise ValueError(f"{self.path!r} leads out of its folder")
-        return self
+    where: Annotated[str, AfterValidator(_is_place)] = ""
 
 
 class Manifest(BaseModel):
