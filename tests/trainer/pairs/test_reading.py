@@ -102,7 +102,8 @@ def directory(folder, name, _):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [(link, "is a link out of its folder"), (pipe, "no regular file"), (directory, "no regular file")]
+    ("how", "told"),
+    [(link, "is a link out of its folder"), (pipe, "not a regular file"), (directory, "not a regular file")],
 )
 @pytest.mark.parametrize("name", ["0a.png", "more/0b.png"])
 def test_a_picture_elsewhere_is_not_read(folder_of, tmp_path, how, told, name):
