@@ -59,20 +59,7 @@ def prepare(
         inputs = workflow.nodes[node].constants
         folder = paths.run_folder(inputs["run_name"])
     resume = resume or _begun_before_restart(folder)
-    if resume and not present(folder / WORKFLOW):
-        raise RunError(
-            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
-        )
-    try:
-        taken = claim.take(folder, take_over=take_over, say=say)
-    except OSError as error:
-        raise not_writable(folder, error) from error
-    try:
-        if not resume:
-            _judge_new(folder, workflow)
-    except BaseException:
-        taken.release(leave_nothing=True)
-        raise
+    taken = _claimed(folder, workflow, resume, take_over, say)
     settings = RunSettings(**{name: inputs[name] for name in RunSettings.__dataclass_fields__ if name in inputs})
     return Prepared(workflow, folder, settings, int(inputs["iterations"]), problems, resume, taken)
 
@@ -127,6 +114,25 @@ def _read(text: str, classes: Classes) -> Prepared:
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _claimed(folder: Path, workflow: Workflow, resume: bool, take_over: bool, say: Say) -> claim.Claim:
+    """The claim on a folder in which a run can be begun or resumed. A folder that is refused stays as it was."""
+    if resume and not present(folder / WORKFLOW):
+        raise RunError(
+            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+        )
+    try:
+        taken = claim.take(folder, take_over=take_over, say=say)
+    except OSError as error:
+        raise not_writable(folder, error) from error
+    try:
+        if not resume:
+            _judge_new(folder, workflow)
+    except BaseException:
+        taken.release(leave_nothing=True)
+        raise
+    return taken
 
 
 def _judge_new(folder: Path, workflow: Workflow) -> None:
