@@ -1,11 +1,27 @@
-"""Memory over a long training: does it grow?
+"""Memory: the estimate against what is allocated, its counts, and whether a long training grows. Findings: bench/memory.md.
 
-    python bench/memory.py [--iterations N] [--every N] [--output DIR]
+    python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
+    python bench/memory.py trackers
+    python bench/memory.py growth [--iterations N] [--every N] [--output DIR]
+    ~/comfy/ComfyUI/.venv/bin/python bench/memory.py native ~/comfy/ComfyUI
+    ~/comfy/ComfyUI/.venv/bin/python bench/memory.py architectures ~/comfy/ComfyUI
 
-Trains a very small workflow through the real loop, with a checkpoint and an evaluation now and then, and reads the resident
-set after every `--every` iterations, with garbage collected and freed pages given back to the system, so that what is left is
-held. The slope is that of a straight line through the second half: the first one fills caches. What the run keeps of its own
-lines in memory is measured apart, since that has to grow.
+`allocations`: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16.
+What tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand,
+from the configurations of the same folder. `trackers`: one call of a network at its published shape, forward and backward, under
+FakeTensorMode: our counter beside torch.distributed's MemTracker.
+
+`architectures`: the counts in trainer/memory/native.py, made on ComfyUI's own classes: parameters, trained parameters for each
+unit of LoRA rank (all Linear layers of the blocks but the modulation), and what autograd keeps of one more block for its backward
+pass, in vectors of the model's width for each token, with an adapter on these layers and all else frozen, in bfloat16. The last
+is counted at width 512 on a CPU, whose attention keeps what FlashAttention keeps. `native`: the estimate by those counts against
+the bytes of tensors that are alive while Make Trainable's model computes, a FLUX of random weights with six blocks of width 512.
+
+`growth` trains a very small workflow through the real loop, with a checkpoint and an evaluation now and then, and reads the
+resident set after every `--every` iterations, with garbage collected and freed pages given back to the system. The slope is that
+of a straight line through the second half: the first one fills caches.
+
+No GPU is used, and none was measured; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -13,22 +29,331 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import re
 import statistics
 import tempfile
-import time
-import tracemalloc
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import psutil
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 
-from comfyui_otca.commands.options import quiet_libraries
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.training import train
-from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.workflow.running import Workflow
+from comfyui_otca.bench import common
+from comfyui_otca.trainer.memory.meta import Live
 
-WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+# --- against allocations -----------------------------------------------------------------------------------------------
+
+
+def allocations(families: list[str], cases: list[str]) -> None:
+    """MB, estimated / counted = their ratio; prints a table."""
+    from comfyui_otca.tests.device import heavy, pretend
+
+    pretend.register()
+    print(common.table(["family", "training", *heavy.PHASES], []), flush=True)
+    ratios = []
+    for family in families or heavy.SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = heavy.make(family, Path(folder) / family)
+            for name in cases or heavy.CASES:
+                training = heavy.Training(family, **heavy.CASES[name])
+                estimated = heavy.estimated(checkpoint, training)
+                with pretend.active():
+                    counted = heavy.counted(checkpoint, training)
+                pairs = [(estimated[phase], counted[phase]) for phase in heavy.PHASES]
+                ratios += [ours / theirs for ours, theirs in pairs]
+                print(f"| {family} | {name} | {' | '.join(_ratio(*pair) for pair in pairs)} |", flush=True)
+    print(f"{len(ratios)} ratios from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def _ratio(ours: float, counted: float) -> str:
+    return f"{ours / 1e6:.0f} / {counted / 1e6:.0f} = {ours / counted:.2f}"
+
+
+def native(comfyui: Path) -> None:
+    """The same for what ComfyUI loaded, without weights: MB alive in a call of the rollout and of the update."""
+    from comfyui_otca.bench import native as route
+    from comfyui_otca.host import headless_comfyui
+    from comfyui_otca.trainer.memory import fitting
+    from comfyui_otca.trainer.types import SamplerSettings
+
+    headless_comfyui.load(comfyui, "cpu")
+    import comfy.ldm.flux.math
+    from comfy.ldm.modules.attention import attention_pytorch
+
+    comfy.ldm.flux.math.optimized_attention = attention_pytorch  # as on a GPU: it keeps no matrix of tokens by tokens
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = route.wider(512, Path(folder))
+        for checkpointing, samples, size in product((False, True), (1, 4), (128, 256)):
+            model = route.native_route(path, "on" if checkpointing else "off", targets="")
+            settings = SamplerSettings("dance_sde", 0.5, 4, size, size, shift=1.6, guidance=1.0, batch_size=samples)
+            case = fitting.case_of(model, settings, checkpointing)
+            [[tokens, _]] = model.clip.encode_from_tokens_scheduled(model.clip.tokenize(route.PROMPTS.texts[0]))
+            case = replace(case, model=replace(case.model, text_tokens=tokens.shape[1]))  # padded to fewer than FLUX's 256
+            condition = model.condition([route.PROMPTS.texts[0]] * samples, settings)
+            x = torch.randn(samples, *model.latent_shape(size, size))
+            for p in (parameters := model.policy.trainable_parameters()):
+                p.grad = torch.zeros_like(p)
+            held = [t for n in model.experts.values() for t in (*n.parameters(), *n.buffers())]
+            held += [t for p in parameters for t in (p, p.grad)]
+            with Live(held) as live, torch.no_grad():
+                model.velocity(x, 0.5, condition, 1.0)
+            forward = live.peak
+            with Live(held) as live:
+                velocity = model.velocity(x, 0.5, condition, 1.0)
+                kept = live.now
+                velocity.sum().backward()
+            graph = case.graph(samples)
+            pairs = (case.forward(samples), forward), (graph.kept, kept), (graph.peak, live.peak)
+            rows.append(["on" if checkpointing else "off", samples, f"{size} px", *(_ratio(*pair) for pair in pairs)])
+    print(common.table(["checkpointing", "samples", "size", "rollout", "kept for backward", "forward and backward"], rows))
+
+
+# --- against torch's own tracker ---------------------------------------------------------------------------------------
+
+
+def flux(dtype):
+    from diffusers import FluxTransformer2DModel
+
+    def call(network, x):
+        tokens, ids = torch.empty(1, 512, 4096, dtype=dtype), torch.empty(4096, 3)
+        more = {"txt_ids": torch.empty(512, 3), "img_ids": ids, "guidance": torch.ones(1), "timestep": torch.ones(1)}
+        pooled = torch.empty(1, 768, dtype=dtype)
+        return network(x, encoder_hidden_states=tokens, pooled_projections=pooled, return_dict=False, **more)[0]
+
+    return lambda: FluxTransformer2DModel(guidance_embeds=True), (1, 4096, 64), call
+
+
+def wan(dtype):
+    from diffusers import WanTransformer3DModel
+
+    def call(network, x):
+        tokens = torch.empty(1, 512, 4096, dtype=dtype)
+        return network(x, timestep=torch.ones(1), encoder_hidden_states=tokens, return_dict=False)[0]
+
+    return WanTransformer3DModel, (1, 16, 5, 60, 104), call
+
+
+def qwen_image(dtype):
+    from diffusers import QwenImageTransformer2DModel
+
+    def call(network, x):
+        tokens = torch.empty(1, 256, 3584, dtype=dtype)
+        more = {"img_shapes": [[(1, 64, 64)]], "timestep": torch.ones(1), "return_dict": False}
+        return network(x, encoder_hidden_states=tokens, encoder_hidden_states_mask=None, **more)[0]
+
+    return QwenImageTransformer2DModel, (1, 4096, 64), call
+
+
+def z_image(dtype):
+    from diffusers import ZImageTransformer2DModel
+
+    def call(network, x):
+        return network([x], torch.ones(1), [torch.empty(256, 2560, dtype=dtype)], return_dict=False)[0][0]
+
+    return ZImageTransformer2DModel, (16, 1, 128, 128), call
+
+
+SHAPES = {"FLUX.1, 1024 × 1024": flux, "Qwen-Image, 1024 × 1024": qwen_image, "Z-Image, 1024 × 1024": z_image}
+SHAPES["Wan 14B, 832 × 480, 17 frames"] = wan
+
+
+def trackers() -> None:
+    """GB that one call of each network holds at most, forward and backward, with the gradients of all weights, beside these."""
+    print(common.table(["network", "parameters", "our counter, GB", "MemTracker, GB"], []), flush=True)
+    for name, shape in SHAPES.items():
+        dtype = torch.bfloat16
+        build, size, call = shape(dtype)
+        with torch.device("meta"):
+            network = build()
+        count = sum(parameter.numel() for parameter in network.parameters())
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            for module in network.modules():
+                for key, old in module._parameters.items():
+                    if old is not None:
+                        module._parameters[key] = torch.nn.Parameter(torch.empty(old.shape, dtype=dtype))
+                for key, old in module._buffers.items():
+                    if old is not None:
+                        module._buffers[key] = torch.empty(old.shape, dtype=old.dtype)
+            weights = [*network.parameters(), *network.buffers()]
+            tracked = _tracked(network, size, call)
+            network.zero_grad()
+            with Live(weights) as live:
+                call(network, torch.empty(size, dtype=torch.bfloat16)).sum().backward()
+        held = sum(weight.nbytes for weight in weights)
+        print(f"| {name} | {count:,} | {live.peak / 1e9:.2f} | {(tracked - held) / 1e9:.2f} |", flush=True)
+
+
+class Total(MemTracker):
+    """torch's tracker without the peak of every module, for which it goes through all modules at every operator.
+
+    The time of that is quadratic in the blocks: 1 s for one of Qwen-Image's, 54 s for 16, and minutes for its 60. The peak of a
+    device is followed as before, and comes to the same bytes.
+    """
+
+    def _update_peak_stats(self, peak_state) -> None:
+        for device, held in self._curr_mem_snap.items():
+            if self._peak_mem.get(device, 0) < held["Total"]:
+                self._peak_mem[device], self._peak_mem_snap[device] = held["Total"], dict(held)
+
+
+def _tracked(network, size, call) -> int:
+    tracker = Total()
+    tracker.track_external(network)
+    with tracker:
+        call(network, torch.empty(size, dtype=torch.bfloat16)).sum().backward()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+# --- the counts of ComfyUI's models ---------------------------------------------------------------------------------------
+
+BLOCKS = r"(double_blocks|single_blocks|transformer_blocks|blocks|layers|noise_refiner|context_refiner)\.\d+\."
+MODULATION = ("mod", "adaLN")
+RANK, WIDTH, SIDE, TEXT = 4, 512, 32, 256
+
+FLUX = dict(image_model="flux", in_channels=16, out_channels=16, mlp_ratio=4.0, axes_dim=[16, 56, 56], theta=10000)
+FLUX |= dict(patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[])
+KLEIN = dict(image_model="flux2", in_channels=128, out_channels=128, vec_in_dim=None, mlp_ratio=3.0, axes_dim=[32] * 4)
+KLEIN |= dict(theta=2000, patch_size=1, qkv_bias=False, guidance_embed=False, global_modulation=True, mlp_silu_act=True)
+KLEIN |= dict(ops_bias=False, txt_ids_dims=[3])
+LUMINA = dict(patch_size=2, in_channels=16, qk_norm=True, axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512])
+LUMINA |= dict(rope_theta=256.0, ffn_dim_multiplier=8 / 3, z_image_modulation=True, time_scale=1000.0)
+WAN = dict(model_type="t2v", patch_size=(1, 2, 2))
+
+
+def _flux(width, heads, double, single, **more):
+    from comfy.ldm.flux.model import Flux
+
+    return Flux(hidden_size=width, num_heads=heads, depth=double, depth_single_blocks=single, **more)
+
+
+def published(**how):
+    """The models as they are published."""
+    from comfy.ldm.krea2.model import SingleStreamDiT
+    from comfy.ldm.lumina.model import NextDiT
+    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+    from comfy.ldm.wan.model import WanModel
+
+    klein = partial(_flux, **KLEIN, **how)
+    wan = partial(WanModel, **WAN, **how)
+    return {
+        "FLUX.1": lambda: _flux(3072, 24, 19, 38, vec_in_dim=768, context_in_dim=4096, **FLUX, **how),
+        "FLUX.2 klein 4B": lambda: klein(3072, 24, 5, 20, context_in_dim=7680),
+        "FLUX.2 klein 9B": lambda: klein(4096, 32, 8, 24, context_in_dim=12288),
+        "Qwen-Image": lambda: QwenImageTransformer2DModel(**how),
+        "Krea 2": lambda: SingleStreamDiT(**how),
+        "Z-Image": lambda: NextDiT(
+            dim=3840, cap_feat_dim=2560, n_layers=30, n_heads=30, n_kv_heads=30, pad_tokens_multiple=32, **LUMINA, **how
+        ),
+        "Wan 2.2 5B": lambda: wan(in_dim=48, out_dim=48, dim=3072, ffn_dim=14336, num_heads=24, num_layers=30),
+        "Wan 2.2 14B": lambda: wan(in_dim=16, out_dim=16, dim=5120, ffn_dim=13824, num_heads=40, num_layers=40),
+    }
+
+
+def narrow(**how):
+    """{kind of block: (tokens, one block, two blocks, how to call)} at width 512."""
+    from comfy.ldm.krea2.model import SingleStreamDiT
+    from comfy.ldm.lumina.model import NextDiT
+    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+    from comfy.ldm.wan.model import WanModel
+
+    x = torch.randn(1, 16, SIDE, SIDE, dtype=torch.bfloat16)
+    packed = torch.randn(1, 128, SIDE // 2, SIDE // 2, dtype=torch.bfloat16)
+    text, pooled, layers = (
+        torch.randn(shape, dtype=torch.bfloat16) for shape in ((1, TEXT, 64), (1, 64), (1, TEXT, 128))
+    )
+    time, guidance, picture = torch.tensor([0.5]), torch.tensor([3.5]), (SIDE // 2) ** 2
+    one = partial(_flux, WIDTH, 4, vec_in_dim=64, context_in_dim=64, **FLUX, **how)
+    klein = partial(_flux, WIDTH, 4, context_in_dim=64, **KLEIN, **how)
+    small = dict(n_heads=4, n_kv_heads=4, n_refiner_layers=1, **LUMINA, **how)
+    qwen = partial(
+        QwenImageTransformer2DModel, num_attention_heads=4, attention_head_dim=128, joint_attention_dim=64, **how
+    )
+    krea = partial(
+        SingleStreamDiT, features=WIDTH, heads=4, kvheads=1, txtdim=64, txtlayers=2, txtheads=2, txtkvheads=2
+    )
+    wan = dict(in_dim=16, out_dim=16, dim=WIDTH, ffn_dim=2384, num_heads=4, text_dim=64, **WAN, **how)
+    both = picture + TEXT
+
+    def call_flux(m):
+        return m(x, time, text, pooled, guidance)
+
+    return {
+        "FLUX.1 double": (both, one(1, 1), one(2, 1), call_flux),
+        "FLUX.1 single": (both, one(1, 1), one(1, 2), call_flux),
+        "klein double": (both, klein(1, 1), klein(2, 1), lambda m: m(packed, time, text, None, None)),
+        "klein single": (both, klein(1, 1), klein(1, 2), lambda m: m(packed, time, text, None, None)),
+        "Z-Image": (
+            both,
+            *(NextDiT(dim=WIDTH, cap_feat_dim=64, n_layers=n, **small) for n in (1, 2)),
+            lambda m: m(x, time, text, TEXT),
+        ),
+        "Qwen-Image": (both, qwen(num_layers=1), qwen(num_layers=2), lambda m: m(x[:, :, None], time, text)),
+        "Krea 2": (both, krea(layers=1, tdim=64, **how), krea(layers=2, tdim=64, **how), lambda m: m(x, time, layers)),
+        "Wan 2.2": (
+            picture,
+            WanModel(num_layers=1, **wan),
+            WanModel(num_layers=2, **wan),
+            lambda m: m(x[:, :, None], time, text[:, :8]),
+        ),
+    }
+
+
+def adapted(model):
+    """The Linear layers of the blocks but the modulation."""
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, torch.nn.Linear)
+            and re.match(BLOCKS, name)
+            and not any(word in name for word in MODULATION)
+        ):
+            yield module
+
+
+def kept_bytes(model, call) -> int:
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.requires_grad_(False), std=0.02)
+    held = [*model.parameters(), *model.buffers()]
+    for layer in adapted(model):
+        shapes = (RANK, layer.in_features), (layer.out_features, RANK)
+        pair = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+        layer.forward = partial(_with_adapter, layer.forward, *pair)
+        held += pair
+    with Live(held) as live, torch.enable_grad():
+        result = call(model)
+        kept = live.now
+    del result
+    return kept
+
+
+def _with_adapter(frozen, a, b, x):
+    return frozen(x) + torch.nn.functional.linear(torch.nn.functional.linear(x, a), b)
+
+
+def architectures(comfyui: Path) -> None:
+    from comfyui_otca.host import headless_comfyui
+
+    headless_comfyui.load(comfyui, "cpu")
+    import comfy.model_management
+    import comfy.ops
+
+    how = dict(dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
+    for name, build in published(device="meta", **how).items():
+        model = build()
+        per_rank = sum(layer.in_features + layer.out_features for layer in adapted(model))
+        print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, {per_rank:,} for each unit of rank")
+    comfy.model_management.in_training = True
+    for name, (tokens, one, two, call) in narrow(device="cpu", **how).items():
+        vectors = (kept_bytes(two, call) - kept_bytes(one, call)) / (tokens * WIDTH * 2)
+        print(f"{name}: {vectors:.1f} vectors a token and block")
+
+
+# --- does a long training grow? ----------------------------------------------------------------------------------------
+
 SMALL = {
     "OTCA_LoadFlowModel.lora_rank": 2,
     "OTCA_PromptDataset.prompts_per_iteration": 1,
@@ -42,36 +367,31 @@ SMALL = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--every", type=int, default=100, metavar="N", help="iterations between two readings")
-    parser.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
-    options = parser.parse_args()
+def growth(iterations: int, every: int, output: Path | None) -> None:
+    from comfyui_otca.commands.options import quiet_libraries
+    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+    from comfyui_otca.tests.training import train
+    from comfyui_otca.trainer.workflow.running import Workflow
+
     quiet_libraries()
-    torch.set_num_threads(1)
-    workflow = Workflow.load(WORKFLOW, NODE_CLASS_MAPPINGS)
-    for address, value in {**SMALL, "OTCA_TrainingRun.iterations": options.iterations}.items():
+    workflow = Workflow.load(common.WORKFLOW, NODE_CLASS_MAPPINGS)
+    for address, value in {**SMALL, "OTCA_TrainingRun.iterations": iterations}.items():
         workflow.set(address, value)
     readings: list[tuple[int, float]] = []
 
     def say(line: str) -> None:
         head, _, rest = line.partition("/")
-        if head.startswith("iteration ") and (iteration := int(head.split()[1])) % options.every == 0:
+        if head.startswith("iteration ") and (iteration := int(head.split()[1])) % every == 0:
             readings.append((iteration, _megabytes()))
             print(f"iteration {iteration}: {readings[-1][1]:.1f} MB", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
-        started = time.monotonic()
-        train(workflow, options.output or Path(temporary) / "run", say=say)
-        seconds = time.monotonic() - started
-        later = [(x, y) for x, y in readings if x > options.iterations / 2]
-        slope = statistics.linear_regression(*zip(*later, strict=True)).slope * 1000
-        print(
-            f"\n{options.iterations} iterations in {seconds:.0f} s; from {readings[0][1]:.1f} to {readings[-1][1]:.1f} MB"
-        )
-        print(f"slope of the second half: {slope:+.2f} MB per 1000 iterations")
-        print(f"of which lines of metrics.jsonl held in memory: {_history_megabytes():.2f} MB per 1000")
+        train(workflow, output or Path(temporary) / "run", say=say)
+    later = [(x, y) for x, y in readings if x > iterations / 2]
+    slope = statistics.linear_regression(*zip(*later, strict=True)).slope * 1000
+    print(
+        f"slope of the second half: {slope:+.2f} MB per 1000 iterations, in which the run holds 1000 lines of metrics"
+    )
 
 
 def _megabytes() -> float:
@@ -81,15 +401,24 @@ def _megabytes() -> float:
     return psutil.Process().memory_info().rss / 1e6
 
 
-def _history_megabytes() -> float:
-    """What a thousand lines, made as the run makes them, weigh."""
-    [run] = opening._open.values()
-    rows = run.history[-1000:]
-    tracemalloc.start()
-    copies = [{"".join(key): value + 0.0 for key, value in row.items()} for row in rows]
-    size = tracemalloc.get_traced_memory()[0] / 1e6
-    tracemalloc.stop()
-    return size / len(copies) * 1000
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    of_allocations = kinds.add_parser("allocations")
+    of_allocations.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
+    of_allocations.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
+    kinds.add_parser("trackers")
+    for name in ("native", "architectures"):
+        kinds.add_parser(name).add_argument("comfyui", type=Path)
+    of_growth = kinds.add_parser("growth")
+    of_growth.add_argument("--iterations", type=int, default=2000)
+    of_growth.add_argument("--every", type=int, default=100, metavar="N", help="iterations between two readings")
+    of_growth.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
+    given = vars(parser.parse_args())
+    torch.set_num_threads(1)
+    kind = {"allocations": allocations, "trackers": trackers, "native": native}
+    kind |= {"architectures": architectures, "growth": growth}
+    kind[given.pop("kind")](**given)
 
 
 if __name__ == "__main__":

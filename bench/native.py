@@ -73,17 +73,17 @@ def diffusers_route(path: Path):
     return load_flow_model(path, device="cpu", dtype="float32", lora_rank=16, lora_targets=TARGETS["diffusers"])
 
 
-def native_route(path: Path):
+def native_route(path: Path, checkpointing: str = "off", targets: str = TARGETS["native"]):
     from comfyui_otca.trainer.native import embedded
     from comfyui_otca.trainer.native.loading import make_trainable
 
-    adapter = Adapter(16, 16.0, TARGETS["native"])
+    adapter = Adapter(16, 16.0, targets)
     return make_trainable(
         embedded.model(path),
         embedded.clip(path),
         embedded.vae(path),
         adapter,
-        checkpointing="off",
+        checkpointing=checkpointing,
         check_gradients=False,
     )
 

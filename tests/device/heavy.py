@@ -48,6 +48,17 @@ SIZES = {
     "flux2-dev": (64, 64, 1),
     "krea2": (128, 128, 1),
 }
+# Kinds of training: fields of `Training`.
+CASES = {
+    "LoRA": {},
+    "checkpointing": {"load": {"gradient_checkpointing": True}},
+    "batch 1": {"update": {"batch_size": 1}, "sampling_batch": 1},
+    "batch 3": {"update": {"batch_size": 3}, "sampling_batch": 4},
+    "kept graph": {"keep_graph": True},
+    "all weights": {"load": {"training": "full"}},
+    "moving average": {"update": {"ema_decay": 0.9}},
+    "encoders offloaded": {"load": {"offload_encoders": True}},
+}
 PHASES = (ENCODING, SAMPLING, DECODING, UPDATE)
 
 

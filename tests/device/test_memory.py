@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from comfyui_otca.bench.memory_estimate import CASES
 from comfyui_otca.tests.device import heavy, pretend
 
 pytestmark = pytest.mark.anywhere
 
 
 @pytest.mark.parametrize("family", heavy.SIZES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", heavy.CASES)
 def test_the_estimate_is_what_is_allocated(family, case, everything, tmp_path):
     if not pretend.is_registered():
         pytest.skip(f"in a process of its own: pytest --device {pretend.NAME}:0 ({pretend.MISSING})")
@@ -19,7 +18,7 @@ def test_the_estimate_is_what_is_allocated(family, case, everything, tmp_path):
         pytest.skip("the long form: --everything")
     folder = heavy.make(family, tmp_path / family)
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) > 50e6
-    training = heavy.Training(family, **CASES[case])
+    training = heavy.Training(family, **heavy.CASES[case])
     with pretend.active():
         estimated, counted = heavy.estimated(folder, training), heavy.counted(folder, training)
     for phase in heavy.PHASES:

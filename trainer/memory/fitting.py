@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ..families.options import FlowModelError, LoadOptions
 from ..policy.adapters import Adapter
 from .blueprint import of_folder
 from .case import GB, Iteration
-from .native import WAN21_VAE, Architecture, NativeCase
+from .native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 
 if TYPE_CHECKING:
     from ..native.model import NativeModel
@@ -63,26 +64,25 @@ def check_folder(
 ROWS = 4  # samples in a call, if the sampler takes all of them at once and says no number
 # The most that activations may take of the memory beside the weights, before blocks are computed again instead.
 SHARE = 0.5
-TEXT_TOKENS = 512  # of a long prompt
+UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
 def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) -> NativeCase:
     """Its training at these settings, by the figures of the model at hand."""
     experts, samples = model.wrapped.values(), settings.batch_size or ROWS
     blocks = sum(len(expert.blocks) for expert in experts)
-    architecture = Architecture(
+    kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
+    known = next((each for each in ARCHITECTURES.values() if each.image_model == kind), UNKNOWN)
+    architecture = replace(
+        known,
         title=model.source,
         params=0,
         width=_width(model),
         layers=max(1, blocks // len(experts)),
-        lora=0,
-        encoder_bytes=0,
-        vae=WAN21_VAE,
         networks=len(experts),
         pixels=model.grid.unit,
         time=model.grid.time or 1,
         values=model.grid.channels * model.grid.patch**2,
-        text_tokens=TEXT_TOKENS,
     )
     return NativeCase(
         model=architecture,

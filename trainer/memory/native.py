@@ -57,6 +57,7 @@ class Architecture:
     Attributes:
         title: its name in docs/models.md.
         files: how the names of its files begin, in ComfyUI's templates and repositories.
+        image_model: what comfy/model_detection.py calls its kind.
         params: of one network; `networks` of them.
         width, layers: of the blocks; streams of two kinds count as the blocks that they are.
         saved: vectors of the model's width that autograd keeps for each token and block.
@@ -79,6 +80,7 @@ class Architecture:
     encoder_bytes: int
     vae: Autoencoder
     files: tuple[str, ...] = ()
+    image_model: str = ""
     saved: float = SAVED
     pixels: int = 16
     time: int = 4
@@ -105,6 +107,7 @@ class Architecture:
 ARCHITECTURES = {
     "z_image": Architecture(
         title="Z-Image",
+        image_model="lumina2",
         files=("z_image",),
         params=6_154_908_736,
         width=3840,
@@ -116,6 +119,7 @@ ARCHITECTURES = {
     ),
     "krea2": Architecture(
         title="Krea 2",
+        image_model="krea2",
         files=("krea2",),
         params=12_820_073_036,
         width=6144,
@@ -128,6 +132,7 @@ ARCHITECTURES = {
     ),
     "qwen_image": Architecture(
         title="Qwen-Image",
+        image_model="qwen_image",
         files=("qwen_image",),
         params=20_430_401_088,
         width=3072,
@@ -140,6 +145,7 @@ ARCHITECTURES = {
     ),
     "flux2_klein_4b": Architecture(
         title="FLUX.2 klein 4B",
+        image_model="flux2",
         values=128,
         files=("flux-2-klein-4b", "flux-2-klein-base-4b"),
         params=3_875_544_576,
@@ -153,6 +159,7 @@ ARCHITECTURES = {
     ),
     "flux2_klein_9b": Architecture(
         title="FLUX.2 klein 9B",
+        image_model="flux2",
         values=128,
         files=("flux-2-klein-9b", "flux-2-klein-base-9b"),
         params=9_078_581_248,
@@ -166,6 +173,7 @@ ARCHITECTURES = {
     ),
     "flux1": Architecture(
         title="FLUX.1",
+        image_model="flux",
         files=("flux1", "flux_dev", "flux_schnell"),
         params=11_901_408_320,
         width=3072,
@@ -178,6 +186,7 @@ ARCHITECTURES = {
     ),
     "wan22_5b": Architecture(
         title="Wan 2.2 5B",
+        image_model="wan2.1",
         files=("wan2.2_ti2v_5B",),
         params=4_999_787_712,
         width=3072,
@@ -194,6 +203,7 @@ ARCHITECTURES = {
     ),
     "wan22_14b": Architecture(
         title="Wan 2.2 14B",
+        image_model="wan2.1",
         files=("wan2.2_t2v_high_noise_14B", "wan2.2_t2v_low_noise_14B"),
         params=14_288_491_584,
         width=5120,
