@@ -84,16 +84,23 @@ def native(comfyui: Path) -> None:
     import comfy.ldm.flux.math
     from comfy.ldm.modules.attention import attention_pytorch
 
-    comfy.ldm.flux.math.optimized_attention = attention_pytorch  # as on a GPU: it keeps no matrix of tokens by tokens
+    vars(comfy.ldm.flux.math)["optimized_attention"] = (
+        attention_pytorch  # as on a GPU: it keeps no matrix of tokens by tokens
+    )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = route.wider(512, Path(folder))
         for checkpointing, samples, size in product((False, True), (1, 4), (128, 256)):
             model = route.native_route(path, "on" if checkpointing else "off", targets="")
+            for expert in model.wrapped.values():  # as on a GPU that has bfloat16
+                expert.network.to(torch.bfloat16).dtype = model.dtype = torch.bfloat16
+                expert.core.manual_cast_dtype = None
             settings = SamplerSettings("dance_sde", 0.5, 4, size, size, shift=1.6, guidance=1.0, batch_size=samples)
             case = fitting.case_of(model, settings, checkpointing)
             [[tokens, _]] = model.clip.encode_from_tokens_scheduled(model.clip.tokenize(route.PROMPTS.texts[0]))
-            case = replace(case, model=replace(case.model, text_tokens=tokens.shape[1]))  # padded to fewer than FLUX's 256
+            case = replace(
+                case, model=replace(case.model, text_tokens=tokens.shape[1])
+            )  # padded to fewer than FLUX's 256
             condition = model.condition([route.PROMPTS.texts[0]] * samples, settings)
             x = torch.randn(samples, *model.latent_shape(size, size))
             for p in (parameters := model.policy.trainable_parameters()):
@@ -110,7 +117,9 @@ def native(comfyui: Path) -> None:
             graph = case.graph(samples)
             pairs = (case.forward(samples), forward), (graph.kept, kept), (graph.peak, live.peak)
             rows.append(["on" if checkpointing else "off", samples, f"{size} px", *(_ratio(*pair) for pair in pairs)])
-    print(common.table(["checkpointing", "samples", "size", "rollout", "kept for backward", "forward and backward"], rows))
+    print(
+        common.table(["checkpointing", "samples", "size", "rollout", "kept for backward", "forward and backward"], rows)
+    )
 
 
 # --- against torch's own tracker ---------------------------------------------------------------------------------------

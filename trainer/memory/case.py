@@ -124,7 +124,7 @@ class Held:
         whole: all weights are trained, so that they are not in `weights`; the untrained ones are.
         encoders, vae: of the text encoders and of the autoencoder.
         encoders_visit, vae_visit: they are there only while they work.
-        steps_aside: phases in which the weights leave if there is no room beside what works.
+        steps_aside: phases in which the weights leave if they and what works do not both fit.
         loading: what is there of the networks that are trained before they are shared out, if that is more.
         reserve: see RESERVE.
     """

@@ -131,7 +131,9 @@ def has(device: torch.device) -> int:
 def _width(model: NativeModel) -> int:
     """The width of a token in the blocks: what most of their layers take in."""
     layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
-    widths = Counter(layer.in_features for layer in layers if {"in_features", "out_features"} <= vars(layer).keys())
+    widths: Counter[int] = Counter(
+        vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
+    )
     return widths.most_common(1)[0][0] if widths else 1
 
 

@@ -106,7 +106,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class Live(TorchDispatchMode):
-    """Within it, `now` is the size of all storages that operators have made and somebody still holds, `peak` the most of it."""
+    """Within it, `now` is the size of all storages that operators have made and that are still held, `peak` the most of it."""
 
     def __init__(self, held: Iterable[Tensor] = ()):
         """`held`: tensors from before, which do not count, and nor do views of them."""
@@ -156,7 +156,7 @@ class Words:
 
     Attributes:
         model_max_length: the most of a text.
-        added_tokens_encoder: tokens that stand for learned embeddings; there are none.
+        added_tokens_encoder: tokens that stand for learned embeddings; there are not any.
     """
 
     def __init__(self, model_max_length: int):
@@ -189,7 +189,7 @@ def _message(message: dict) -> str:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Of a message's content, which may be a list of parts."""
+    """The texts of a message's content, which may be a list of parts."""
     if isinstance(content, str):
         yield content
     else:

@@ -1,7 +1,9 @@
 """What training a model that ComfyUI loaded needs on the GPU, counted by its blocks. Imports neither torch nor ComfyUI.
 
-    one block's activations  = rows · tokens · width · saved · 2 bytes
-    all activations          = blocks · that;  with checkpointing: blocks · rows · tokens · width · 2 bytes, and one block's
+    one vector               = rows · tokens · width · 2 bytes
+    a block                  = saved vectors, which autograd keeps
+    kept for the backward    = blocks · a block;  with checkpointing one vector a block, and those outside of blocks
+    the backward pass adds   = gradients inside a block;  with checkpointing the block that is computed again, too
 
 A row is one sample in one forward pass; with classifier-free guidance a sample has two. `bench/memory.py` makes the counts of the
 published models below on ComfyUI's own classes. A model that is not listed is counted by its weights, see `needs` and `fitting`.
@@ -22,6 +24,8 @@ TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in n
 # For a model that is not listed below: vectors of its width that autograd keeps for each token and block. The most of those that
 # are listed.
 SAVED = 35.0
+# Vectors outside of blocks, and of gradients inside a block: counted on a FLUX by `bench/memory.py native`, taken for all.
+OUTSIDE, GRADIENTS = 2, 10
 
 
 @dataclass(frozen=True)
@@ -274,13 +278,13 @@ class NativeCase(Case):
         return 4 * self.model.values * self.model.picture_tokens(*self.iteration.size)
 
     def forward(self, samples: int) -> int:
-        return self._block(samples * self._rows)
+        return self._vectors(samples * self._rows, self.model.saved + OUTSIDE)
 
     def graph(self, samples: int) -> Graph:
-        rows = samples * (self._rows if self.iteration.both else 1)
-        kept = self.model.layers * (self._vector(rows) if self.checkpointing else self._block(rows))
-        again = self._block(rows) if self.checkpointing else 0  # one block at a time is computed again
-        return Graph(kept, kept + again, again)
+        rows, saved, layers = samples * (self._rows if self.iteration.both else 1), self.model.saved, self.model.layers
+        kept = self._vectors(rows, layers + OUTSIDE if self.checkpointing else layers * saved)
+        backward = self._vectors(rows, GRADIENTS + (saved if self.checkpointing else 0))
+        return Graph(kept, kept + backward, backward)
 
     def decoding(self, samples: int) -> int:
         return self.model.vae.decoding(self.iteration.size, self.tiling)  # one after another, if there is little room
@@ -289,11 +293,8 @@ class NativeCase(Case):
     def _rows(self) -> int:
         return 2 if self.iteration.guided else 1
 
-    def _vector(self, rows: int) -> int:
-        return rows * self.model.tokens(*self.iteration.size) * self.model.width * self.compute_bytes
-
-    def _block(self, rows: int) -> int:
-        return round(self._vector(rows) * self.model.saved)
+    def _vectors(self, rows: int, count: float) -> int:
+        return round(rows * self.model.tokens(*self.iteration.size) * self.model.width * self.compute_bytes * count)
 
     def ways(self) -> Iterator[Way]:
         it, fp8 = self.iteration, self.model.networks * self.model.params

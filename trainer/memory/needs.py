@@ -1,7 +1,7 @@
 """What the training of a workflow needs on the GPU, from its graph and what is known of its model: `otca memory`.
 
-Nothing is loaded. A model of diffusers is rehearsed by its folder's configurations, or by published ones. Of what ComfyUI loads
-the headers of the files are read; they are looked for in ComfyUI's folder, if it is given, and in $OTCA_MODELS. A file that is
+Nothing is loaded. A model of diffusers is rehearsed by its folder's configurations, or by published ones. What ComfyUI loads is
+read off the headers of its files; they are looked for in ComfyUI's folder, if it is given, and in $OTCA_MODELS. A file that is
 not there counts as published (`native.ARCHITECTURES`).
 """
 

@@ -187,7 +187,7 @@ class Rehearsal:
 
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
-        """What the text encoders take for so many prompts at once; 0 where there are none."""
+        """What the text encoders take for so many prompts at once; 0 without encoders."""
         if not any(self._components("text_encoder")):
             return 0
         with self._live() as live:
@@ -233,7 +233,7 @@ class Rehearsal:
             yield live
 
     def _condition(self, call: Call) -> Condition:
-        """Of rows that all have the same prompt, as long as a usual one."""
+        """A condition whose rows all have the same prompt, as long as a usual one."""
         settings = SamplerSettings(
             width=call.width,
             height=call.height,

@@ -145,7 +145,7 @@ def test_a_folder_of_diffusers_is_rehearsed(capsys):
     assert "It does not fit" in out and "device cpu on every reward (slow): " in out
 
 
-# Numbers in the weights of published models. Networks: ComfyUI's own classes, bench/architectures.py. Text encoders: what
+# Numbers in the weights of published models. Networks: ComfyUI's own classes, bench/memory.py. Text encoders: what
 # huggingface.co counts in their files; T5 XXL's has 9,524,621,312 bytes of bfloat16, Qwen3-4B's 8,044,936,192 and its header.
 COUNTS = {
     "black-forest-labs/FLUX.1-dev": {

@@ -68,8 +68,8 @@ def test_a_block_more_is_a_block_more(rehearsal, monkeypatch):
 
     kept = []
     for layers in (2, 3, 5):
-        monkeypatch.setitem(tiny.FAMILIES, "z-image", deeper(layers))
-        kept.append(rehearsal("z-image").graph(Call(1, 32, 32)).kept)
+        monkeypatch.setitem(tiny.FAMILIES, f"z-image-{layers}", deeper(layers))
+        kept.append(rehearsal(f"z-image-{layers}").graph(Call(1, 32, 32)).kept)
     assert kept[2] - kept[1] == 2 * (kept[1] - kept[0]) > 0
 
 
