@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ...host import comfyui, distributed
+from ...host import distributed
 from ...host.files import write_text
 from .folder import BUDGET, json_line, read_own
 from .verdicts import measured
@@ -80,15 +80,20 @@ def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> li
 
 
 class Meter:
-    """Of one run: what its iterations use in this process, and how far that is through its budget."""
+    """What the iterations of a run use in this process, and how far that is through its budget.
 
-    def __init__(self, folder: Path):
-        self.budget = None if comfyui.in_comfyui() else read(folder)  # on the canvas a person says when it ends
+    Args:
+        folder: of the run; None on the canvas, where a person says when it ends, and whose process does other things too.
+    """
+
+    def __init__(self, folder: Path | None):
+        self.budget = None if folder is None else read(folder)
+        self._measures = folder is not None
         self._began: float | None = None  # the end of the last iteration, in seconds of computing
 
     def restart(self) -> None:
         """What was done since the last iteration is no part of the next one: evaluating, saving."""
-        self._began = time.process_time()
+        self._began = time.process_time() if self._measures else None
 
     def take(self, seconds: float, on_cpu: bool) -> dict[str, float]:
         """What the iteration used that just ended, in all processes together, as one figure of metrics.jsonl.
@@ -97,7 +102,7 @@ class Meter:
         waits for an accelerator computes nothing, so there it is `seconds`, those by the clock. A process' first iteration is not
         measured: it also loads and imports much, and a run that was resumed would pay for that twice.
         """
-        if self._began is None or comfyui.in_comfyui():  # whose process does other things too
+        if self._began is None:
             return {}
         own = time.process_time() - self._began if on_cpu else seconds
         return {USED: distributed.each(torch.tensor(own, dtype=torch.float64)).sum().item()}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...host import comfyui
 from ...host.files import write_text
 from ..workflow import graph, lineage
 from .folder import CANVAS, CHANGES, WORKFLOW, Lines, read_changes, read_own
@@ -22,15 +21,15 @@ class Graphs:
         workflow: the graph of the last iteration, in API form.
         canvas: the same as ComfyUI's canvas has it; None where that is not known.
         done: iterations before the one that `workflow` is the graph of.
-        node: id of the run's Training Run, on the canvas, where a graph may have several.
+        node: on the canvas: the id of the run's Training Run, since a graph may have several there; else None.
     """
 
-    def __init__(self, folder: Path, workflow: Mapping, writes: bool, say: Callable[[str], None]):
+    def __init__(self, folder: Path, workflow: Mapping, node: str | None, writes: bool, say: Callable[[str], None]):
         self.folder, self.workflow = folder, workflow
         self.canvas: Mapping | None = read_own(folder, CANVAS, say)
         self.changes = Lines(folder / CHANGES, read_changes(folder, say), writes)
         self.done = 0
-        self.node: str | None = None
+        self.node = node
 
     def before(self) -> dict | None:
         """The graph on record; None where there is none."""
@@ -39,7 +38,7 @@ class Graphs:
     def write(self) -> None:
         """Writes down the graph as the run began with it."""
         # On the canvas the seeds have moved on with every prompt; the training loop adds the number of the iteration to them.
-        begun = lineage.as_begun(self.workflow, self.done) if comfyui.in_comfyui() else self.workflow
+        begun = lineage.as_begun(self.workflow, self.done) if self.node is not None else self.workflow
         write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(begun), indent=1))
         if self.canvas is not None:
             write_text(self.folder / CANVAS, json.dumps(self.canvas, indent=1))

@@ -95,8 +95,9 @@ def _of_loader(workflow: Workflow, node: Node) -> list[str]:
         seen.add(source.id)
         if source.class_type == EMBEDDED_NODE:
             name = _values(source).get("model")
-            is_known = isinstance(name, str) and name in paths.list_models(PIPELINE)
-            return lora.ends(lora.of_embedded(name)) if is_known else []
+            if isinstance(name, str) and name in paths.list_models(PIPELINE):
+                return lora.ends(lora.of_embedded(name))
+            return []
         if file := _weights(source):
             return lora.ends(lora.of_file(file))
         waiting += [link for name, (link, _) in source.links.items() if source.declared[name].type == "MODEL"]

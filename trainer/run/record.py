@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import claim, comfyui, distributed, files, own_folders
+from ...host import claim, distributed, files, own_folders
 from .. import keys
 from ..pictures import figures, grids, heatmaps
 from ..policy import lora, saved
@@ -51,13 +51,16 @@ class Run:
     Attributes:
         claim: of the process that writes; None in all others.
         asked: on the canvas: the folder and the structure of the graph that asked for this run.
+
+    Args:
+        node: on the canvas: the id of its Training Run.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
+    def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping, node: str | None = None):
         self.folder, self.settings = folder, settings
         self.writes = distributed.is_main()
         say = logger.warning if self.writes else logger.debug  # once, and not by every process
-        self._graphs = Graphs(folder, workflow, self.writes, say)
+        self._graphs = Graphs(folder, workflow, node, self.writes, say)
         if self.writes:
             check_writable(folder)
         self._lines = {
@@ -69,7 +72,7 @@ class Run:
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
         self._best = BestAdapter(folder, self.writes, say)
-        self.meter = budget.Meter(folder)
+        self.meter = budget.Meter(folder if node is None else None)
         self._warned = False
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._trackers: Trackers | None = None
@@ -90,11 +93,11 @@ class Run:
             own_folders.put_back(folder / BEST)
             names, constants = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
             settings = RunSettings(**{name: value for name, value in constants.items() if name in names})
-            run = cls(folder, settings, prompt)
+            run = cls(folder, settings, prompt, node)
         except BaseException:  # the folder is nobody's, if it cannot be this run's
             taken.release()
             raise
-        run.asked, run.claim, run._graphs.node = asked, taken, node
+        run.asked, run.claim = asked, taken
         return run
 
     def check_claim(self) -> None:
@@ -125,7 +128,7 @@ class Run:
 
     @property
     def node(self) -> str | None:
-        """On the canvas: the id of its Training Run."""
+        """The id of its Training Run on the canvas; None headlessly."""
         return self._graphs.node
 
     @property
@@ -239,7 +242,7 @@ class Run:
             why: `node` and `reason`, as `Status` has them.
         """
         if self.writes:
-            place = status.CANVAS if comfyui.in_comfyui() else status.HEADLESS
+            place = status.HEADLESS if self.node is None else status.CANVAS
             now = {"total": total, "place": place, "error": error, "id": self.id, **why}
             status.write(self.folder, status.following(status.read(self.folder), state, os.getpid(), **now))
 
@@ -259,7 +262,7 @@ class Run:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
         final = self.iteration == last or self.meter.spent(self.history) is not None
-        on_canvas = comfyui.in_comfyui()
+        on_canvas = self.node is not None
         save_due = final or self.iteration % self.settings.checkpoint_every == 0
         if on_canvas and (save_due or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
@@ -306,7 +309,7 @@ class Run:
             self._keep_best(model)
         if new:
             self.plot()
-            if comfyui.in_comfyui() and (reason := self.early_stop()):
+            if self.node is not None and (reason := self.early_stop()):
                 logger.warning("iteration %d: %s", self.iteration, reason)
 
     def _nothing_learned(self, rewards: Iterable[str]) -> RewardError:

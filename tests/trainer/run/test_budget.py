@@ -8,7 +8,6 @@ import math
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host import comfyui
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
@@ -62,8 +61,9 @@ def test_seconds_are_of_computing_on_the_cpu_alone(tmp_path, monkeypatch):
     own.restart()
     assert own.take(7.0, on_cpu=True) == {"seconds/used": 2.5}
     assert own.take(7.0, on_cpu=False) == {"seconds/used": 7.0}, "what waits for an accelerator computes nothing"
-    monkeypatch.setattr(comfyui, "in_comfyui", lambda: True)
-    assert own.take(7.0, on_cpu=True) == {}
+    on_canvas = Meter(None)
+    on_canvas.restart()
+    assert on_canvas.take(7.0, on_cpu=True) == {}
 
 
 def test_a_damaged_budget_is_named(tmp_path):

@@ -648,7 +648,7 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
 
 
 @pytest.mark.painted
-def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
+def test_six_rewards_train_two_of_them_held_out(small_workflow, real_model, tmp_path):
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="six_rewards.json")
     assert train(workflow, tmp_path / "run") == 0
     for line in rows(tmp_path / "run"):
