@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import math
 import threading
 import tracemalloc
-import zlib
 
 import pytest
 import torch
@@ -99,32 +97,12 @@ def test_an_endless_error(serve, status):
     assert f"answered {status}" in error_of(serve(endless(status)))
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
 @pytest.mark.parametrize("status", [200, 500])
-def test_a_bomb(serve, encoding, status):
-    plain = b'{"scores": [' + b" " * 10**8 + b"1, 2, 3]}"
-    bomb = gzip.compress(plain, 1) if encoding == "gzip" else zlib.compress(plain, 1)
-    del plain
-    told = error_of(serve(answers(bomb, status, **{"Content-Encoding": encoding})))
-    assert "answered more than" in told if status == 200 else "answered 500" in told
-
-
-def test_a_small_bomb_that_is_itself_within_the_limit(serve):
-    bomb = gzip.compress(b" " * 4 * 10**6, 9)
-    assert len(bomb) < LIMIT
-    assert "answered more than" in error_of(serve(answers(bomb, **{"Content-Encoding": "gzip"})))
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
-def test_a_compressed_answer_is_read(serve, pack):
-    name = "gzip" if pack is gzip.compress else "deflate"
-    url = serve(answers(pack(b'{"scores": [1, 2, null]}'), **{"Content-Encoding": name}))
-    assert scores(url).nan_to_num(-1).tolist() == [1.0, 2.0, -1.0]
-
-
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip"])
-def test_other_compressions_are_not_read(serve, encoding):
-    assert "uncompressed" in error_of(serve(answers(b"no such thing", **{"Content-Encoding": encoding})))
+def test_a_compressed_answer_is_not_read(serve, encoding, status):
+    """Few bytes may be a bomb."""
+    told = error_of(serve(endless(status, **{"Content-Encoding": encoding})))
+    assert ("uncompressed" if status == 200 else "answered 500") in told
 
 
 def test_it_is_asked_for_a_plain_answer(serve):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -51,30 +49,20 @@ class PythonReward(Reward):
         return _naming_the_line(self.path, lambda: self.function(images.clone(), list(prompts)))
 
 
-class _Source(importlib.machinery.SourceFileLoader):
-    """Runs the very text that was read: Python's cache of compiled files does not see a change within a second."""
-
-    def __init__(self, name: str, path: Path):
-        super().__init__(name, str(path))
-        self.source = path.read_bytes()
-
-    def get_code(self, fullname: str):
-        return self.source_to_code(self.source, self.path)
-
-
 def _load(path: Path) -> ModuleType:
-    """The file as a module under a name of its own; the same one for all nodes, until the text changes."""
-    name = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
-    loader = _Source(name, path)
+    """The file as a module under a name of its own; the same one for all nodes, until the text changes.
+
+    Compiled here, since Python's cache of compiled files does not see a change within a second.
+    """
+    name, source = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}", path.read_bytes()
     module = sys.modules.get(name)
-    if module is not None and getattr(module.__loader__, "source", None) == loader.source:
+    if module is not None and vars(module)["__source__"] == source:
         return module
-    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
-    assert spec is not None, "a file's loader always makes one"
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    vars(module).update(__file__=str(path), __source__=source)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
-        _naming_the_line(path, lambda: loader.exec_module(module))
+        _naming_the_line(path, lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(module)))
     except BaseException:
         del sys.modules[name]
         raise

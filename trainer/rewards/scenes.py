@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import ndimage
 from torch import Tensor
 
 from .base import Reward
@@ -98,9 +99,9 @@ def regions(image: np.ndarray) -> list[Region]:
     border = np.concatenate([colors[0], colors[-1], colors[:, 0], colors[:, -1]])
     paper = np.median(border, 0)
     away = np.linalg.norm(colors - paper, axis=-1)
-    labels = _labels(away > _BACKGROUND)
+    labels, count = ndimage.label(away > _BACKGROUND)
     sizes = np.bincount(labels.ravel())
-    found = [label for label in range(1, len(sizes)) if sizes[label] >= _SPECK * labels.size]
+    found = [label for label in range(1, count + 1) if sizes[label] >= _SPECK * labels.size]
     return [_region(colors, labels == label, away) for label in found]
 
 
@@ -175,22 +176,6 @@ def _apart(pair: Sequence[Region], relation: str) -> float:
     """How far the first centre is left of, or above, the second, as a share of the picture's side."""
     axis = 0 if relation == "left of" else 1
     return pair[1].center[axis] - pair[0].center[axis]
-
-
-def _labels(mask: np.ndarray) -> np.ndarray:
-    """Connected regions of a mask [H, W], neighbours by an edge: 0 outside, 1, 2, … inside."""
-    labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
-    while True:
-        padded = np.pad(labels, 1)
-        around = np.maximum.reduce([labels, padded[2:, 1:-1], padded[:-2, 1:-1], padded[1:-1, 2:], padded[1:-1, :-2]])
-        spread = np.where(mask, around, 0)
-        if (spread == labels).all():
-            return np.unique(np.append(0, labels), return_inverse=True)[1][1:].reshape(mask.shape)
-        # A label is the number of a pixel of the same region: that pixel learns of a larger one, and hands it on to all who
-        # have its number. By neighbours alone a region would take as many rounds as it is long.
-        by_number = np.append(0, spread)
-        np.maximum.at(by_number, labels.ravel(), spread.ravel())
-        labels = by_number[by_number[spread]]
 
 
 def _region(colors: np.ndarray, mask: np.ndarray, away: np.ndarray) -> Region:

@@ -10,7 +10,6 @@ import io
 import os
 import threading
 import weakref
-import zlib
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
 FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 SHOWN = 200  # characters of an answer in an error
-COMPRESSIONS = ("gzip", "deflate")  # which zlib tells apart by itself
 
 T = TypeVar("T")
 
@@ -116,7 +114,7 @@ class Server(OncePerBatch):
             headers["Authorization"] = f"Bearer {self._token()}"
         limit = aiohttp.ClientTimeout(total=self.timeout)
         turns = asyncio.Semaphore(self.concurrency)
-        # Decompressed by us, since aiohttp would do it without a limit.
+        # aiohttp would decompress an answer without a limit.
         async with aiohttp.ClientSession(headers=headers, timeout=limit, auto_decompress=False) as session:
 
             async def in_turn(question: Question) -> str:
@@ -156,8 +154,8 @@ class Server(OncePerBatch):
                 return text
             if response.status == 200:
                 raise RewardError(
-                    f"{self.url} answered more than {question.most:,} bytes about {question.about}, or in a compression "
-                    f"that is not read: {text[:SHOWN]!r}. Fix: it must answer with {self.GOOD}, uncompressed"
+                    f"{self.url} answered more than {question.most:,} bytes about {question.about}, or compressed: "
+                    f"{text[:SHOWN]!r}. Fix: it must answer with {self.GOOD}, uncompressed"
                 )
             problem = f"answered {response.status} {response.reason}: {text[:SHOWN]!r}"
             fix = self._remedy(response.status, response.headers.get("Location", ""))
@@ -231,22 +229,16 @@ def png(frame) -> bytes:
 
 
 async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
-    """The first `most` bytes of an answer, decompressed, and whether that is all of it."""
-    content = bytearray()
-    async for piece in response.content.iter_any():
-        content += piece
-        if len(content) > most:
-            response.close()  # else the rest would be waited for
-            break
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding in COMPRESSIONS and len(content) <= most:
-        try:
-            content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(bytes(content), most + 1)
-        except zlib.error:
-            return b"", False
-    elif encoding not in ("identity", ""):
+    """The first `most` bytes of an answer, and whether that is all of it. Nothing of a compressed answer is read."""
+    if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
+        response.close()
         return b"", False
-    return bytes(content[:most]), len(content) <= most
+    try:
+        content = await response.content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as end:
+        return end.partial, True
+    response.close()  # else the rest would be waited for
+    return content[:most], False
 
 
 def _stoppable(work: Coroutine[None, None, T]) -> T:

@@ -15,7 +15,6 @@ from comfyui_otca.trainer.rewards.scenes import (
     COLORS,
     Scene,
     Scenes,
-    _labels,
     grade,
     judge,
     parse_caption,
@@ -177,17 +176,3 @@ def test_captions_are_misheard_as_often_as_said():
     assert np.mean([other.objects == (("red", "circle"),) for other in alone]) == pytest.approx(
         (1 - WRONG_WORD) ** 2, abs=0.01
     )
-
-
-def test_a_region_that_winds_through_a_large_picture_is_found():
-    mask = np.zeros((256, 256), bool)
-    mask[::4] = True  # lines, joined at the right and the left by turns
-    for number, row in enumerate(range(0, 252, 4)):
-        mask[row : row + 4, -1 if number % 2 else 0] = True
-    labels = _labels(mask)
-    assert set(np.unique(labels)) == {0, 1} and ((labels == 1) == mask).all()
-
-
-def test_regions_are_numbered_by_their_last_pixel():
-    mask = np.array([[1, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 0]], bool)
-    assert _labels(mask).tolist() == [[2, 0, 1, 1], [2, 0, 0, 1], [2, 2, 0, 0], [0, 0, 3, 0]]
