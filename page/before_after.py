@@ -157,9 +157,9 @@ class BeforeAfter:
             if self._work is work:
                 self._work = None
 
-    def picture(self, run: Run, name: str, which: str) -> Path:
+    def picture(self, run: Run, pair: str, which: str) -> Path:
         """before.png or after.png of a pair. Raises Refused (404)."""
-        path = run.file(f"{PAIRS}/{name}/{PICTURES[which]}") if name.isdecimal() and which in PICTURES else None
+        path = run.file(f"{PAIRS}/{pair}/{PICTURES[which]}") if pair.isdecimal() and which in PICTURES else None
         if path is None:
             raise Refused(404, f"run {run.id} has no such picture. Fix: reload the page")
         return path

@@ -4,10 +4,9 @@ ComfyUI's output folder (see `bundle/`).
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from ..host import files
 from ..host.text import plain_name, quoted, shortened
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
-from ..trainer.workflow.running import Workflow
 from .jobs import Jobs, as_json
-from .requests import Field, Refused, body, flag, json_object
+from .requests import Field, Refused, flag, json_object
 
 COMFYUI_REPOSITORY = "https://github.com/comfyanonymous/ComfyUI"
 REPOSITORY = "https://github.com/comfyui-otca/ComfyUI-OTCA"
@@ -101,7 +99,7 @@ BUNDLE = {
 
 
 @dataclass(frozen=True)
-class BundleRoutes:
+class Bundles:
     """`output`: ComfyUI's output folder, which may move while it runs."""
 
     jobs: Jobs
@@ -109,49 +107,42 @@ class BundleRoutes:
     _making: threading.Lock = field(default_factory=threading.Lock)
     _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
-    async def make(self, request: web.Request) -> dict[str, Any]:
-        asked = await body(request, BUNDLE)
+    def make(self, prompt: dict, name: str | None, hashes: bool) -> dict[str, Any]:
+        """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written."""
         if not self._making.acquire(blocking=False):
             raise Refused(409, "another bundle is being written. Fix: wait until it is there")
         try:
-            return await asyncio.to_thread(self._make, asked)
-        finally:
-            self._hashed.update(read=0, total=0)
-            self._making.release()
-
-    async def progress(self, _: web.Request) -> dict[str, int]:
-        """Bytes of the models that were read for their hashes; a total of 0 where none are being read."""
-        return self._hashed
-
-    def _count(self, read: int) -> None:
-        self._hashed["read"] += read
-
-    def _make(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            workflow = contents.begun_from_runs(self.jobs.read(asked["prompt"]))
-            held = contents.collect(_ready(workflow), asked["name"])
+            workflow = contents.begun_from_runs(self.jobs.read(prompt))
+            if problems := errors(contents.problems_of(workflow)):
+                raise WorkflowError(problems)
+            held = contents.collect(workflow, name)
             target = self._free(held.run_name)
-            self._hashed["total"] = making.bytes_to_hash(held) if asked["hashes"] else 0
-            described = making.make(held, target, with_hashes=asked["hashes"], progress=self._count)
+            self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
+            described = making.make(held, target, with_hashes=hashes, progress=self._count)
         except WorkflowError as error:
             message = "\n".join(map(str, error.problems))
             raise Refused(400, message, problems=as_json(error.problems)) from error
         except (ValueError, OSError) as error:  # NotAllowed is an OSError
             raise Refused(400, str(error)) from error
-        return {
-            "name": target.name,
-            "path": str(target),
-            "bytes": target.stat().st_size,
-            **making.report(held, described),
-        }
+        finally:
+            self._hashed.update(read=0, total=0)
+            self._making.release()
+        told = {"name": target.name, "path": str(target), "bytes": target.stat().st_size}
+        return {**told, **making.report(held, described)}
 
-    async def download(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
+    def progress(self) -> dict[str, int]:
+        """Bytes of the models that were read for their hashes; a total of 0 if none are being read."""
+        return self._hashed
+
+    def _count(self, read: int) -> None:
+        self._hashed["read"] += read
+
+    def download(self, name: str) -> web.StreamResponse:
         try:
             path = self.output() / FOLDER / plain_name(name)
         except ValueError as error:
             raise Refused(400, f"name = {name!r} {error}") from error
-        if path.suffix != making.ZIP or not await asyncio.to_thread(files.is_plain_file, path):
+        if path.suffix != making.ZIP or not files.is_plain_file(path):
             raise Refused(404, f"bundle {name!r} is missing. Fix: make it again")
         # The name was a plain one when the file was made, and a header takes no quotes.
         shown = "".join(each if each.isascii() and each not in '"\\' else "_" for each in name)
@@ -166,10 +157,3 @@ class BundleRoutes:
             if not files.present(path):
                 return path
         raise ValueError(f"{folder} holds {MOST_OF_ONE_NAME} bundles of {name}. Fix: delete some")
-
-
-def _ready(workflow: Workflow) -> Workflow:
-    """Raises WorkflowError where it could not be trained."""
-    if problems := errors(contents.problems_of(workflow)):
-        raise WorkflowError(problems)
-    return workflow

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,8 +37,8 @@ class Refused(Exception):
 def answered(
     handler: Callable[[web.Request], Awaitable[Any]],
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Decorates a handler that returns JSON-able data or a response; None becomes {}. Refuses other sites, and turns errors into
-    JSON.
+    """Decorates a handler that returns JSON-able data, a file's path or a response; None becomes {}. Refuses other sites, and
+    turns errors into JSON.
 
     Every answer says no-cache: ComfyUI would let browsers keep pictures for a day, and even a missing one for an hour.
     """
@@ -46,12 +47,11 @@ def answered(
     async def wrapped(request: web.Request) -> web.StreamResponse:
         try:
             refuse_other_sites(request)
-            answer = await handler(request)
-            response = (
-                answer
-                if isinstance(answer, web.StreamResponse)
-                else web.json_response({} if answer is None else answer)
-            )
+            response = await handler(request)
+            if isinstance(response, Path):
+                response = web.FileResponse(response)
+            elif not isinstance(response, web.StreamResponse):
+                response = web.json_response({} if response is None else response)
         except Refused as refusal:
             response = web.json_response({"error": refusal.message, **refusal.more}, status=refusal.status)
         except web.HTTPException:
@@ -194,14 +194,38 @@ def text_or_null(value: Any) -> str | None:
     return value
 
 
-def query_number(request: web.Request, name: str, default: int | None = None) -> int:
-    """A whole number ≥ 0 from the query. Raises Refused, also where it is missing and has no default."""
-    text = request.query.get(name)
-    if text is None and default is not None:
-        return default
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise Refused(400, f"{name} = {quoted(text)}: must be a whole number. Fix: ?{name}=0")
-    return int(text)
+# --- queries --------------------------------------------------------------------------------------------------------
+
+
+def query(request: web.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """What the query says of each of these names; each check gets the list of a name's values. Raises Refused (400)."""
+    values = {}
+    for name, check in checks.items():
+        given = request.query.getall(name, [])
+        try:
+            values[name] = check(given)
+        except ValueError as error:
+            raise Refused(400, f"{name} = {quoted(given[0] if given else None)}: {error}") from error
+    return values
+
+
+def word(default: str | None) -> Check:
+    """A check for a query's first value."""
+    return lambda values: values[0] if values else default
+
+
+def count(default: int | None = None) -> Check:
+    """A check for a query's whole number ≥ 0."""
+
+    def check(values: list[str]) -> int:
+        if not values and default is not None:
+            return default
+        text = values[0] if values else ""
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+            raise ValueError("must be a whole number. Fix: give one from 0")
+        return int(text)
+
+    return check
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

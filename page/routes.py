@@ -6,9 +6,11 @@ Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +23,9 @@ from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
+from . import settings, suggestions
 from .before_after import MAKE, BeforeAfter
-from .export import BundleRoutes, commands
+from .export import BUNDLE, Bundles, commands
 from .jobs import Gpus, Jobs, as_json
 from .library import NOTE, Library
 from .machine import Machine
@@ -33,15 +36,16 @@ from .requests import (
     Refused,
     answered,
     body,
+    count,
     json_object,
     object_or_null,
-    query_number,
+    query,
     text_or_null,
     whole_number,
+    word,
 )
 from .runs import Run, Runs
-from .settings import Folder, PermissionRoutes
-from .suggestions import SuggestionRoutes
+from .settings import Folder
 from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
@@ -61,6 +65,9 @@ TRAIN = {
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(text_or_null)}
+# What is asked by a query.
+AFTER = {"after": count(0)}
+PREVIEW = {"node": word(None), "sample": count(), "step": count(), "workflow": word(None), "made_by": word("")}
 
 
 class Live(Protocol):
@@ -87,221 +94,165 @@ def add_routes(
 ) -> None:
     """Adds every route. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
     library, made, machine = Library(runs, jobs, live), BeforeAfter(jobs), Machine()
-    nodes, shown = NodeRoutes(jobs, live), RunRoutes(runs, Remotes(runs), made, loras_folder)
-    trainings = TrainingRoutes(shown, jobs, setting)
-    offered, permitted = SuggestionRoutes(runs, jobs.node_classes), PermissionRoutes(jobs.node_classes)
-    bundles = BundleRoutes(jobs, lambda: runs.folder().parent)
+    bundles, shown = Bundles(jobs, lambda: runs.folder().parent), Shown(runs, jobs, live, Remotes(runs), loras_folder)
 
-    def of_run(function: Callable[..., Any], fields: Mapping[str, Field] = NOTHING) -> Callable:
-        """A handler that answers what a function says of the run, or does to it, given these fields of the request."""
+    def served(function: Callable[..., Any], fields: Mapping[str, Any] = NOTHING) -> Callable:
+        """A handler that answers what a function says, in a thread unless it is a coroutine's: of the run that the path names, of
+        what else the path names, and of these fields of the request's body or query."""
 
         async def handler(request: web.Request) -> Any:
-            asked = await body(request, fields) if request.method == "POST" else {}
-            return await asyncio.to_thread(function, await shown.run(request), **asked)
+            asked = await body(request, fields) if request.method == "POST" else query(request, fields)
+            named = dict(request.match_info)
+            run = [await asyncio.to_thread(runs.run, named.pop("id"))] if "id" in named else []
+            if inspect.iscoroutinefunction(function):
+                return await function(*run, **named, **asked)
+            return await asyncio.to_thread(function, *run, **named, **asked)
 
         return handler
 
-    async def memory_and_queue(request: web.Request) -> dict[str, Any]:
-        return await asyncio.to_thread(lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue()})
+    def limited(handler: Callable) -> Callable:
+        """First takes over how many trainings at a time the one who asks has set."""
 
-    async def all_folders(request: web.Request) -> dict[str, Any]:
-        return {"folders": [asdict(folder) for folder in await asyncio.to_thread(folders)]}
+        async def after(request: web.Request) -> Any:
+            await asyncio.to_thread(lambda: jobs.set_limit(setting(request)))
+            return await handler(request)
+
+        return after
 
     one = "/otca/runs/{id}"
     for path, handler in {
-        "/otca/preview": nodes.preview,
-        "/otca/suggestions": offered.of_machine,
-        "/otca/permissions": permitted.all_given,
-        "/otca/machine": memory_and_queue,
-        "/otca/folders": all_folders,
-        "/otca/bundle": bundles.progress,
-        "/otca/bundles/{name}": bundles.download,
-        "/otca/runs": shown.all_runs,
-        one: shown.one_run,
-        f"{one}/metrics": shown.metrics,
-        f"{one}/columns": shown.columns,
-        f"{one}/pictures/{{name}}": shown.picture,
-        f"{one}/log": shown.log,
-        f"{one}/state": of_run(Run.summary),
-        f"{one}/workflow": of_run(Run.workflow),
-        f"{one}/samples": of_run(Run.grids),
-        f"{one}/removal": of_run(library.removal),
-        f"{one}/before_after": of_run(made.of),
-        f"{one}/before_after/{{pair}}/{{which}}": shown.before_after,
+        "/otca/preview": served(shown.preview, PREVIEW),
+        "/otca/suggestions": served(partial(suggestions.of_machine, runs), {"kind": word("")}),
+        "/otca/permissions": served(settings.all_given),
+        "/otca/machine": served(lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue()}),
+        "/otca/folders": served(lambda: {"folders": list(map(asdict, folders()))}),
+        "/otca/bundle": served(bundles.progress),
+        "/otca/bundles/{name}": served(bundles.download),
+        "/otca/runs": served(shown.all_runs),
+        one: served(shown.one_run),
+        f"{one}/metrics": served(shown.metrics, AFTER),
+        f"{one}/columns": served(shown.columns, {**AFTER, "name": list}),
+        f"{one}/pictures/{{name}}": served(Run.picture),
+        f"{one}/log": served(Run.log, AFTER),
+        f"{one}/state": served(Run.summary),
+        f"{one}/workflow": served(Run.workflow),
+        f"{one}/samples": served(Run.grids),
+        f"{one}/removal": served(library.removal),
+        f"{one}/before_after": served(made.of),
+        f"{one}/before_after/{{pair}}/{{which}}": served(made.picture),
     }.items():
         routes.get(path)(answered(handler))
     for path, handler in {
-        "/otca/results": nodes.results,
-        "/otca/release": nodes.release,
-        "/otca/suggestions": offered.of_graph,
-        "/otca/permissions/wants": permitted.wants,
-        "/otca/permissions/allow": permitted.allow,
-        "/otca/permissions/take_back": permitted.take_back,
-        "/otca/bundle": bundles.make,
-        "/otca/export": trainings.export,
-        "/otca/train": trainings.train,
-        "/otca/watch": trainings.watch,
-        f"{one}/stop": trainings.stop,
-        f"{one}/resume": trainings.resume,
-        f"{one}/move_up": of_run(jobs.move_up),
-        f"{one}/lora": shown.lora,
-        f"{one}/note": of_run(library.note, NOTE),
-        f"{one}/delete": of_run(library.remove),
-        f"{one}/before_after": of_run(made.make, MAKE),
-        f"{one}/before_after/cancel": of_run(made.cancel),
+        "/otca/results": served(shown.results, RESULTS),
+        "/otca/release": served(shown.release),
+        "/otca/suggestions": served(partial(suggestions.of_graph, jobs.node_classes), suggestions.ASKED),
+        "/otca/permissions/wants": served(partial(settings.wants, node_classes=jobs.node_classes), settings.WANTS),
+        "/otca/permissions/allow": served(settings.allow, settings.ALLOW),
+        "/otca/permissions/take_back": served(settings.take_back, settings.ALLOW),
+        "/otca/bundle": served(bundles.make, BUNDLE),
+        "/otca/export": served(shown.export, EXPORT),
+        "/otca/train": limited(served(shown.train, TRAIN)),
+        "/otca/watch": served(shown.watch, WATCH),
+        f"{one}/stop": served(shown.stop),
+        f"{one}/resume": limited(served(shown.resume, RESUME)),
+        f"{one}/move_up": served(jobs.move_up),
+        f"{one}/lora": served(shown.lora),
+        f"{one}/note": served(library.note, NOTE),
+        f"{one}/delete": served(library.remove),
+        f"{one}/before_after": served(made.make, MAKE),
+        f"{one}/before_after/cancel": served(made.cancel),
     }.items():
         routes.post(path)(answered(handler))
     add_vote_routes(routes, desk)
 
 
 @dataclass(frozen=True)
-class NodeRoutes:
-    """What the nodes in this process still know of their last results."""
+class Shown:
+    """What more than one room has to be asked for, or needs another form for the page."""
 
+    runs: Runs
     jobs: Jobs
     live: Live
+    remotes: Remotes
+    loras_folder: Callable[[], Path]
 
-    async def results(self, request: web.Request) -> dict:
-        asked = await body(request, RESULTS)
-        graph = self.jobs.read(asked["prompt"]).graph
-        return await asyncio.to_thread(self.live.results_of, graph, asked["workflow"])
+    # -- what the nodes in this process still know of their last results ----------------------------------------------
 
-    async def preview(self, request: web.Request) -> web.Response:
-        node = request.query.get("node")
+    def results(self, prompt: dict, workflow: str | None) -> dict[str, Any]:
+        return self.live.results_of(self.jobs.read(prompt).graph, workflow)
+
+    def preview(self, node: str | None, sample: int, step: int, workflow: str | None, made_by: str) -> web.Response:
         if not node:
             raise Refused(400, "node is missing. Fix: ?node=9&sample=0&step=0")
-        sample, step = query_number(request, "sample"), query_number(request, "step")
         try:
-            shown = request.query.get("workflow"), request.query.get("made_by", "")
-            content = await asyncio.to_thread(self.live.preview_png, node, sample, step, *shown)
+            content = self.live.preview_png(node, sample, step, workflow, made_by)
         except LookupError as error:
             raise Refused(404, str(error)) from error
         except ValueError as error:
             raise Refused(400, str(error)) from error
         return web.Response(body=content, content_type="image/png")
 
-    async def release(self, request: web.Request) -> dict:
-        await body(request, NOTHING)
+    def release(self) -> dict[str, int]:
         try:
-            return {"released": await asyncio.to_thread(self.live.release)}
+            return {"released": self.live.release()}
         except self.live.Busy as error:
             raise Refused(409, str(error)) from error
 
+    # -- what the folders of runs hold --------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class RunRoutes:
-    """What the folders of runs hold."""
-
-    runs: Runs
-    remotes: Remotes
-    made: BeforeAfter
-    loras_folder: Callable[[], Path]
-
-    async def run(self, request: web.Request) -> Run:
-        """The run that a request names."""
-        return await asyncio.to_thread(self.runs.run, request.match_info["id"])
-
-    async def all_runs(self, request: web.Request) -> dict:
+    async def all_runs(self) -> dict[str, Any]:
         summaries = await asyncio.to_thread(self.runs.summaries)
         self.remotes.look(summaries)
         return {"runs": await asyncio.to_thread(lambda: list(map(self.remotes.told, summaries)))}
 
-    async def one_run(self, request: web.Request) -> dict:
-        run = self.runs.opened(await self.run(request))
-        return await asyncio.to_thread(lambda: self.remotes.told(run.details()))
+    def one_run(self, run: Run) -> dict[str, Any]:
+        return self.remotes.told(self.runs.opened(run).details())
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        after = query_number(request, "after", default=0)
-        run = self.runs.opened(await self.run(request))
+    def metrics(self, run: Run, after: int) -> web.Response:
+        lines, more = self.runs.opened(run).reader.texts(run.file(METRICS), after)
+        rest = {"more": more, "evaluations": run.evaluations(), "changes": run.changes()}
+        # The rows are JSON already: of ten thousand, parsing and writing them again took longer than all else.
+        text = b'{"rows": [' + b", ".join(lines) + b"], " + json.dumps(rest).encode()[1:]
+        return web.Response(body=text, content_type="application/json", charset="utf-8")
 
-        def answer() -> web.Response:
-            lines, more = run.reader.texts(run.file(METRICS), after)
-            rest = {"more": more, "evaluations": run.evaluations(), "changes": run.changes()}
-            # The rows are JSON already: of ten thousand, parsing and writing them again took longer than all else.
-            text = b'{"rows": [' + b", ".join(lines) + b"], " + json.dumps(rest).encode()[1:]
-            return web.Response(body=text, content_type="application/json", charset="utf-8")
+    def columns(self, run: Run, after: int, name: list[str]) -> web.Response:
+        if len(name) > MOST_NAMES:
+            raise Refused(400, f"{len(name)} names. Fix: ask for at most {MOST_NAMES} at a time")
+        figures = self.runs.opened(run).reader.figures(run.file(METRICS), name, after)
+        return web.json_response({**figures, "evaluations": run.evaluations()})
 
-        return await asyncio.to_thread(answer)
-
-    async def columns(self, request: web.Request) -> web.Response:
-        after, names = query_number(request, "after", default=0), request.query.getall("name", [])
-        run = self.runs.opened(await self.run(request))
-        if len(names) > MOST_NAMES:
-            raise Refused(400, f"{len(names)} names. Fix: ask for at most {MOST_NAMES} at a time")
-
-        def answer() -> web.Response:
-            figures = run.reader.figures(run.file(METRICS), names, after)
-            return web.json_response({**figures, "evaluations": run.evaluations()})
-
-        return await asyncio.to_thread(answer)
-
-    async def picture(self, request: web.Request) -> web.StreamResponse:
-        run = await self.run(request)
-        return web.FileResponse(await asyncio.to_thread(run.picture, request.match_info["name"]))
-
-    async def before_after(self, request: web.Request) -> web.StreamResponse:
-        run, name, which = await self.run(request), request.match_info["pair"], request.match_info["which"]
-        return web.FileResponse(await asyncio.to_thread(self.made.picture, run, name, which))
-
-    async def log(self, request: web.Request) -> dict:
-        run = await self.run(request)
-        return await asyncio.to_thread(run.log, query_number(request, "after", default=0))
-
-    async def lora(self, request: web.Request) -> dict:
-        await body(request, NOTHING)
-        run = await self.run(request)
+    async def lora(self, run: Run) -> dict[str, Any]:
         if run.status().place == REMOTE:
             await self.remotes.fetch_adapters(run)
         return {"lora_names": await asyncio.to_thread(run.copy_lora, self.loras_folder())}
 
+    # -- what is trained outside ComfyUI's process, here or elsewhere -------------------------------------------------
 
-@dataclass(frozen=True)
-class TrainingRoutes:
-    """What is trained outside ComfyUI's process, here or elsewhere."""
+    def train(self, name: str, iterations: int, prompt: dict, workflow: dict | None, **gpus: int) -> dict[str, Any]:
+        return {"id": self.jobs.start(name, prompt, workflow, iterations, _gpus(**gpus)).id}
 
-    shown: RunRoutes
-    jobs: Jobs
-    setting: Callable[[web.Request], int | None]
+    def resume(self, run: Run, iterations: int | None, **gpus: int) -> dict[str, Any]:
+        told = self.jobs.resume(run, iterations, _gpus(**gpus))
+        return {"id": run.id, "told": told}
 
-    async def train(self, request: web.Request) -> dict:
-        asked = await body(request, TRAIN)
-        await self._set_limit(request)
-        training = asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
-        return {"id": (await asyncio.to_thread(self.jobs.start, *training)).id}
-
-    async def watch(self, request: web.Request) -> dict:
-        asked = await body(request, WATCH)
-        return {"id": (await self.shown.remotes.watch(asked["url"], asked["token"], asked["name"])).id}
-
-    async def stop(self, request: web.Request) -> None:
-        await body(request, NOTHING)
-        run = await self.shown.run(request)
+    async def stop(self, run: Run) -> None:
         if run.status().place == REMOTE:
-            await self.shown.remotes.stop(run)
+            await self.remotes.stop(run)
         else:
             await asyncio.to_thread(self.jobs.stop, run)
 
-    async def resume(self, request: web.Request) -> dict:
-        asked = await body(request, RESUME)
-        await self._set_limit(request)
-        run = await self.shown.run(request)
-        message = await asyncio.to_thread(self.jobs.resume, run, asked["iterations"], _gpus(asked))
-        return {"id": run.id, "told": message}
+    async def watch(self, url: str, token: str, name: str | None) -> dict[str, Any]:
+        return {"id": (await self.remotes.watch(url, token, name)).id}
 
-    async def export(self, request: web.Request) -> dict[str, Any]:
-        asked = await body(request, EXPORT)
-        graph, problems = await asyncio.to_thread(self.jobs.check, asked["prompt"])
-        name = asked["name"] or _run_name(graph) or "workflow"
-        filename = f"{name}.json"
-        lines = commands(filename, name, needs(graph.graph, graph.node_classes))
-        return {"problems": as_json(problems), "commands": lines, "filename": filename}
-
-    async def _set_limit(self, request: web.Request) -> None:
-        await asyncio.to_thread(lambda: self.jobs.set_limit(self.setting(request)))
+    def export(self, prompt: dict, name: str | None) -> dict[str, Any]:
+        graph, problems = self.jobs.check(prompt)
+        name = name or _run_name(graph) or "workflow"
+        lines = commands(f"{name}.json", name, needs(graph.graph, graph.node_classes))
+        return {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
 
 
-def _gpus(asked: Mapping[str, Any]) -> Gpus:
-    return Gpus(asked["gpus"], asked["reward_gpus"])
+def _gpus(gpus: int, reward_gpus: int) -> Gpus:
+    return Gpus(gpus, reward_gpus)
 
 
 def _run_name(graph: Workflow) -> str | None:

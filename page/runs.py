@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ class Runs:
         self.folder, self.canvas_at_work = folder, canvas_at_work
         self._readers: dict[Path, Reader] = {}
         self._opened: list[Reader] = []
+        self._opening = threading.Lock()
 
     def summaries(self) -> list[dict[str, Any]]:
         """The summary of every run, newest first. One that cannot be read is listed with the reason."""
@@ -114,10 +116,11 @@ class Runs:
 
     def opened(self, run: Run) -> Run:
         """The run, whose rows are about to be read, while those of runs that were looked at long ago are let go."""
-        others = [reader for reader in self._opened if reader is not run.reader]
-        for reader in others[: 1 - MOST_OPENED]:
-            reader.let_go()
-        self._opened = [*others[1 - MOST_OPENED :], run.reader]
+        with self._opening:
+            others = [reader for reader in self._opened if reader is not run.reader]
+            for reader in others[: 1 - MOST_OPENED]:
+                reader.let_go()
+            self._opened = [*others[1 - MOST_OPENED :], run.reader]
         return run
 
     def forget(self, run: Run) -> None:

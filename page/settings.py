@@ -4,15 +4,12 @@ it, which is remembered on this machine.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from aiohttp import web
 
 from ..host import paths
 from ..host.access import permissions, remembered
@@ -21,7 +18,7 @@ from ..host.access.wants import wants_of
 from ..host.files import Damaged
 from ..trainer.workflow.foreign import headless
 from ..trainer.workflow.running import Workflow, WorkflowError
-from .requests import Field, Refused, body, json_object, text
+from .requests import Field, Refused, json_object, text
 
 LONGEST = 1000  # characters of a name
 WANTED = text(LONGEST, "give what /otca/permissions/wants says")
@@ -29,48 +26,40 @@ WANTS = {"prompt": Field(json_object, required=True)}
 ALLOW = {"kind": Field(WANTED, required=True), "what": Field(WANTED, required=True)}
 
 
-@dataclass(frozen=True)
-class PermissionRoutes:
-    """What workflows may have, to look at, to allow and to take back."""
-
-    node_classes: Mapping[str, type]
-
-    async def all_given(self, request: web.Request) -> dict:
-        return {"given": [asdict(each) for each in await asyncio.to_thread(permissions.given)]}
-
-    async def wants(self, request: web.Request) -> dict:
-        asked = await body(request, WANTS)
-        return {"wants": await asyncio.to_thread(_wants, asked["prompt"], self.node_classes)}
-
-    async def allow(self, request: web.Request) -> dict:
-        asked = await body(request, ALLOW)
-        try:
-            what = await asyncio.to_thread(permissions.remember, asked["kind"], asked["what"])
-        except ValueError as error:
-            raise Refused(400, f"{asked['kind']} {asked['what']!r}: {error}") from error
-        except OSError as error:
-            message = f"it cannot be remembered ({error}). Fix: set {FILE} to a file that can be written"
-            raise Refused(500, message) from error
-        return {"kind": asked["kind"], "what": what}
-
-    async def take_back(self, request: web.Request) -> None:
-        asked = await body(request, ALLOW)
-        try:
-            await asyncio.to_thread(permissions.take_back, asked["kind"], asked["what"])
-        except Damaged as error:
-            raise Refused(409, str(error)) from error
-        except ValueError as error:
-            raise Refused(400, f"{asked['kind']} {asked['what']!r}: {error}") from error
-        except OSError as error:
-            raise Refused(500, f"it cannot be taken back ({error}). Fix: make {FILE}'s file writable") from error
+def all_given() -> dict[str, Any]:
+    """What the user has allowed so far."""
+    return {"given": list(map(asdict, permissions.given()))}
 
 
-def _wants(prompt: dict, node_classes: Mapping[str, type]) -> list[dict[str, Any]]:
+def wants(prompt: dict, node_classes: Mapping[str, type]) -> dict[str, Any]:
+    """What a graph asks for, and what a click would allow of it."""
     try:
         graph = Workflow(prompt, node_classes).graph
     except WorkflowError as error:
         raise Refused(400, str(error)) from error
-    return [_as_json(want) for want in wants_of(headless(graph), node_classes)]
+    return {"wants": [_as_json(want) for want in wants_of(headless(graph), node_classes)]}
+
+
+def allow(kind: str, what: str) -> dict[str, Any]:
+    try:
+        return {"kind": kind, "what": permissions.remember(kind, what)}
+    except ValueError as error:
+        raise Refused(400, f"{kind} {what!r}: {error}") from error
+    except OSError as error:
+        raise Refused(
+            500, f"it cannot be remembered ({error}). Fix: set {FILE} to a file that can be written"
+        ) from error
+
+
+def take_back(kind: str, what: str) -> None:
+    try:
+        permissions.take_back(kind, what)
+    except Damaged as error:
+        raise Refused(409, str(error)) from error
+    except ValueError as error:
+        raise Refused(400, f"{kind} {what!r}: {error}") from error
+    except OSError as error:
+        raise Refused(500, f"it cannot be taken back ({error}). Fix: make {FILE}'s file writable") from error
 
 
 def _as_json(want: permissions.Want) -> dict[str, Any]:

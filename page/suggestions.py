@@ -6,14 +6,10 @@ folders, in those of the environment, and in the pack. How an input says which k
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from aiohttp import web
 
 from ..host import paths
 from ..host.access.permissions import PROMPT_SUFFIXES
@@ -21,7 +17,7 @@ from ..host.text import quoted
 from ..trainer.run import offered
 from ..trainer.workflow.running import Workflow, WorkflowError
 from . import machine
-from .requests import Field, Refused, body, json_object, text
+from .requests import Field, Refused, json_object, text
 from .runs import Runs, is_id
 
 PIPELINE, PAIRS = "model_index.json", "pairs.jsonl"
@@ -68,25 +64,13 @@ ASKED = {
 }
 
 
-@dataclass(frozen=True)
-class SuggestionRoutes:
-    """GET for what the machine has, POST for what follows from the graph, which is too large for an address."""
-
-    runs: Runs
-    node_classes: Mapping[str, type]
-
-    async def of_machine(self, request: web.Request) -> dict:
-        kind = request.query.get("kind", "")
-        machines = {**MACHINES, "runs": lambda: _latest(self.runs)}
-        return _answer(kind, await asyncio.to_thread(_known(machines, kind)))
-
-    async def of_graph(self, request: web.Request) -> dict:
-        asked = await body(request, ASKED)
-        values = await asyncio.to_thread(_following, asked["kind"], asked["node"], asked["prompt"], self.node_classes)
-        return _answer(asked["kind"], values)
+def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
+    """What the machine has."""
+    return _answer(kind, _known({**MACHINES, "runs": lambda: _latest(runs)}, kind)())
 
 
-def _following(kind: str, node: str, prompt: dict, node_classes: Mapping[str, type]) -> list[str]:
+def of_graph(node_classes: Mapping[str, type], kind: str, node: str, prompt: dict) -> dict[str, Any]:
+    """What follows from the graph, which is posted, since it is too large for an address."""
     follows = _known(GRAPHS, kind)
     try:
         workflow = Workflow(prompt, node_classes)
@@ -94,7 +78,7 @@ def _following(kind: str, node: str, prompt: dict, node_classes: Mapping[str, ty
         raise Refused(400, str(error)) from error
     if node not in workflow.nodes:
         raise Refused(404, f"node {quoted(node)} is missing in the graph. Fix: give the id of one of ours")
-    return follows(workflow, node)
+    return _answer(kind, follows(workflow, node))
 
 
 def _known(table: Mapping[str, Callable], kind: str) -> Callable:

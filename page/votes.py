@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -43,14 +44,14 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
     async def asked(request: web.Request) -> dict[str, Any]:
         return {"questions": list(map(_as_json, desk.questions())), "seconds_each": desk.seconds_each()}
 
-    async def picture(request: web.Request) -> web.StreamResponse:
+    async def picture(request: web.Request) -> Path:
         question = _question(desk, request)
         number = request.match_info["number"]
         if not (number.isascii() and number.isdecimal() and int(number) < len(question.pictures)):
             raise Refused(
                 404, f"question {question.id} has no picture {number!r}. Fix: 0 to {len(question.pictures) - 1}"
             )
-        return web.FileResponse(question.pictures[int(number)])
+        return question.pictures[int(number)]
 
     async def answer(request: web.Request) -> dict[str, Any]:
         given = (await body(request, ANSWER))["answer"]

@@ -107,8 +107,8 @@ def application(folder: Path, token: str) -> web.Application:
 
     @routes.get("/run/files/{name:.+}")
     @answered
-    async def file(request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(await asyncio.to_thread(lambda: _file(run(), request.match_info["name"])))
+    async def file(request: web.Request) -> Path:
+        return await asyncio.to_thread(lambda: _file(run(), request.match_info["name"]))
 
     @routes.post("/run/stop")
     @answered
