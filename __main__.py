@@ -34,13 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line; also asked by others for what this version can do."""
     from . import __version__
-    from .commands import COMMANDS
+    from .commands import MODULES
+    from .commands.options import COMMANDS
 
     otca = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
     otca.add_argument("--version", action="version", version=f"otca {__version__}")
     commands = otca.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        importlib.import_module(f".commands.{name}", __package__).add(commands)
+    for name in MODULES:
+        importlib.import_module(f".commands.{name}", __package__)
+    for add in COMMANDS:
+        add(commands)
     return otca
 
 

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import options
+from .options import COMFYUI, PERMISSIONS, SET, arg, command, count, flag, many
 
 
-def add(commands) -> None:
-    parser = commands.add_parser(
-        "bundle", help="write, or check, all that a training elsewhere needs", description=_run.__doc__
-    )
-    parser.add_argument("workflow", type=Path, nargs="?", help="exported by ComfyUI, a .png it saved, or a run")
-    options.set_argument(parser)
-    parser.add_argument("--output", type=options.folder, metavar="FOLDER|FILE.zip", help="what is written")
-    parser.add_argument("--run-name", metavar="NAME", help="of the run there, instead of the workflow's own")
-    parser.add_argument(
-        "--gpus", type=options.positive, default=1, metavar="N", help="check the workflow for N processes (default: 1)"
-    )
-    parser.add_argument(
-        "--check", type=options.folder, metavar="FOLDER", help="check that bundle, the models and this machine"
-    )
-    parser.add_argument(
-        "--models",
-        action="append",
-        default=[],
-        type=options.folder,
-        metavar="PATH",
-        help="with --check: a folder of models, beside $OTCA_MODELS. May be given more than once",
-    )
-    parser.add_argument("--no-hash", action="store_true", help="only the sizes of models, which takes no time")
-    options.comfyui_arguments(parser)
-    options.permission_arguments(parser)
-    parser.set_defaults(command=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
+@command(
+    "bundle",
+    "write, or check, all that a training elsewhere needs",
+    arg("workflow", "exported by ComfyUI, a .png it saved, or a run", type=Path, nargs="?"),
+    SET,
+    arg("--output", "what is written", type=options.folder, metavar="FOLDER|FILE.zip"),
+    arg("--run-name", "of the run there, instead of the workflow's own", metavar="NAME"),
+    count("--gpus", "check the workflow for N processes", 1),
+    arg("--check", "check that bundle, the models and this machine", type=options.folder, metavar="FOLDER"),
+    many("--models", "PATH", "with --check: a folder of models, beside $OTCA_MODELS", type=options.folder),
+    flag("--no-hash", "only the sizes of models, which takes no time"),
+    *(COMFYUI, PERMISSIONS),
+)
+def bundle(arguments: argparse.Namespace) -> int:
     """Writes a folder or a zip with the workflow, its files, the pack, the exact packages, and scripts that train it elsewhere:
     by a shell, Docker, SLURM or SkyPilot. Models are not copied: their sizes and SHA-256 are written down, and --check compares
     them there, with exit code 1 if something is missing or is another one. Nothing is uploaded.
@@ -67,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.output,
             with_hashes=not arguments.no_hash,
             progress=progress,
-            comfyui=_comfyui(arguments),
+            comfyui=options.comfyui_folder(arguments),
             run=arguments.workflow if arguments.workflow.is_dir() else None,
         )
     shown = making.report(held, described)
@@ -91,16 +76,15 @@ def _check(arguments: argparse.Namespace) -> int:
     with_hashes = not arguments.no_hash
     with _bar(checking.bytes_to_hash(arguments.check) if with_hashes else 0) as progress:
         findings = checking.check(
-            arguments.check, arguments.models, _comfyui(arguments), with_hashes=with_hashes, progress=progress
+            arguments.check,
+            arguments.models,
+            options.comfyui_folder(arguments),
+            with_hashes=with_hashes,
+            progress=progress,
         )
     for finding in findings:
         print(finding)
     return int(any(finding.severity == "error" for finding in findings))
-
-
-def _comfyui(arguments: argparse.Namespace) -> Path | None:
-    folder = arguments.comfyui or os.environ.get("COMFYUI_PATH")
-    return Path(folder).expanduser() if folder else None
 
 
 @contextlib.contextmanager

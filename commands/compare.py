@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from . import options
+from .options import COMFYUI, DEVICE, PERMISSIONS, SET, arg, command, count, flag, many, one_of
 
 if TYPE_CHECKING:
     from ..study.trainings import Settings
@@ -17,49 +18,6 @@ if TYPE_CHECKING:
 _AS_GIVEN = ("only", "score", "judge", "tuning_seeds", "jobs", "device", "features")  # to Settings
 
 
-def add(commands) -> None:
-    parser = commands.add_parser(
-        "compare", help="train workflows side by side and compare them", description=_run.__doc__
-    )
-    parser.add_argument("workflows", nargs="+", metavar="[NAME=]WORKFLOW", help="exported by ComfyUI (API format)")
-    parser.add_argument("--output", type=options.folder, required=True, metavar="DIR", help="continues what is there")
-    _training_arguments(parser)
-    _evaluation_arguments(parser)
-    parser.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
-    options.set_argument(parser)
-    options.comfyui_arguments(parser)
-    options.permission_arguments(parser)
-    parser.set_defaults(command=_run)
-
-
-def _training_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
-    length = parser.add_mutually_exclusive_group()
-    options.count(length, "--iterations", "of each training (default: the baseline's own)")
-    said = (
-        "each training ends when it has used so many, a backward pass counted as two. Samples and steps may differ then"
-    )
-    options.count(length, "--forwards", said)
-    options.count(length, "--seconds", "the same by seconds of training; on the CPU, of computing")
-    options.count(parser, "--seeds", "trainings of each (default 5)")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    said = "one training of each, with the first tuning seed: no verdict follows"
-    parser.add_argument("--screen", action="store_true", help=said)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="train these; the report is of all")
-    said = (
-        "one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)"
-    )
-    parser.add_argument("--learning-rates", type=float, nargs="+", default=[], metavar="RATE", help=said)
-    rates = {"type": _own_rates, "action": "append", "default": [], "metavar": "NAME=RATE,…"}
-    parser.add_argument(
-        "--rates", **rates, help="of one workflow, instead of --learning-rates. May be given more than once"
-    )
-    options.count(parser, "--tuning-seeds", "trainings to choose by, of each rate", 3)
-    options.count(parser, "--tuning-iterations", "their length (default: that of --iterations)")
-    options.count(parser, "--jobs", "trainings at a time", 1)
-
-
 def _own_rates(text: str) -> tuple[str, list[float]]:
     name, _, rates = text.rpartition("=")
     try:
@@ -68,46 +26,75 @@ def _own_rates(text: str) -> tuple[str, list[float]]:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=RATE or NAME=RATE,RATE") from error
 
 
-def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    options.count(parser, "--evaluate-every", "iterations between evaluations (default: a tenth of all, rounded up)")
-    options.count(parser, "--evaluations", "with --forwards or --seconds: how many (default 10)")
-    said = "rewards that the score is the mean of, trained or held out (default: the trained ones)"
-    parser.add_argument("--score", nargs="+", default=(), metavar="NAME", help=said)
-    said = "held-out reward to hold scores against (default: the first)"
-    parser.add_argument("--judge", default="", metavar="NAME", help=said)
-    parser.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
-    options.count(parser, "--evaluation-seeds", "pictures to a prompt (default: the baseline's own)")
-    said = "image encoder that measures diversity (default shapes-clip)"
-    parser.add_argument("--features", default="shapes-clip", metavar="ENCODER", help=said)
-
-
-def _run(arguments: argparse.Namespace) -> int:
+@command(
+    "compare",
+    "train workflows side by side and compare them",
+    arg("workflows", "exported by ComfyUI (API format)", nargs="+", metavar="[NAME=]WORKFLOW"),
+    arg("--output", "continues what is there", type=options.folder, required=True, metavar="DIR"),
+    arg("--baseline", "that others are compared with (default: the first)", metavar="NAME"),
+    one_of(
+        count("--iterations", "of each training (default: the baseline's own)"),
+        count(
+            "--forwards",
+            "each training ends when it has used so many, a backward pass counted as two. Samples and steps may differ then",
+        ),
+        count("--seconds", "the same by seconds of training; on the CPU, of computing"),
+    ),
+    count("--seeds", "trainings of each (default 5)"),
+    arg("--seed", "the first seed", type=int, default=0),
+    flag("--screen", "one training of each, with the first tuning seed: no verdict follows"),
+    arg("--only", "train these; the report is of all", nargs="+", default=[], metavar="NAME"),
+    arg(
+        "--learning-rates",
+        "one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="RATE",
+    ),
+    many("--rates", "NAME=RATE,…", "of one workflow, instead of --learning-rates", type=_own_rates),
+    count("--tuning-seeds", "trainings to choose by, of each rate", 3),
+    count("--tuning-iterations", "their length (default: that of --iterations)"),
+    count("--jobs", "trainings at a time", 1),
+    count("--evaluate-every", "iterations between evaluations (default: a tenth of all, rounded up)"),
+    count("--evaluations", "with --forwards or --seconds: how many (default 10)"),
+    arg(
+        "--score",
+        "rewards that the score is the mean of, trained or held out (default: the trained ones)",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+    ),
+    arg("--judge", "held-out reward to hold scores against (default: the first)", default="", metavar="NAME"),
+    arg("--prompts", "to judge by (default: the baseline's evaluation prompts)", metavar="FILE"),
+    count("--evaluation-seeds", "pictures to a prompt (default: the baseline's own)"),
+    arg("--features", "image encoder that measures diversity", default="shapes-clip", metavar="ENCODER"),
+    flag("--report", "train nothing, only report on what is finished"),
+    *(DEVICE, SET, COMFYUI, PERMISSIONS),
+)
+def compare(arguments: argparse.Namespace) -> int:
     """Trains workflows from the same start on the same prompts, with the same seeds and samples, and compares what became of
     them: curves with confidence bands, differences to a baseline, time to its score, held-out rewards, diversity and cost.
 
     Ctrl-C keeps what is done, and the same command continues from there.
     """
-    from ..host.devices import choose
-    from ..study.compare import compare
+    from ..study import compare as study
 
     if "RANK" in os.environ:
         raise ValueError(
             "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
         )
-    choose(arguments.device)
-    options.quiet_libraries()
-    options.user_names(arguments.prompts, arguments.features)
+    options.begin(arguments, arguments.prompts, arguments.features)
     workflows = _workflows(arguments)
     baseline = arguments.baseline or next(iter(workflows))
     if baseline not in workflows:
         raise ValueError(f"--baseline {baseline!r} is not a workflow. Fix: one of {', '.join(workflows)}")
     settings = _settings(arguments, baseline, workflows[baseline])
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
     def work() -> int:
-        table, complete = compare(workflows, baseline, settings, arguments.output, say, train=not arguments.report)
+        table, complete = study.compare(
+            workflows, baseline, settings, arguments.output, options.say, train=not arguments.report
+        )
         print(table)
         print(arguments.output)
         return 0 if complete else 1

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, the workflow that they load, what the user allows, and how a stop ends them."""
+"""What commands share: how arguments are declared, the workflow that they load, what the user allows, how a stop ends them."""
 
 from __future__ import annotations
 
@@ -17,99 +17,68 @@ if TYPE_CHECKING:
 EXIT_BAD_INPUT = 2
 CONTINUES = "the same command continues from there: {}"  # what a stopped command says of its folder
 
-
-def workflow_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
-    )
-    set_argument(parser)
-    comfyui_arguments(parser)
-    permission_arguments(parser)
+Argument = Callable[[argparse._ActionsContainer], object]  # adds itself to a parser, or to a group of one
 
 
-def set_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NODE.INPUT=VALUE",
-        help="change an input; NODE is an id, a title or a class. NODE=CLASS puts another node in its place. May be given more "
-        "than once",
-    )
+COMMANDS: list[Callable] = []  # each adds a command to the subparsers of `otca`
 
 
-def count(parser, name: str, said: str, default: int | None = None) -> None:
-    """An option that takes a whole number from 1; its help says the default."""
-    said = said if default is None else f"{said} (default {default})"
-    parser.add_argument(name, type=positive, default=default, metavar="N", help=said)
+def command(name: str, said: str, *arguments: Argument):
+    """Makes a function a command of `otca`, described by its docstring. It imports what is heavy only once it is called.
+
+    `name` may be two words, as in `taste fit`.
+    """
+
+    def declared(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+        def add(commands) -> None:
+            *above, last = name.split()
+            for word in above:
+                commands = commands.add_parser(word, help=said).add_subparsers(required=True, metavar="ACTION")
+            parser = commands.add_parser(last, help=said, description=run.__doc__)
+            parser.set_defaults(command=run)
+            _add_all(parser, arguments)
+
+        COMMANDS.append(add)
+        return run
+
+    return declared
 
 
-def sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=positive, help="denoising steps (default: the run's own, or 28)")
-    parser.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
-    parser.add_argument("--frames", type=positive, metavar="N", help="of a video (default: the run's own, or 1)")
-    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="pictures at once (default 8)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def reward_argument(parser: argparse.ArgumentParser) -> None:
-    rewards = parser.add_mutually_exclusive_group(required=True)
-    kind = "KIND[:OPTION=VALUE,…]"
-    rewards.add_argument(
-        "--reward",
-        action="append",
-        metavar=kind,
-        help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
-    )
-    rewards.add_argument("--rewards", nargs="+", dest="reward", metavar=kind, help="the same, all at once")
+def arg(name: str, said: str | None = None, **how) -> Argument:
+    """An argument as argparse has it; its help names the default."""
+    if how.get("default") not in (None, "", []):
+        said = f"{said} (default {how['default']})"
+    return lambda parser: parser.add_argument(name, help=said, **how)
 
 
-def comfyui_arguments(parser: argparse.ArgumentParser) -> None:
-    """For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them."""
-    comfyui = parser.add_argument_group("ComfyUI's own nodes (docs/training.md)")
-    comfyui.add_argument(
-        "--comfyui",
-        metavar="PATH",
-        help="ComfyUI's folder, for a workflow that holds its nodes (default: $COMFYUI_PATH)",
-    )
-    comfyui.add_argument(
-        "--custom-nodes",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="load that pack of ComfyUI's custom_nodes too, which runs its code. May be given more than once",
-    )
+def flag(name: str, said: str) -> Argument:
+    return arg(name, said, action="store_true")
 
 
-def permission_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only the user may allow a workflow to do; `allow` applies them."""
-    allow = parser.add_argument_group("what workflows may touch (docs/security.md)")
-    allow.add_argument(
-        "--allow-folder",
-        action="append",
-        default=[],
-        type=existing_folder,
-        metavar="FOLDER",
-        help="let workflows name models and prompt files in that folder. May be given more than once",
-    )
-    allow.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        type=host_name,
-        metavar="HOST[:PORT]",
-        help="let workflows send pictures, prompts or figures to that host. May be given more than once",
-    )
-    allow.add_argument(
-        "--allow-python",
-        action="append",
-        default=[],
-        type=existing_folder,
-        metavar="FOLDER",
-        help="let Python rewards run the files in that folder, with all your rights. May be given more than once",
-    )
-    allow.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
+def count(name: str, said: str, default: int | None = None) -> Argument:
+    """A whole number from 1."""
+    return arg(name, said, type=positive, default=default, metavar="N")
+
+
+def many(name: str, metavar: str, said: str, **how) -> Argument:
+    """An option that may be given more than once: a list."""
+    return arg(name, f"{said}. May be given more than once", action="append", default=[], metavar=metavar, **how)
+
+
+def group(title: str, *arguments: Argument) -> Argument:
+    return lambda parser: _add_all(parser.add_argument_group(title), arguments)
+
+
+def one_of(*arguments: Argument, required: bool = False) -> Argument:
+    return lambda parser: _add_all(parser.add_mutually_exclusive_group(required=required), arguments)
+
+
+def _add_all(parser: argparse._ActionsContainer, arguments: Sequence[Argument]) -> None:
+    for argument in arguments:
+        argument(parser)
 
 
 def folder(text: str) -> Path:
@@ -120,7 +89,7 @@ def folder(text: str) -> Path:
 
 def existing_folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return Path(os.path.abspath(text))  # a link as it is typed, since that is how a workflow names it
 
 
@@ -128,7 +97,7 @@ def host_name(text: str) -> str:
     from ..host.access.addresses import HOST
 
     if not HOST.fullmatch(text.lower()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no host, as in score.example.org or score.example.org:8443")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host, as in score.example.org or score.example.org:8443")
     return text.lower()
 
 
@@ -138,8 +107,83 @@ def positive(text: str) -> int:
     return int(text)
 
 
+SET = arg(
+    "--set",
+    "change an input; NODE is an id, a title or a class. NODE=CLASS puts another node in its place. May be given more than once",
+    action="extend",
+    nargs="+",
+    default=[],
+    metavar="NODE.INPUT=VALUE",
+)
+# For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them.
+COMFYUI = group(
+    "ComfyUI's own nodes (docs/training.md)",
+    arg(
+        "--comfyui",
+        "ComfyUI's folder, for a workflow that holds its nodes (default: $COMFYUI_PATH)",
+        metavar="PATH",
+    ),
+    many("--custom-nodes", "NAME", "load that pack of ComfyUI's custom_nodes too, which runs its code"),
+)
+# What only the user may allow a workflow to do; `allow` applies them.
+PERMISSIONS = group(
+    "what workflows may touch (docs/security.md)",
+    many(
+        "--allow-folder",
+        "FOLDER",
+        "let workflows name models and prompt files in that folder",
+        type=existing_folder,
+    ),
+    many(
+        "--allow-host",
+        "HOST[:PORT]",
+        "let workflows send pictures, prompts or figures to that host",
+        type=host_name,
+    ),
+    many(
+        "--allow-python",
+        "FOLDER",
+        "let Python rewards run the files in that folder, with all your rights",
+        type=existing_folder,
+    ),
+    flag("--download", "hub ids that Load Flow Model names may be fetched"),
+)
+WORKFLOW = (
+    arg("workflow", "exported by ComfyUI (API format .json, or a .png it saved), or a run", type=Path),
+    *(SET, COMFYUI, PERMISSIONS),
+)
+DEVICE = arg("--device", "cpu, cuda, cuda:1 …")
+FIRST_SEED = arg("--seed", "the first seed", type=int, default=0)
+OF_ALL_NODES = (
+    arg("--seed", "sets every node's seed", type=int),
+    arg("--device", "cpu, cuda, cuda:1 … instead of what the nodes name"),
+)
+SOURCE = arg("source", "a run's folder, or a model's folder or name", metavar="RUN|MODEL")
+SAMPLING = (
+    arg("--steps", "denoising steps (default: the run's own, or 28)", type=positive),
+    arg("--size", "pixels (default: the run's own, or the model's)", metavar="WxH"),
+    arg("--frames", "of a video (default: the run's own, or 1)", type=positive, metavar="N"),
+    count("--batch-size", "pictures at once", 8),
+    DEVICE,
+)
+_KIND = "KIND[:OPTION=VALUE,…]"
+REWARDS = one_of(
+    arg(
+        "--reward",
+        "such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
+        action="append",
+        metavar=_KIND,
+    ),
+    arg("--rewards", "the same, all at once", nargs="+", dest="reward", metavar=_KIND),
+    required=True,
+)
+
+
+# --- what they stand for ----------------------------------------------------------------------------------------------
+
+
 def load(arguments: argparse.Namespace) -> Workflow:
-    """The workflow of `workflow_arguments`, with the inputs that --set changes."""
+    """The workflow of WORKFLOW, with the inputs that --set changes."""
     from ..trainer.run.folder import CANVAS, WORKFLOW, read_own
     from ..trainer.workflow.foreign import addresses
     from ..trainer.workflow.reading import read_canvas, read_workflow
@@ -159,7 +203,7 @@ def load(arguments: argparse.Namespace) -> Workflow:
 
 
 def change(workflow: Workflow, changes: Sequence[str]) -> None:
-    """Applies those of `set_argument`."""
+    """Applies those of SET."""
     from ..host.access import permissions
     from ..host.access.wants import wants_of
 
@@ -179,7 +223,7 @@ def change(workflow: Workflow, changes: Sequence[str]) -> None:
 def node_classes(
     arguments: argparse.Namespace, graph: Mapping[str, Mapping]
 ) -> tuple[Mapping[str, type], Mapping[str, str]]:
-    """Node classes and their display names for a graph in API form: ours, and with `comfyui_arguments` ComfyUI's.
+    """Node classes and their display names for a graph in API form: ours, and with COMFYUI also its own.
 
     ComfyUI is imported, which takes seconds, where the graph needs it or --comfyui was typed.
     """
@@ -201,7 +245,7 @@ def node_classes(
 
 
 def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping[str, type]:
-    """Node classes for the graph of a run; for what is no run, as a model's folder, ours."""
+    """Node classes for the graph of a run; ours for anything else, such as a model's folder."""
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..trainer.run.folder import WORKFLOW, read_own
 
@@ -217,8 +261,27 @@ def set_seeds(workflow, seed: int | None) -> None:
                 workflow.set(f"{node}.seed", seed)
 
 
+def comfyui_folder(arguments: argparse.Namespace) -> Path | None:
+    named = arguments.comfyui or os.environ.get("COMFYUI_PATH")
+    return Path(named).expanduser() if named else None
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def begin(arguments: argparse.Namespace, *named: str | Path | None) -> None:
+    """What comes before a command's own work: permissions, the files that the user typed, the device, a quiet terminal."""
+    from ..host.devices import choose
+
+    allow(arguments)
+    user_names(*named)
+    choose(arguments.device)
+    quiet_libraries()
+
+
 def allow(arguments: argparse.Namespace) -> None:
-    """Applies `permission_arguments`."""
+    """Applies PERMISSIONS."""
     from ..host.access import permissions
 
     permissions.user_allows(arguments.allow_folder, arguments.allow_host, arguments.allow_python, arguments.download)

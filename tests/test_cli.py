@@ -176,7 +176,7 @@ def no_rewards(graph):
     inputs = inputs_of(graph, "OTCA_RewardStack")
     for name in [name for name in inputs if name.startswith("reward_")]:
         del inputs[name]
-    return "RewardStack", None, "no reward is connected", "reward_1"
+    return "RewardStack", None, "no reward is connected", "connect a Reward node"
 
 
 def no_prompts(graph):
@@ -281,7 +281,7 @@ def test_only_held_out_rewards(otca, written, small_graph, tmp_path):
         if entry["class_type"].startswith("OTCA_Reward") and entry["class_type"] != "OTCA_RewardStack":
             entry["inputs"]["held_out"] = True
     code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
-    assert code in (1, 2) and "no reward is connected" in errors and "Fix: " in errors
+    assert code in (1, 2) and "all of them are held out" in errors and "Fix: " in errors
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.study import voted
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards.vote import votes
 from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote
@@ -44,8 +43,8 @@ def test_every_choice_that_stands_is_a_pair(folder, capsys):
         assert read == [("one", C, A), ("one", C, B), ("two", B, A)]
 
 
-def test_without_a_choice_there_is_nothing_to_write(folder):
+def test_without_a_choice_there_is_nothing_to_write(folder, capsys):
     add(folder, "four", (A, C), Answer("alike"))
-    with pytest.raises(ValueError, match="no vote by which.*Fix: "):
-        voted.write(folder)
+    assert main(["vote", "--folder", str(folder), "--pairs"]) == 2
+    assert "has no vote by which" in (told := capsys.readouterr().err) and "Fix: " in told
     assert not (folder / "pairs.jsonl").exists()

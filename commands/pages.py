@@ -1,0 +1,138 @@
+"""`otca report`, `otca serve` and `otca vote`: pages to look at a run, here or from another machine, and to ask people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import options
+from .options import arg, command, count, flag
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+@command(
+    "report",
+    "make a page of a run, to look at or pass on",
+    arg("run", "a run's folder", type=Path),
+    arg("--output", "default: report.html in the run", type=Path, metavar="FILE.html"),
+)
+def report(arguments: argparse.Namespace) -> int:
+    """Writes one HTML page with a run's curves, evaluations, pictures, credit, times, settings and workflow in it."""
+    from ..nodes import NODE_CLASS_MAPPINGS
+    from ..page.run_page import write
+
+    print(write(arguments.run, arguments.output, NODE_CLASS_MAPPINGS))
+    return 0
+
+
+@command(
+    "serve",
+    "show a run to the sidebar of another machine",
+    arg("run", "a run's folder", type=options.folder),
+    arg("--host", "0.0.0.0 to be reached without a tunnel", default="127.0.0.1"),
+    count("--port", "that it listens at", 8191),
+)
+def serve(arguments: argparse.Namespace) -> int:
+    """Shows a run to the OTCA sidebar on another machine (Watch…): curves, samples, log and adapter, and a Stop. Nothing else can
+    be changed, and checkpoints are not sent. A request needs the token: that of the environment variable OTCA_SERVE_TOKEN, or
+    one that it makes and prints. It listens on this machine alone, for a tunnel such as ssh -L 8191:127.0.0.1:8191 USER@HERE."""
+    from ..page.remote.server import TOKEN_VARIABLE, application
+
+    folder = Path(arguments.run)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder. Fix: give the folder of a run, as --output of otca train named it")
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    address = f"address  http://{arguments.host}:{arguments.port}"
+    return _listen(arguments, application(folder, token), f"showing {folder.resolve()}", address, f"token    {token}")
+
+
+VOTE_TOKEN = "OTCA_REWARD_TOKEN"
+
+
+@command(
+    "vote",
+    "ask people, on a page in the browser",
+    arg(
+        "--folder",
+        "where votes.jsonl and the pictures are kept",
+        type=options.folder,
+        default=Path("votes"),
+        metavar="FOLDER",
+    ),
+    arg("--host", "0.0.0.0 to be reached from other machines, with a token", default="127.0.0.1"),
+    count("--port", "that it listens at", 8190),
+    arg("--fps", "frames per second of the videos that are kept", type=float, default=16.0),
+    arg(
+        "--learn",
+        "learn from the votes by that image encoder (a folder, or the name of one), and ask only about the rest",
+        default="",
+        metavar="ENCODER",
+    ),
+    flag("--pairs", "ask no one: write what was voted as pairs.jsonl beside the pictures, for Preference Pairs"),
+)
+def vote(arguments: argparse.Namespace) -> int:
+    """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where other machines
+    reach it, it wants a token: that of the environment variable OTCA_REWARD_TOKEN, or one that it makes and prints."""
+    if arguments.pairs:
+        return _write_pairs(arguments.folder)
+    from ..host.access.addresses import is_loopback
+    from ..page.votes import application
+    from ..trainer.rewards.vote import votes
+    from ..trainer.rewards.vote.asking import VoteFolder
+
+    options.user_names(arguments.learn or None)
+    folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
+    # A damaged file, or an encoder that is not there, is said now, and not when the first picture comes.
+    before, _ = votes.standing(votes.read(folder.file)), folder.apprentice
+    token = "" if is_loopback(arguments.host) else os.environ.get(VOTE_TOKEN) or secrets.token_urlsafe(24)
+    shown = f"http://{arguments.host}:{arguments.port}"
+    return _listen(
+        arguments,
+        application(folder, token),
+        f"{len(before)} votes in {folder.file}",
+        f"vote on      {shown}/{f'?token={token}' if token else ''}",
+        f"url for rewards  {shown}/score{f', with {VOTE_TOKEN}={token}' if token else ''}",
+        handler_cancellation=True,
+    )
+
+
+def _listen(arguments: argparse.Namespace, app: web.Application, *lines: str, **how) -> int:
+    """Serves until the user ends it; says the lines once it listens."""
+    from aiohttp import web
+
+    def ready(_) -> None:
+        print(*lines, sep="\n", flush=True)
+
+    web.run_app(app, host=arguments.host, port=arguments.port, print=ready, access_log=None, **how)
+    return 0
+
+
+def _write_pairs(folder: Path) -> int:
+    """Writes a pair for each two pictures of a vote of which one was better; what was written before is written again.
+
+    Votes on videos are left out.
+    """
+    from ..host.files import write_text
+    from ..trainer.pairs.reading import CHOSEN, FILE, REJECTED
+    from ..trainer.rewards.vote import votes
+
+    lines = [
+        json.dumps({"prompt": vote.prompt, CHOSEN: vote.pictures[better], REJECTED: vote.pictures[worse]})
+        for vote in votes.standing(votes.read(folder / votes.FILE))
+        for better, worse in vote.pairs
+        if vote.pictures[better].endswith(".png")
+    ]
+    if not lines:
+        raise ValueError(
+            f"{folder / votes.FILE} has no vote by which one picture is better than another. Fix: vote first, or give the "
+            "folder of votes as --folder"
+        )
+    write_text(folder / FILE, "\n".join(lines) + "\n")
+    print(f"{len(lines)} pairs in {folder / FILE}")
+    return 0

@@ -1,0 +1,189 @@
+"""`otca train`, and what is asked of a workflow before: `otca validate`, `otca memory`, `otca nodes`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import options
+from .options import OF_ALL_NODES, SET, WORKFLOW, arg, command, count, flag
+
+if TYPE_CHECKING:
+    from ..trainer.run.loop import Prepared
+
+
+@command(
+    "train",
+    "train an exported workflow",
+    *WORKFLOW,
+    arg("--iterations", "length of the training, instead of the workflow's own", type=int, metavar="N"),
+    arg("--output", "the run's folder (default: runs/<run_name>)", type=options.folder, metavar="DIR"),
+    flag("--resume", "continue from the folder's last checkpoint"),
+    flag(
+        "--take-over",
+        "begin in a folder that a process of another machine has claimed, because nothing trains there any more",
+    ),
+    *OF_ALL_NODES,
+    count("--gpus", "processes, each on a GPU of its own; with --device cpu all on the CPU", 1),
+    count("--reward-gpus", "the M GPUs after those that train are for rewards whose device is auto"),
+    arg("--max-restarts", "with --gpus: resume by itself after up to R failures", type=int, default=0, metavar="R"),
+)
+def train(arguments: argparse.Namespace) -> int:
+    """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume continues from it bit for bit."""
+    from ..host import devices, distributed
+    from ..trainer.checks.prepare import hand_over, together
+    from ..trainer.run import loop
+    from ..trainer.workflow.problem import WorkflowError
+
+    if arguments.reward_gpus and arguments.device:
+        raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
+    options.allow(arguments)
+    launches = arguments.gpus > 1 and "RANK" not in os.environ  # other processes, which then train
+    devices.choose(arguments.device)
+    if launches and arguments.device != "cpu":
+        distributed.check_gpus(arguments.gpus, arguments.reward_gpus or 0)
+    elif not launches:
+        rewards = distributed.reward_gpu(arguments.reward_gpus) if arguments.reward_gpus else None
+        devices.choose(arguments.device, rewards)
+        distributed.begin(cpu=arguments.device == "cpu")
+    options.quiet_libraries()
+    processes = arguments.gpus if launches else distributed.world()
+    try:
+        prepared = together(lambda: _prepared(arguments, processes), functools.partial(options.node_classes, arguments))
+    except WorkflowError as refused:
+        options.print_problems(refused.problems)
+        return options.EXIT_BAD_INPUT
+    if not launches:
+        code = loop.train(prepared, say=options.say)
+        distributed.end()
+        return code
+    from ..trainer.run.launch import launch
+
+    assert prepared.claim is not None, "this process has prepared the training"
+    with prepared.claim, hand_over(prepared):
+        return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
+
+
+def _prepared(arguments: argparse.Namespace, processes: int) -> Prepared:
+    from ..trainer.checks.prepare import prepare
+    from ..trainer.types import RUN_NODE
+
+    workflow = options.load(arguments)
+    if arguments.iterations is not None:
+        workflow.set(f"{RUN_NODE}.iterations", arguments.iterations)
+    options.set_seeds(workflow, arguments.seed)
+    folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else None)
+    prepared = prepare(
+        workflow,
+        folder,
+        resume=arguments.resume,
+        take_over=arguments.take_over,
+        processes=processes,
+        say=options.say,
+    )
+    options.print_problems(prepared.problems)
+    return prepared
+
+
+@command("validate", "check a workflow", *WORKFLOW, count("--gpus", "check it for otca train --gpus N", 1))
+def validate(arguments: argparse.Namespace) -> int:
+    """Checks a workflow without running it and prints every problem, and what it would read, post, download or run that is not
+    its own; exit code 2 if there is an error.
+    """
+    from ..trainer.checks import preflight
+
+    workflow = options.load(arguments)
+    failed = options.print_problems(preflight.problems(workflow, arguments.gpus))
+    options.say_wants(workflow, sys.stderr if failed else sys.stdout)
+    if failed:
+        return options.EXIT_BAD_INPUT
+    print(f"{arguments.workflow}: ready to train")
+    return 0
+
+
+@command(
+    "memory",
+    "estimate what a training needs on the GPU",
+    arg("workflow", "exported by ComfyUI, with Make Trainable or Load Flow Model in it", type=Path, nargs="?"),
+    SET,
+    arg(
+        "--comfyui",
+        "ComfyUI's folder, whose model files are looked at (default: $COMFYUI_PATH)",
+        type=options.folder,
+        metavar="PATH",
+    ),
+    count("--gpu-gb", "compare with a GPU of N GB (default: the one here)"),
+    flag("--recipes", "print the table of docs/models.md: what fits on 12 to 48 GB"),
+)
+def memory(arguments: argparse.Namespace) -> int:
+    """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change if that is too much.
+    It is counted from configurations and the headers of files: nothing is loaded, and nothing was measured on a GPU.
+    """
+    from ..nodes import NODE_CLASS_MAPPINGS
+    from ..trainer.memory import needs
+    from ..trainer.memory.case import GB, in_words
+    from ..trainer.memory.native import recipes_table
+    from ..trainer.workflow.reading import api_graph, read_workflow
+    from ..trainer.workflow.running import Workflow
+
+    if arguments.recipes:
+        print(recipes_table())
+        return 0
+    if arguments.workflow is None:
+        raise ValueError("no workflow. Fix: otca memory WORKFLOW, or otca memory --recipes")
+    comfyui = options.comfyui_folder(arguments)
+    if comfyui and not (comfyui / "models").is_dir():
+        raise ValueError(f"--comfyui {comfyui} has no folder `models`. Fix: give the folder that ComfyUI is in")
+    options.user_names(comfyui and comfyui / "models")
+    workflow = Workflow(api_graph(read_workflow(arguments.workflow)), NODE_CLASS_MAPPINGS)
+    options.change(workflow, arguments.set)
+    case, files = needs.read(workflow.graph, comfyui)
+    has = arguments.gpu_gb * GB if arguments.gpu_gb else _memory_here()
+    found = case.estimate(has)
+    size = f", {in_words(case.iteration.size)}" if case.iteration else ""
+    print(f"{case.title}{size}: counted from configurations, not measured on a GPU")
+    for line in files:
+        print(f"  {line}")
+    for phase, parts in found.phases.items():
+        of = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size > 0.05 * GB)
+        print(f"{phase:17}{found.totals[phase] / GB:7.1f} GB: {of}")
+    print(f"{'needs':17}{found.total / GB:7.1f} GB, in {found.phase}")
+    print(f"{'has':17}{has / GB:7.1f} GB" if has else f"{'has':17} no GPU is here; --gpu-gb N compares with one")
+    if has and found.total > has:
+        print("It does not fit. What needs less, from cheap to costly:")
+        for words, changed in case.changes().items():
+            fits = ", which fits" if changed.needs.total <= has else ""
+            print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
+    if has:
+        print(case.sentence(has))
+    return 0
+
+
+def _memory_here() -> int:
+    """Bytes of the GPU of this machine; 0 if it has no GPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+@command("nodes", "list the nodes, with inputs and outputs")
+def nodes(_: argparse.Namespace) -> int:
+    """Lists what the graph can be built of."""
+    from ..nodes import NODE_CLASS_MAPPINGS
+
+    for name, node in NODE_CLASS_MAPPINGS.items():
+        print(f"{name}  ({node.TITLE}, {node.CATEGORY})\n    {node.DESCRIPTION}")
+        for kind in ("required", "optional"):
+            for socket, (type_, *details) in node.INPUT_TYPES().get(kind, {}).items():
+                shown = type_ if isinstance(type_, str) else " | ".join(map(str, type_))
+                default = details[0].get("default", "") if details else ""
+                preset = f" = {default}" if default != "" else ""
+                print(f"    <- {socket}: {shown}{preset}{' (optional)' if kind == 'optional' else ''}")
+        for type_, socket in zip(node.RETURN_TYPES, getattr(node, "RETURN_NAMES", node.RETURN_TYPES), strict=True):
+            print(f"    -> {socket}: {type_}")
+        print()
+    return 0
