@@ -4,7 +4,6 @@ contents   a graph → what is copied, what is expected there, and the graph by 
 found      where the models are that a graph names, and by which names a bundle expects them
 packages   the exact packages of this Python, and the pack's own files
 manifest   sizes and SHA-256 of all of it, written and read
-making     writes the folder or the zip; its scripts are assets/bundle/
+making     writes the folder or the zip, with what is known of memory and time; its scripts are assets/bundle/
 checking   whether a bundle, the models and the machine are as the manifest wants them
-estimate   memory and time, as far as they are known
 """

@@ -14,7 +14,7 @@ from ..host import files, paths
 from ..host.text import printable
 from ..trainer.memory.case import GB
 from ..trainer.memory.needs import ONCE
-from . import estimate, manifest
+from . import manifest
 from .found import MODELS
 from .manifest import Entry, Manifest, Progress
 
@@ -55,7 +55,8 @@ def check(
     wanted = manifest.read(folder)
     roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
     findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, comfyui, with_hashes, progress)]
-    return [*findings, *_python(wanted), *_disk(folder), *_gpus(wanted), *_estimates(wanted)]
+    findings += [*_python(wanted), *_disk(folder), *_gpus(wanted)]
+    return [*findings, *(Finding("ok", line) for line in wanted.estimate)]
 
 
 def bytes_to_hash(folder: Path) -> int:
@@ -170,13 +171,8 @@ def _gpus(wanted: Manifest) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("warning", "no GPU is seen by torch here; the training would be on the CPU")
         return
-    needed = wanted.memory.get("bytes")
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
-        little = isinstance(needed, int) and properties.total_memory < needed
+        little = properties.total_memory < (wanted.memory_bytes or 0)
         text = f"GPU {number}: {properties.name}, {properties.total_memory / GB:.1f} GB"
         yield Finding("warning" if little else "ok", f"{text}, less than the estimate" if little else text)
-
-
-def _estimates(wanted: Manifest) -> Iterator[Finding]:
-    yield from (Finding("ok", line) for line in estimate.in_words(wanted.memory, wanted.pace))

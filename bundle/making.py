@@ -8,24 +8,35 @@ import platform
 import shlex
 import shutil
 import tempfile
+import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..host import files, paths
-from ..host.text import printable, quoted
+from ..host.files import Damaged
+from ..host.text import plain_name, printable, quoted
+from ..trainer.memory import needs
+from ..trainer.memory.case import GB
+from ..trainer.run.folder import METRICS, WORKFLOW, read_lines, read_own
+from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import planned_iterations
-from . import estimate, manifest, packages
+from ..trainer.workflow.lineage import changes
+from . import manifest, packages
 from .contents import Contents
 from .found import MODELS
 from .manifest import Entry, Manifest, Progress
 
 SCRIPTS = paths.ASSETS / "bundle"
 RENAMED = {"dockerignore": ".dockerignore"}  # which a package of Python would leave out
-README, SETTINGS, WORKFLOW = "README.md", "settings.sh", "workflow.json"
+README, SETTINGS = "README.md", "settings.sh"
 RUNS = ("run.sh",)  # what may be executed
 ZIP = ".zip"
-ZIP_DATE = (2020, 1, 1, 0, 0, 0)  # of every file in it: two bundles of one workflow are the same to the byte
+ZIP_DATE = time.mktime(
+    (2020, 1, 1, 0, 0, 0, 0, 0, -1)
+)  # of every file in it: two bundles of one workflow are the same to the byte
 
 
 def check_target(target: Path) -> None:
@@ -92,19 +103,59 @@ def make(
 
 
 def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Manifest:
-    chosen = packages.installed(contents.graph)
-    contents.copied["requirements.txt"] = packages.requirements_text(chosen).encode()
-    contents.copied["constraints.txt"] = packages.constraints_text(chosen).encode()
+    direct, others = packages.installed(contents.graph)
+    contents.copied["requirements.txt"] = packages.requirements_text(direct).encode()
+    contents.copied["constraints.txt"] = packages.pinned(others).encode()
+    needed, said = memory(contents.graph, comfyui)
     return Manifest(
         run_name=contents.run_name,
         otca=packages.version(),
         python=platform.python_version(),
         torch=packages.torch_version(),
-        packages=chosen.versions(),
-        iterations=planned_iterations(contents.graph),
-        memory=estimate.memory(contents.graph, comfyui),
-        pace=estimate.pace(contents.graph, run),
+        packages={**{name.partition("[")[0]: version for name, version in direct.items()}, **others},
+        memory_bytes=needed,
+        estimate=[" ".join(line.split())[:400] for line in (said, _pace(contents.graph, run))],
     )
+
+
+def memory(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[int | None, str]:
+    """The bytes of one GPU, if they are known, and a line about them: what `otca memory` says."""
+    try:
+        case, _ = needs.read(graph, comfyui)
+    except (OSError, ValueError) as error:
+        return None, f"memory: unknown ({error})"
+    found = case.needs
+    words = f"memory: about {found.total / GB:.1f} GB on each GPU, in {found.phase} (an estimate by arithmetic)"
+    return int(found.total), words
+
+
+def _pace(graph: Mapping[str, Mapping], folder: Path | None) -> str:
+    """A line about the time, by what the same workflow took here: in this run's folder, or in the run of the graph's name."""
+    unknown = "time: unknown (this workflow has not been trained where the bundle was made)"
+    folder = folder or _run_of(graph)
+    try:
+        trained = read_own(folder, WORKFLOW) if folder else None
+        rows = read_lines(folder / METRICS) if folder and trained and not changes(trained, graph) else []
+    except Damaged as error:
+        return f"time: unknown ({error})"
+    # The first iteration of a process also waits for what is loaded then.
+    seconds = [row["seconds/iteration"] for row in rows[1:] if row.get("seconds/iteration")]
+    speeds = [row["samples_per_second"] for row in rows[1:] if row.get("samples_per_second")]
+    iterations = planned_iterations(graph)
+    if not seconds or not speeds or not iterations:
+        return unknown
+    return (
+        f"time: about {median(seconds) * iterations / 3600:.2g} hours, {median(speeds) * 3600:.3g} samples an hour (an estimate: "
+        f"as {len(seconds)} iterations took where the bundle was made; another machine is faster or slower)"
+    )
+
+
+def _run_of(graph: Mapping[str, Mapping]) -> Path | None:
+    names = [entry["inputs"].get("run_name") for entry in graph.values() if entry["class_type"] == RUN_NODE]
+    try:
+        return paths.runs_folder() / plain_name(names[0])
+    except (IndexError, ValueError):
+        return None
 
 
 def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[Entry]:
@@ -168,7 +219,7 @@ def _readme(contents: Contents, described: Manifest) -> str:
         "@VERSION@": packages.version(),
         "@MODELS@": _models_text(described.models),
         "@COMFYUI@": _comfyui_text(contents),
-        "@ESTIMATE@": "\n".join(f"- {line}" for line in estimate.in_words(described.memory, described.pace)),
+        "@ESTIMATE@": "\n".join(f"- {line}" for line in described.estimate),
         "@ACCELERATE@": f" {shlex.join(more)}" if more else "",
         "@NOTES@": "\n".join(f"- {note}" for note in _notes(contents)),
     }
@@ -218,19 +269,9 @@ def _pack(folder: Path, target: Path) -> None:
     """All in a folder of the run's name, so that it unpacks into one."""
     with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):
-            name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
-            info = zipfile.ZipInfo(name + "/" if path.is_dir() else name, ZIP_DATE)
-            info.external_attr = (
-                (0o40755 << 16 | 0x10) if path.is_dir() else (0o100000 | path.stat().st_mode & 0o777) << 16
-            )
-            info.compress_type = (
-                zipfile.ZIP_STORED if path.suffix in (".safetensors", ".png", ".jpg") else zipfile.ZIP_DEFLATED
-            )
-            if path.is_dir():
-                archive.writestr(info, b"")
-                continue
-            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as file:
-                shutil.copyfileobj(source, file, 1 << 20)
+            os.utime(path, (ZIP_DATE, ZIP_DATE))
+            stored = zipfile.ZIP_STORED if path.suffix in (".safetensors", ".png", ".jpg") else None
+            archive.write(path, Path(folder.name, path.relative_to(folder)), stored)
 
 
 def report(contents: Contents, described: Manifest) -> dict[str, Any]:
@@ -240,5 +281,5 @@ def report(contents: Contents, described: Manifest) -> dict[str, Any]:
         "models": [{"path": entry.path, "where": entry.where, "bytes": entry.bytes} for entry in described.models],
         "model_bytes": sum(sizes),
         "notes": _notes(contents),
-        "estimate": estimate.in_words(described.memory, described.pace),
+        "estimate": described.estimate,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,7 +49,8 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a bundle says of itself. `memory` and `pace`: see `estimate`."""
+    """What a bundle says of itself. `memory_bytes` are those that one GPU needs; None if they are not known. `estimate` says in
+    words how much memory and time the training takes."""
 
     model_config = ConfigDict(strict=True)
 
@@ -59,11 +60,10 @@ class Manifest(BaseModel):
     python: str
     torch: str
     packages: dict[str, str]
-    iterations: Count | None = None
     files: list[Entry] = Field(default=[], max_length=MOST_ENTRIES)
     models: list[Entry] = Field(default=[], max_length=MOST_ENTRIES)
-    memory: dict[str, Any] = {}
-    pace: dict[str, Any] = {}
+    memory_bytes: Count | None = None
+    estimate: list[Annotated[str, Field(max_length=400)]] = Field(default=[], max_length=2)
 
     def text(self) -> str:
         return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"

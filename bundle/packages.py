@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -45,20 +44,10 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-@dataclass(frozen=True)
-class Packages:
-    """{package: version} as they are installed here: `direct` ones, with their extras, and `others`, which those need in turn."""
+def installed(graph: Mapping[str, Mapping]) -> tuple[dict[str, str], dict[str, str]]:
+    """{package: version} of what the pack needs for a graph, with extras, and of all that these need in turn, as they are here.
 
-    direct: dict[str, str]
-    others: dict[str, str]
-
-    def versions(self) -> dict[str, str]:
-        return {**{name.partition("[")[0]: version for name, version in self.direct.items()}, **self.others}
-
-
-def installed(graph: Mapping[str, Mapping]) -> Packages:
-    """What the pack needs for a graph, and all that these need in turn, as they are here. Both without torch and what only torch
-    needs, since that depends on the machine's GPU.
+    Both without torch and what only torch needs, since that depends on the machine's GPU.
 
     Raises:
         ValueError: a package that the pack needs is not here.
@@ -79,7 +68,7 @@ def installed(graph: Mapping[str, Mapping]) -> Packages:
                 continue
             pending.append(one)
     extras = {name: f"[{','.join(sorted(one.extras))}]" if one.extras else "" for name, one in needed.items()}
-    return Packages({name + extras[name]: own for name, own in direct.items()}, dict(sorted(others.items())))
+    return {name + extras[name]: own for name, own in direct.items()}, dict(sorted(others.items()))
 
 
 def _optional(graph: Mapping[str, Mapping]) -> Iterator[str]:
@@ -120,15 +109,15 @@ def torch_version() -> str:
     return _version(TORCH)
 
 
-def requirements_text(packages: Packages) -> str:
+def requirements_text(direct: Mapping[str, str]) -> str:
     """requirements.txt of a bundle. torch is left to the image, or to the user, who knows the machine's GPU."""
     head = (
         "# The packages that the pack needs, as they were where this bundle was made; constraints.txt has what these need.",
         f"# torch was {torch_version()} there. Which build of it is right depends on the GPU: https://pytorch.org/get-started",
         "torch>=2.7",
     )
-    return "\n".join([*head, *(f"{name}=={version}" for name, version in packages.direct.items())]) + "\n"
+    return "\n".join(head) + "\n" + pinned(direct)
 
 
-def constraints_text(packages: Packages) -> str:
-    return "".join(f"{name}=={version}\n" for name, version in packages.others.items())
+def pinned(packages: Mapping[str, str]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in packages.items())

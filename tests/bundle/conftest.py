@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.bundle import contents, estimate, making
+from comfyui_otca.bundle import contents, making
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -47,7 +47,7 @@ def places(tmp_path, monkeypatch):
 def _unrehearsed(request, monkeypatch):
     """The iteration is not rehearsed for the estimate of memory, which takes longer than all else, but in tests marked so."""
     if "rehearsed" not in request.keywords:
-        monkeypatch.setattr(estimate, "memory", lambda graph, comfyui: {"unknown": "it was not asked"})
+        monkeypatch.setattr(making, "memory", lambda graph, comfyui: (None, "memory: unknown (it was not asked)"))
 
 
 def with_reward(graph, reward):
