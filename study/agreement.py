@@ -42,7 +42,9 @@ def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @_over_complete
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Pearson's correlation of the ranks; equal values share the mean of theirs."""
-    return pearson(_ranks(a), _ranks(b))
+    from scipy import stats
+
+    return pearson(stats.rankdata(a, axis=1), stats.rankdata(b, axis=1))
 
 
 @_over_complete
@@ -82,12 +84,6 @@ def chance(steps: int) -> dict[str, float]:
     recalls = {f"recall@{count}": count / steps if count < steps else np.nan for count in TOP}
     # Mean |i - j| of two independent steps.
     return {"Pearson": 0.0, "Spearman": 0.0, "order": 0.5, **recalls, "peak distance": (steps**2 - 1) / (3 * steps)}
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    below = (x[:, :, None] > x[:, None, :]).sum(2)
-    equal = (x[:, :, None] == x[:, None, :]).sum(2)
-    return below + (equal - 1) / 2
 
 
 def _largest(x: np.ndarray, count: int) -> np.ndarray:

@@ -29,7 +29,7 @@ from ..trainer.run.folder import json_line
 from ..trainer.run.loop import only
 from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
-from . import agreement_plot
+from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
 from .statistics import Interval, bootstrap_of_groups
 from .tables import number, table
@@ -157,11 +157,11 @@ def _draw(analysis: Analysis, folder: Path) -> None:
     deltas = {name: delta for name, delta in analysis.deltas.items() if name != ALIKE}
     labels = [f"{step}\nσ {analysis.sigmas[step]:.2f}" for step in analysis.trained]
     pooled = {(row.objective, row.proxy): row.pooled for row in analysis.rows}
-    grids.save(agreement_plot.scatter(deltas, gains, pooled, analysis.trained), folder / "scatter.png")
-    grids.save(agreement_plot.profile(deltas, gains, labels), folder / "profile.png")
+    grids.save(plots.agreement(deltas, gains, pooled, analysis.trained), folder / "scatter.png")
+    grids.save(plots.profile(deltas, gains, labels), folder / "profile.png")
     overall, gain = list(gains.items())[-1]
     firsts = range(0, len(gain), len(gain) // analysis.groups)
-    grids.save(agreement_plot.curves(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
+    grids.save(plots.trajectories(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
 
 
 def _wear(model: FlowModel, adapter: Path) -> None:

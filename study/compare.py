@@ -28,7 +28,7 @@ from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
 from ..trainer.run.folder import EVALUATIONS, RunError, json_line, read_lines
 from ..trainer.workflow.running import Workflow
-from . import comparison, comparison_plot, comparison_report, fairness
+from . import comparison, comparison_report, fairness, plots
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
 from .trainings import DIVERGED, Say, Settings, Training, check_folder, diverged, run, state, trainings
@@ -201,7 +201,7 @@ def _report(
     table = comparison_report.markdown(rows, sweep, facts)
     name = SCREENING if settings.screening else COMPARISON
     write_text(folder / f"{name}.md", table)
-    grids.save(comparison_plot.picture(rows, facts), folder / f"{name}.png")
+    grids.save(plots.comparison(rows, facts), folder / f"{name}.png")
     content = {"facts": asdict(facts), "sweep": sweep and asdict(sweep), "workflows": [asdict(row) for row in rows]}
     write_text(folder / f"{name}.json", json_line(content))
     return table

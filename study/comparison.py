@@ -22,7 +22,6 @@ from ..trainer.run.folder import EVALUATIONS, METRICS, RunError, read_lines
 from ..trainer.run.verdicts import fell, measured
 from .statistics import Interval, area, holm, mean_interval, non_dominated, paired_p, reached_for_good
 
-EARLY = (0.35, 0.5)  # shares of what the baseline used in all
 VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
 
 _KL_WINDOW = 8  # iterations: each measures the divergence at another one of the trained steps
@@ -156,15 +155,6 @@ def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
 
 
 @dataclass(frozen=True)
-class Early:
-    """A workflow when it has used a share of what the baseline used in all, minus the baseline at its end, paired by seed."""
-
-    share: float
-    score: Interval
-    judge: Interval | None
-
-
-@dataclass(frozen=True)
 class Row:
     """A workflow over its seeds. Intervals are of means over seeds; gains and scores as of `Outcome`, at the end.
 
@@ -186,7 +176,6 @@ class Row:
         declined: {held-out reward: the number of seeds with which it ended below where it began}.
         unscored: the sum over all seeds.
         samples: to an iteration.
-        early: what it has come to at each of EARLY; empty for the baseline.
         undominated: whether no other workflow is as good or better in both the score and the judge, and better in one.
     """
 
@@ -219,7 +208,6 @@ class Row:
     unscored: int
     learning_rate: float
     samples: int
-    early: Sequence[Early]
     undominated: bool = False
 
     @property
@@ -256,8 +244,7 @@ def summarise(
             raise RunError(
                 f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end"
             )
-        early = [_early(pairs, share, budget.unit if budget else FORWARDS, judge) for share in EARLY if pairs]
-        rows.append(_row(name, runs, pairs, learning_rate=rates[name], samples=samples[name], early=early))
+        rows.append(_row(name, runs, pairs, learning_rate=rates[name], samples=samples[name]))
     corrected = holm([row.p for row in rows])
     undominated = [False] * len(rows)
     if judge:
@@ -323,14 +310,6 @@ def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
         reached_for_good(times, [getattr(point, bound) for point in lead], 0.0) for bound in ("mean", "high", "low")
     )
     return Interval(mean, low, high, len(pairs)) if len(pairs) > 1 else Interval(mean, math.nan, math.nan, 1)
-
-
-def _early(pairs: Sequence[tuple[Outcome, Outcome]], share: float, unit: str, judge: str) -> Early:
-    def lead(of: Callable[[Outcome], np.ndarray]) -> Interval:
-        ends = ((mine, theirs, share * theirs.used[unit][-1]) for mine, theirs in pairs)
-        return mean_interval([np.interp(end, mine.used[unit], of(mine)) - of(theirs)[-1] for mine, theirs, end in ends])
-
-    return Early(share, lead(lambda run: run.score), lead(lambda run: run.held_out[judge]) if judge else None)
 
 
 def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..trainer.run.budget import BACKWARD, UNITS
-from .comparison import EARLY, VERDICT_SEEDS
+from .comparison import VERDICT_SEEDS
 from .tables import bracketed, number, plus_minus, table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Facts:
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     """All tables, and what has to be known to read them."""
-    parts = [_head(facts), _scores(rows, sweep, facts), _times(rows, facts), _early(rows, facts)]
+    parts = [_head(facts), _scores(rows, sweep, facts), _times(rows, facts)]
     parts += [_rewards(rows, facts), _cost(rows)]
     if sweep is not None:
         parts.append(_sweep(sweep))
@@ -192,19 +192,6 @@ def _amount(interval: Interval, whole: float, form: str) -> str:
 
 def _or_never(value: float, form: str) -> str:
     return "never" if math.isinf(value) else f"{value:{form}}"
-
-
-def _early(rows: Sequence[Row], facts: Facts) -> list[str]:
-    """The table of all but the baseline; empty if there is only the baseline."""
-    others = [row for row in rows if row.early]
-    columns: list[tuple[str, Callable[[Row], str]]] = []
-    for i, share in enumerate(EARLY):
-        head = f"score at {share:.0%} of {facts.baseline}'s {facts.unit}, minus its final one"
-        columns.append((head, lambda row, i=i: bracketed(row.early[i].score, "+.2f")))
-        if facts.judge:
-            head = f"{facts.judge} there, minus its final one"
-            columns.append((head, lambda row, i=i: _difference(row.early[i].judge, "+.3f")))
-    return _columns(others, columns) if others else []
 
 
 def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,24 +167,21 @@ def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Seque
     """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
     check_names([reward.name for reward in rewards])
     return torch.cat(
-        [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in _batches(files, batch_size)]
+        [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in batches(files, batch_size)]
     )
 
 
-def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
-    """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1])."""
+def batches(
+    files: Sequence[Path], size: int, read: Callable[[Path], np.ndarray] = read
+) -> Iterator[tuple[int, Tensor]]:
+    """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1]) of files that follow each other."""
     waiting: list[np.ndarray] = []
-    for number, file in enumerate(files):
-        sample = read(file)
-        if waiting and (sample.shape != waiting[0].shape or len(waiting) == size):
-            yield number - len(waiting), _tensor(waiting)
+    for number, file in enumerate([*files, None]):
+        sample = read(file) if file is not None else None
+        if waiting and (sample is None or sample.shape != waiting[0].shape or len(waiting) == size):
+            yield number - len(waiting), torch.from_numpy(np.stack(waiting)).float() / 255
             waiting = []
-        waiting.append(sample)
-    yield len(files) - len(waiting), _tensor(waiting)
-
-
-def _tensor(arrays: Sequence[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(arrays)).float() / 255
+        waiting += [] if sample is None else [sample]
 
 
 def table(names: Sequence[str], scores: Tensor) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from ..host import json_lines
@@ -18,7 +17,9 @@ from ..trainer.pictures.media import PICTURES, VIDEOS, read
 from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
 from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
-from .statistics import Interval, bootstrap
+from .scoring import batches
+from .statistics import bootstrap
+from .tables import table
 
 FOLDS = 5
 OTHERS = 16  # of the other side, that each liked or disliked picture is compared with
@@ -150,32 +151,18 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
     rows = dict(zip(files, _features(network, files, batch_size), strict=True))
     scaling, utility = _fitted(comparisons, rows)
     about = {"votes": len(comparisons), "pictures": len(files), "pairs": sum(len(c.pairs()) for c in comparisons)}
-    tested = held_out(comparisons, rows)
-    about |= tested.about() if tested else {}
-    return Head(scaling, utility.mean, folder.name, fingerprint(folder), about)
+    return Head(scaling, utility.mean, folder.name, fingerprint(folder), about | held_out(comparisons, rows))
 
 
 def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
-    rows: list[np.ndarray] = []
-    waiting: list[np.ndarray] = []
+    return np.concatenate([read_features(network, images) for _, images in batches(files, batch_size, _picture)])
 
-    def flush() -> None:
-        images = torch.from_numpy(np.stack(waiting)).float() / 255
-        rows.append(read_features(network, images))
-        waiting.clear()
 
-    for file in files:
-        try:
-            picture = read(file)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(
-                f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it"
-            ) from error
-        if waiting and (waiting[0].shape != picture.shape or len(waiting) == batch_size):
-            flush()
-        waiting.append(picture)
-    flush()
-    return np.concatenate(rows)
+def _picture(file: Path) -> np.ndarray:
+    try:
+        return read(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it") from error
 
 
 def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Utility]:
@@ -188,34 +175,17 @@ def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) 
 # --- held out ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """What heads that were fitted without some pictures said of choices among those.
+def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> dict:
+    """Cross-validation: what heads that were fitted without some pictures say of choices among those.
 
-    Attributes:
-        accuracy: of pairs in the predicted order, averaged in each vote (or pick, where there is one vote), with its interval.
-        calibration: for bins of the probability of the predicted answer: mean probability, share that was right, count.
-        error: expected calibration error: the mean distance of the two, weighted by count.
-    """
+    No picture is in a fold's training and in its test: votes that share pictures are held out together. If too few parts have
+    nothing in common, as with one folder liked and one disliked, pictures are held out, and the choices between a held-out
+    picture and another one are not used.
 
-    accuracy: Interval
-    calibration: list[tuple[float, float, int]]
-    error: float
-
-    def about(self) -> dict:
-        interval = self.accuracy
-        return {
-            "accuracy": {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count},
-            "calibration_error": self.error,
-            "calibration": self.calibration,
-        }
-
-
-def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> HeldOut | None:
-    """Cross-validation. No picture is in a fold's training and in its test: votes that share pictures are held out together.
-
-    Where so few parts have nothing in common, as of one folder liked and one disliked, pictures are held out, and the choices
-    between a held-out picture and another one are not used. None where nothing is left to test.
+    Returns:
+        `accuracy` of pairs in the predicted order, averaged in each vote (or pick, if there is one vote), with its interval;
+        `calibration`, for bins of the probability of the predicted answer: mean probability, share that was right, count;
+        `calibration_error`: the mean distance of the two, weighted by count. Empty if nothing is left to test.
     """
     parts = _parts(comparisons)
     folds = _folds(comparisons, parts)
@@ -233,19 +203,16 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
             probability = preferred(*utility.of(better - worse))
             right.append(float(((probability > 0.5) + 0.5 * (probability == 0.5)).mean()))
             predicted += [(max(p, 1 - p), float(p > 0.5)) for p in probability]
-    return _summary(right, predicted) if right else None
+    return _summary(right, predicted) if right else {}
 
 
-def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> HeldOut:
+def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> dict:
     probability, answer = np.array(predicted).T
     bins = np.minimum(((probability - 0.5) * 2 * BINS).astype(int), BINS - 1)
-    table = []
-    for number in range(BINS):
-        inside = bins == number
-        if inside.any():
-            table.append((float(probability[inside].mean()), float(answer[inside].mean()), int(inside.sum())))
-    error = sum(abs(mean - share) * count for mean, share, count in table) / len(probability)
-    return HeldOut(bootstrap(right), table, error)
+    each = [bins == number for number in range(BINS) if (bins == number).any()]
+    calibration = [(float(probability[own].mean()), float(answer[own].mean()), int(own.sum())) for own in each]
+    error = sum(abs(mean - share) * count for mean, share, count in calibration) / len(probability)
+    return {"accuracy": asdict(bootstrap(right)), "calibration_error": error, "calibration": calibration}
 
 
 def _parts(comparisons: Sequence[Comparison]) -> list[set[Path]]:
@@ -298,14 +265,13 @@ def report(taste: Head) -> str:
     if "accuracy" not in about:
         return "\n".join([*lines, _NOTHING_LEFT_OUT])
     accuracy = about["accuracy"]
+    rows = [(f"{mean:.2f}", f"{share:.2f}", str(count)) for mean, share, count in about["calibration"]]
     lines += [
         f"held-out accuracy: {accuracy['mean']:.3f}, 95 % interval {accuracy['low']:.3f} … {accuracy['high']:.3f}, "
         f"over {accuracy['count']} that were left out",
         f"expected calibration error: {about['calibration_error']:.3f}",
         "",
-        "| predicted | right | pairs |",
-        "|---|---|---|",
-        *(f"| {mean:.2f} | {share:.2f} | {count} |" for mean, share, count in about["calibration"]),
+        *table(["predicted", "right", "pairs"], rows),
     ]
     if not accuracy["low"] > 0.5:
         lines += ["", "This is not surely better than chance. More votes may help, or the votes contradict each other."]

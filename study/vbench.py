@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from .tables import as_csv, table
 
-# Of each dimension: lowest and highest score, by which it is normalised, and its weight.
+# The lowest and highest score of each dimension, by which it is normalised, and its weight.
 QUALITY = {
     "subject_consistency": (0.1462, 1.0, 1.0),
     "background_consistency": (0.2615, 1.0, 1.0),
@@ -38,59 +37,34 @@ DIMENSIONS = (*QUALITY, *SEMANTIC)
 SUFFIX = "_eval_results.json"
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One model's scores.
+def columns(scores: Mapping[str, float]) -> dict[str, float | None]:
+    """Total, Quality, Semantic and every dimension; None if something for it was not evaluated, as with one's own prompts.
 
-    Attributes:
-        name: of the model or run.
-        scores: of the dimensions that were evaluated, in [0, 1], as VBench wrote them.
+    Quality and Semantic are weighted means of normalised dimensions; Total is (4 · Quality + Semantic) / 5.
     """
-
-    name: str
-    scores: Mapping[str, float]
-
-    @property
-    def quality(self) -> float | None:
-        """The weighted mean of the normalised QUALITY dimensions; None if one was not evaluated."""
-        return _mean(self.scores, QUALITY)
-
-    @property
-    def semantic(self) -> float | None:
-        return _mean(self.scores, SEMANTIC)
-
-    @property
-    def total(self) -> float | None:
-        """(4 · Quality + Semantic) / 5; None if a dimension was not evaluated, as with prompts of one's own."""
-        if self.quality is None or self.semantic is None:
-            return None
-        return (4 * self.quality + self.semantic) / 5
-
-    def columns(self) -> dict[str, float | None]:
-        totals = {"total": self.total, "quality": self.quality, "semantic": self.semantic}
-        return totals | {dimension: self.scores.get(dimension) for dimension in DIMENSIONS}
+    quality, semantic = _mean(scores, QUALITY), _mean(scores, SEMANTIC)
+    total = None if quality is None or semantic is None else (4 * quality + semantic) / 5
+    own = {dimension: scores.get(dimension) for dimension in DIMENSIONS}
+    return {"total": total, "quality": quality, "semantic": semantic, **own}
 
 
-def read(path: Path, name: str = "") -> Evaluation:
-    """The results in a file, or in all files of a folder: VBench may be asked for one dimension at a time.
-
-    Args:
-        name: in the table; empty: the folder's or file's own.
+def read(path: Path) -> dict[str, float]:
+    """Scores in [0, 1] by dimension, in a file or in all files of a folder: VBench may be asked for one dimension at a time.
 
     Raises:
         FileNotFoundError: a folder without results.
-        ValueError: no results of VBench, a score outside [0, 1], or two of one dimension.
+        ValueError: not results of VBench, a score outside [0, 1], or two of one dimension.
     """
     files = [path] if path.is_file() else sorted(path.glob(f"*{SUFFIX}"))
     if not files:
         raise FileNotFoundError(f"{path} has no file that ends in {SUFFIX}. Fix: give VBench's --output_path")
     scores: dict[str, float] = {}
     for file in files:
-        for dimension, score in _scores(file).items():
-            if dimension in scores:
-                raise ValueError(f"{path} has {dimension} twice, again in {file.name}. Fix: keep one of the files")
-            scores[dimension] = score
-    return Evaluation(name or path.name.removesuffix(SUFFIX), scores)
+        own = _scores(file)
+        if twice := own.keys() & scores.keys():
+            raise ValueError(f"{path} has {min(twice)} twice, again in {file.name}. Fix: keep one of the files")
+        scores |= own
+    return scores
 
 
 def _scores(file: Path) -> dict[str, float]:
@@ -101,7 +75,9 @@ def _scores(file: Path) -> dict[str, float]:
         raise ValueError(f"{file} holds no results of VBench ({error}). Fix: run that evaluation again") from error
     for dimension, score in scores.items():
         if dimension not in DIMENSIONS:
-            raise ValueError(f"{file} has {dimension}, no dimension of VBench. Fix: choose the files of VBench 1.0")
+            raise ValueError(
+                f"{file} has {dimension}, which is not a dimension of VBench. Fix: choose the files of VBench 1.0"
+            )
         if not 0 <= score <= 1:
             raise ValueError(
                 f"{file} has {dimension} = {score}, outside 0 to 1. Fix: evaluate it again with the current VBench"
@@ -109,20 +85,19 @@ def _scores(file: Path) -> dict[str, float]:
     return scores
 
 
-def markdown(evaluations: Sequence[Evaluation]) -> str:
-    """A table in percent, a row an evaluation; – for what was not evaluated."""
-    head = ["model", *(name.replace("_", " ") for name in Evaluation("", {}).columns())]
+def markdown(evaluations: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """A table in percent, a row a model: its name and scores; – for what was not evaluated."""
+    head = ["model", *(name.replace("_", " ") for name in columns({}))]
     body = [
-        [own.name, *("–" if value is None else f"{100 * value:.2f}" for value in own.columns().values())]
-        for own in evaluations
+        [name, *("–" if value is None else f"{100 * value:.2f}" for value in columns(scores).values())]
+        for name, scores in evaluations
     ]
     return "\n".join(table(head, body)) + "\n"
 
 
-def sheet(evaluations: Sequence[Evaluation]) -> str:
+def sheet(evaluations: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     """CSV: the same in full precision, in [0, 1]; empty for what was not evaluated."""
-    rows = [[own.name, *own.columns().values()] for own in evaluations]
-    return as_csv(["model", *Evaluation("", {}).columns()], rows)
+    return as_csv(["model", *columns({})], [[name, *columns(scores).values()] for name, scores in evaluations])
 
 
 def _mean(scores: Mapping[str, float], dimensions: Mapping[str, tuple[float, float, float]]) -> float | None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
-from comfyui_otca.study import evaluate
+from comfyui_otca.study import evaluate, plots
 from comfyui_otca.study.evaluate import compare, markdown, parse_guides, parse_lora
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.policy import lora
@@ -119,7 +119,7 @@ def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
     orange = (0xE6, 0x9F, 0x00)  # of the second method
     base, own = np.zeros((3, 2, 2)), np.ones((3, 2, 2))
     cells = {"base": compare(base, base, True), "mine": compare(own, base)}
-    both = evaluate.picture({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate("ab")})
+    both = plots.evaluation({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate("ab")})
     left, right = np.array_split(both, 2, axis=1)
     marks = (left == np.array(orange)).all(-1)
     assert marks.sum() > 20 and shows(right, orange)
@@ -127,7 +127,7 @@ def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
     assert np.argwhere(marks).mean(0)[1] > np.argwhere(blue).mean(0)[1], "what is better is further to the right"
     own[:, :, 1] = np.nan
     cells["mine"] = compare(own, base)
-    none = evaluate.picture({"b": {method: row[1] for method, row in cells.items()}})
+    none = plots.evaluation({"b": {method: row[1] for method, row in cells.items()}})
     assert not shows(none, orange)
 
 

@@ -143,7 +143,7 @@ def test_what_is_refused(tmp_path, capsys):
         ([tmp_path, *output], "no vote says that one picture is better"),
         (["--liked", tmp_path / "empty", *output], "--liked and --disliked belong together"),
         (["--liked", tmp_path / "empty", "--disliked", tmp_path / "empty", *output], "has no pictures"),
-        ([tmp_path, "--output", tmp_path / "t.pt"], "is no .safetensors file"),
+        ([tmp_path, "--output", tmp_path / "t.pt"], "is not a .safetensors file"),
     ):
         code, shown = fit(capsys, *arguments)
         assert code == 2 and says in shown.err
@@ -199,7 +199,7 @@ def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
     folds = taste._folds(pairs, taste._parts(pairs))
     assert [len(fold) for fold in folds] == [4] * 5 and set().union(*folds) == set(names)
     rows = {name: np.eye(20)[n] + n for n, name in enumerate(names)}
-    assert taste.held_out(pairs, rows).accuracy.count == 5 * 6  # the pairs within a fold
+    assert taste.held_out(pairs, rows)["accuracy"]["count"] == 5 * 6  # the pairs within a fold
 
 
 def test_why_nothing_was_left_out(tmp_path, capsys):
@@ -213,5 +213,5 @@ def test_why_nothing_was_left_out(tmp_path, capsys):
 
 def test_the_calibration_table_by_hand():
     found = taste._summary([1.0, 0.0], [(0.55, 1.0), (0.55, 0.0), (0.95, 1.0), (0.95, 1.0)])
-    assert found.calibration == [(pytest.approx(0.55), 0.5, 2), (pytest.approx(0.95), 1.0, 2)]
-    assert found.error == pytest.approx(0.05) and found.accuracy.mean == 0.5
+    assert found["calibration"] == [(pytest.approx(0.55), 0.5, 2), (pytest.approx(0.95), 1.0, 2)]
+    assert found["calibration_error"] == pytest.approx(0.05) and found["accuracy"]["mean"] == 0.5
