@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "workflows" / "api"
 WORKFLOW = API / "otca.json"
+PHASES = ("rollout", "reward", "credit", "update")  # of an iteration, as its report names them
 EVALUATION = "a red circle on a blue background\na green square on a white background"
 
 
@@ -28,6 +32,32 @@ def wait(device: torch.device) -> None:
     """Waits until the device has done all that it was asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def give_back() -> None:
+    """Collects garbage, and gives freed memory back to the system, so that the resident set is what is in use."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc keeps what was freed before
+        libc.malloc_trim(0)
+
+
+def take_turns(
+    ways: Mapping[Any, Callable[[], Any]], rounds: int, device: torch.device | None = None
+) -> tuple[dict[Any, float], dict[Any, Any]]:
+    """Median seconds of each way, until the device has done it, and what it returned last. The first round warms up."""
+    seconds: dict[Any, list[float]] = {way: [] for way in ways}
+    found = {}
+    for number in range(rounds + 1):
+        for way, run in ways.items():
+            if device is not None:
+                wait(device)
+            started = time.perf_counter()
+            found[way] = run()
+            if device is not None:
+                wait(device)
+            if number:
+                seconds[way].append(time.perf_counter() - started)
+    return {way: statistics.median(times) for way, times in seconds.items()}, found
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

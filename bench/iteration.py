@@ -2,6 +2,7 @@
 
     python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K] [--compile]
     python bench/iteration.py --families [--rounds N] [--threads N]
+    python bench/iteration.py --waits [WORKFLOW]
 
 The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
 with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
@@ -10,13 +11,17 @@ the same floor: below it is what they save.
 
 `--families` does this for a tiny checkpoint of every family, each in a process of its own. They are so small that what surrounds
 the model calls weighs far more than it does on real ones: the ratio is an upper bound.
+
+`--waits` counts, line by line, what an iteration makes a GPU wait for, on the pretend accelerator of tests/device: copies between
+host and device that are not queued, and numbers that are read (`.item()`), at which the host stands still until the device has
+done all that it was asked before. Counted is the second iteration of three, 2 prompts x 4 samples; the first one loads, the last
+one saves. No time is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import statistics
@@ -30,15 +35,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from comfyui_otca.bench.common import WORKFLOW, table, wait
+from comfyui_otca.bench.common import PHASES, WORKFLOW, give_back, table, wait
 from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.training import train
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
-
-PHASES = ("rollout", "reward", "credit", "update")
 
 
 def main() -> None:
@@ -54,9 +59,13 @@ def main() -> None:
     parser.add_argument(
         "--families", action="store_true", help="a tiny checkpoint of every family, instead of a workflow"
     )
+    parser.add_argument("--waits", action="store_true", help="what a GPU would wait for, instead of seconds")
     options = parser.parse_args()
     if options.families:
         families(options.rounds, options.threads)
+        return
+    if options.waits:
+        print_waits(options.workflow)
         return
     quiet_libraries()
     if options.threads:
@@ -113,14 +122,8 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     modes = {"recomputed": (off, whole), "kept graph": (on, whole)}
     modes["batches over two steps"] = off, {**whole, "batch_size": 2 * samples}
     modes[f"sampled_steps {count}"] = off, {**whole, "sampled_steps": count}
-    modes[f"sampled_steps {count}, batches over several steps"] = (
-        off,
-        {
-            **whole,
-            "sampled_steps": count,
-            "batch_size": samples,
-        },
-    )
+    several = {**whole, "sampled_steps": count, "batch_size": samples}
+    modes[f"sampled_steps {count}, batches over several steps"] = off, several
     if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
     if model.guides(guidance):
@@ -195,6 +198,37 @@ def families(rounds: int, threads: int | None) -> None:
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=allowed)
 
 
+FEW = {
+    "OTCA_TrainingRun.iterations": 3,
+    "OTCA_TrainingRun.evaluate_every": 0,
+    "OTCA_TrainingRun.checkpoint_every": 9,
+    "OTCA_PromptDataset.shuffle": False,
+    "OTCA_PromptDataset.prompts_per_iteration": 2,
+    "OTCA_SDESampler.group_size": 4,
+}
+
+
+def print_waits(path: Path) -> None:
+    quiet_libraries()
+    pretend.register()
+    workflow = Workflow.load(path, NODE_CLASS_MAPPINGS)
+    for address, value in FEW.items():
+        workflow.set(address, value)
+    seen: list[pretend.Waits] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as watching, pretend.active():
+
+        def say(line: str) -> None:
+            if line.startswith("iteration 1"):
+                seen.append(watching.enter_context(pretend.watched()))
+            elif line.startswith("iteration 2"):
+                watching.close()
+
+        train(workflow, Path(folder) / "run", say=say)
+    [found] = seen
+    rows = [(count, line) for line, count in sorted(found.waits.items())]
+    print(table(("waits", "where, and what"), [*rows, (f"**{sum(found.waits.values())}**", "in all")]))
+
+
 class Peak:
     """The most megabytes taken while it is active: of the accelerator, or of the process, sampled every 2 ms."""
 
@@ -206,9 +240,7 @@ class Peak:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            gc.collect()
-            if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc keeps what was freed before
-                libc.malloc_trim(0)
+            give_back()
             self.active = True
             self.thread = threading.Thread(target=self._watch)
             self.thread.start()

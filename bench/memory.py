@@ -27,8 +27,6 @@ No GPU is used, and none was measured; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import re
 import statistics
 import tempfile
@@ -391,7 +389,8 @@ def growth(iterations: int, every: int, output: Path | None) -> None:
     def say(line: str) -> None:
         head, _, rest = line.partition("/")
         if head.startswith("iteration ") and (iteration := int(head.split()[1])) % every == 0:
-            readings.append((iteration, _megabytes()))
+            common.give_back()
+            readings.append((iteration, psutil.Process().memory_info().rss / 1e6))
             print(f"iteration {iteration}: {readings[-1][1]:.1f} MB", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -401,13 +400,6 @@ def growth(iterations: int, every: int, output: Path | None) -> None:
     print(
         f"slope of the second half: {slope:+.2f} MB per 1000 iterations, in which the run holds 1000 lines of metrics"
     )
-
-
-def _megabytes() -> float:
-    gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc keeps what was freed before
-        libc.malloc_trim(0)
-    return psutil.Process().memory_info().rss / 1e6
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,10 @@ from aiohttp import web
 from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
+from comfyui_otca.bench.common import PHASES, WORKFLOW, table, take_turns
 from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host.access.permissions import user_named
+from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study.statistics import mean_interval
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
@@ -108,24 +110,6 @@ def main() -> None:
     globals()[options.what](options)
 
 
-def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Median seconds of each way, and what it returned last. The first round warms up."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    found = {}
-    for number in range(rounds + 1):
-        for way, run in ways.items():
-            started = time.perf_counter()
-            found[way] = run()
-            if number:
-                seconds[way].append(time.perf_counter() - started)
-    return {way: statistics.median(times) for way, times in seconds.items()}, found
-
-
-def header(*columns: str) -> None:
-    print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
-
-
 # --- a stack against one by one ---------------------------------------------------------------------------------------
 
 
@@ -133,10 +117,12 @@ def stack(options: argparse.Namespace) -> None:
     count = int(options.pictures[0]) if options.pictures else 24
     ways, about = throughput(count, options.batch, options.rounds, options.device)
     print(about + "\n")
-    header("", "seconds", "pictures a second", "÷ one by one", "largest difference of a score")
     slowest = ways["one by one"][0]
-    for way, (median, difference) in ways.items():
-        print(f"| {way} | {median:.2f} | {count / median:.1f} | {slowest / median:.2f} | {difference:.0e} |")
+    rows = [
+        (way, f"{median:.2f}", f"{count / median:.1f}", f"{slowest / median:.2f}", f"{difference:.0e}")
+        for way, (median, difference) in ways.items()
+    ]
+    print(table(("", "seconds", "pictures a second", "÷ one by one", "largest difference of a score"), rows))
 
 
 def throughput(
@@ -207,7 +193,7 @@ def published(options: argparse.Namespace) -> None:
         smooth = torch.nn.functional.interpolate(coarse, (300, side), mode="bicubic").clamp(0, 1)
         pictures += preprocess.pil(smooth.permute(0, 2, 3, 1))
     texts = [prompts[number % len(prompts)] for number in range(len(pictures))]
-    header("reward", "reference", "scores", "reference's range", "largest difference")
+    print(table(("reward", "reference", "scores", "reference's range", "largest difference"), []))
     missing = []
     for kind in options.only:
         try:
@@ -303,11 +289,14 @@ def judge(options: argparse.Namespace) -> None:
             ways |= {f"waiting, {many} at once": judged(waiting, "none", many) for many in (1, 4, 16)}
             medians, scores = take_turns(ways, options.rounds)
     print(f"{count} pictures of {options.side} × {options.side}\n")
-    header("", "seconds", "pictures a second", "÷ one at a time", "scores that differ from the model's own")
+    rows = []
     for way, median in medians.items():
         first = medians.get(f"{way.split(',')[0]}, 1 at once", median)
         other = "" if way.startswith("waiting") else int((scores[way] != scores["directly"]).sum())
-        print(f"| {way} | {median:.2f} | {count / median:.1f} | {first / median:.2f} | {other} |")
+        rows.append((way, f"{median:.2f}", f"{count / median:.1f}", f"{first / median:.2f}", other))
+    print(
+        table(("", "seconds", "pictures a second", "÷ one at a time", "scores that differ from the model's own"), rows)
+    )
 
 
 def _directly(folder: Path, pictures: torch.Tensor):
@@ -392,22 +381,27 @@ SIDE = 512
 def words(options: argparse.Namespace) -> None:
     lines_of = reader()
     print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
-    header(
-        "size of the font", "read to the letter", "mean score", "the same, asked with one letter changed", "all read:"
-    )
     right = statistics.mean(1 - 1 / len(word) for word in WORDS)
+    rows, missed = [], {}
     for size in SIZES:
         own, changed = [], []
         for number, word in enumerate(WORDS):
             read = "".join(lines_of.lines(preprocess.pil(written(word, size, number))[0]))
             own.append(likeness(read, [word]))
             changed.append(likeness(read, [with_one_changed(word)]))
-        missed = [word for word, value in zip(WORDS, own, strict=True) if value < 1]
-        print(
-            f"| {size} px | {sum(value == 1 for value in own)} of {len(own)} | {statistics.mean(own):.3f} "
-            f"| {statistics.mean(changed):.3f} | {right:.3f} |"
-        )
-        print(f"<!-- not read: {', '.join(missed) or 'none'} -->")
+        missed[size] = [word for word, value in zip(WORDS, own, strict=True) if value < 1]
+        means = f"{statistics.mean(own):.3f}", f"{statistics.mean(changed):.3f}"
+        rows.append((f"{size} px", f"{own.count(1)} of {len(own)}", *means, f"{right:.3f}"))
+    heads = (
+        "size of the font",
+        "read to the letter",
+        "mean score",
+        "the same, asked with one letter changed",
+        "all read:",
+    )
+    print(table(heads, rows))
+    for size, unread in missed.items():
+        print(f"\nNot read at {size} px: {', '.join(unread) or 'nothing'}")
 
 
 def with_one_changed(word: str) -> str:
@@ -457,15 +451,14 @@ def detectors(options: argparse.Namespace) -> None:
         }
         medians, _ = take_turns(ways, options.rounds)
     print(f"\n{count} pictures of {SIDE} × {SIDE}, two names each for Objects\n")
-    header("reward", "seconds a picture", "pictures a second", "time ÷ CLIP-T's")
-    for name, median in medians.items():
-        print(f"| {name} | {median / count:.2f} | {count / median:.2f} | {median / medians['clip_t']:.1f} |")
+    rows = [
+        (name, f"{median / count:.2f}", f"{count / median:.2f}", f"{median / medians['clip_t']:.1f}")
+        for name, median in medians.items()
+    ]
+    print(table(("reward", "seconds a picture", "pictures a second", "time ÷ CLIP-T's"), rows))
 
 
 # --- scoring while it samples -----------------------------------------------------------------------------------------
-
-WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
-PHASES = ("rollout", "reward", "credit", "update")
 
 
 class Server(Reward):
@@ -499,7 +492,8 @@ def overlap(options: argparse.Namespace) -> None:
     print(
         f"B = {count} samples, {batch} at a time, {torch.get_num_threads()} CPU threads, {options.rounds} rounds, medians\n"
     )
-    header("server s", "rewards score", *(f"{phase} s" for phase in PHASES), "iteration s", "÷ after")
+    heads = ("server s", "rewards score", *(f"{phase} s" for phase in PHASES), "iteration s", "÷ after")
+    print(table(heads, []), flush=True)
     for share in options.share:
         Server.seconds = share * rollout / count
         metrics_of = {way: [] for way in ways}
@@ -537,7 +531,6 @@ def _run(workflow: Workflow, number: int):
 
 # --- taste ------------------------------------------------------------------------------------------------------------
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SETTINGS = SamplerSettings(kind="dance_sde", eta=0.5, steps=8, width=40, height=40, guidance=3.5, shared_noise=False)
 GROUP = 12  # pictures to a prompt
 WRONG = 0.1  # of all clicks
@@ -594,7 +587,7 @@ def taste(options: argparse.Namespace) -> None:
         voter = [utility(group) for group in clicked[0]], [utility(group) for group in unseen[0]]
         marks = [10, 20, 30, 40, 60]
         print(f"\n**The voter likes {name}**; accuracy, mean ± half the 95 % interval over seeds\n")
-        header("asked", "accuracy of", *map(str, marks), f"clicks to {TARGET}")
+        rows = []
         for way, (learns, shown) in WAYS.items():
             curves = [
                 kept(f"{name}-{way}-{seed}", curve, clicked[1], unseen[1], voter, learns, shown, seed)
@@ -605,18 +598,19 @@ def taste(options: argparse.Namespace) -> None:
                 mean = values.mean(0)
                 there = [EVERY * (place + 1) for place in range(len(mean)) if (mean[place:] >= TARGET).all()]
                 cells = [_cell(values[:, mark // EVERY - 1]) for mark in marks]
-                print(f"| {way} | {of} | {' | '.join(cells)} | {there[0] if there else f'not in {CLICKS}'} |")
+                rows.append((way, of, *cells, there[0] if there else f"not in {CLICKS}"))
+        print(table(("asked", "accuracy of", *marks, f"clicks to {TARGET}"), rows))
     if not options.trainings:
         return
     print(
         f"\n**Training**, {ITERATIONS} iterations of 4 prompts × {GROUP} pictures; means ± half the 95 % interval over seeds\n"
     )
-    header("reward", "redness before", "after", "rise", "shapes accuracy before", "after")
+    rows = []
     for way in ("direct vote", f"head of {CLICKS} clicks"):
         runs = [kept(f"{way}-{seed}", train, way, seed, clicked) for seed in range(options.trainings)]
         before, after, right_before, right_after = np.array(runs).T
-        cells = map(_cell, (before, after, after - before, right_before, right_after))
-        print(f"| {way} | {' | '.join(cells)} |")
+        rows.append((way, *map(_cell, (before, after, after - before, right_before, right_after))))
+    print(table(("reward", "redness before", "after", "rise", "shapes accuracy before", "after"), rows))
 
 
 def sampled(file: str, count: int, seed: int) -> tuple[list[torch.Tensor], list[np.ndarray]]:

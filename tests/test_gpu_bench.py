@@ -1,4 +1,4 @@
-"""bench/gpu.sh in small: every part that needs no process of its own, the runner, and the look of its report."""
+"""The bench of GPUs in small: every part that needs no process of its own, the runner, and the look of its report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from comfyui_otca.bench.gpu import __main__ as runner
-from comfyui_otca.bench.gpu import machine, report, shapes, training
-from comfyui_otca.bench.gpu.parts import ATTENTIONS, PARTS, Place, Skipped
+from comfyui_otca.bench.gpu import measures, report, shapes
+from comfyui_otca.bench.gpu.measures import ATTENTIONS, PARTS, Place, Skipped
 from comfyui_otca.trainer.memory.case import RESERVE
 
 OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing")
@@ -26,7 +26,7 @@ def place(device, tmp_path_factory):
 def test_an_iteration_of_every_kind(place):
     """The work counted is that of the shape, and each kind differs from the plain one as it should."""
     if place.device == "cpu":
-        done = {"part": "rate", "state": "done", "result": machine.rate(place)}
+        done = {"part": "rate", "state": "done", "result": measures.rate(place)}
         (place.folder / "rate.json").write_text(json.dumps(done))
     found = {name: PARTS[name].measure(place) for name in OF_ONE_FORWARD}
     plain = found["batch_4"]
@@ -44,7 +44,7 @@ def test_an_iteration_of_every_kind(place):
 def test_the_operations_are_those_of_the_matrices():
     """By hand: 2 · rows · in · out of each linear layer, and twice that of the attention's two products."""
     place = Place("cpu", True, None)
-    case = training._Case(place, 1)
+    case = measures.Case(place, 1)
     network, tokens, image = case.model.transformer, 8, 4
     rows = dict.fromkeys(("x_embedder", "proj_out"), image) | {"context_embedder": tokens}
     expected = 0
@@ -91,7 +91,7 @@ def test_shapes_are_those_of_the_published_models(kind, monkeypatch):
 
 def test_profile_decode_and_rewards(place):
     found = PARTS["profile"].measure(place)
-    assert len(found["largest"]) == training.TOP
+    assert len(found["largest"]) == measures.TOP
     assert sum(row["seconds"] for row in found["largest"]) <= found["total_seconds"]
     for name, ways in (("decode", 1), ("rewards", 3)):
         rates = PARTS[name].measure(place)["pictures_per_second"]
@@ -106,7 +106,7 @@ def test_what_cannot_be_had_is_left_out(place, monkeypatch):
     def run(case, seed):
         raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
 
-    monkeypatch.setattr(training._Case, "run", run)
+    monkeypatch.setattr(measures.Case, "run", run)
     with pytest.raises(Skipped, match="this device has no such kernel of scaled_dot_product_attention"):
         PARTS["batch_1"].measure(place)
 
@@ -117,11 +117,11 @@ def test_the_runner_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     def run(name, device, tiny, seconds, folder):
         ran.append(name)
         state = {"rate": "done", "decode": "failed", "rewards": "skipped"}[name]
-        more = {"result": machine.rate(Place("cpu", True, folder))} if name == "rate" else {"reason": "made up"}
+        more = {"result": measures.rate(Place("cpu", True, folder))} if name == "rate" else {"reason": "made up"}
         return {"part": name, "device": device, "tiny": tiny, "state": state, "seconds": 1.0, **more}
 
     monkeypatch.setattr(runner, "run", run)
-    command = ["gpu.sh", "--device", "cpu", "--tiny", "--parts", str(tmp_path / "parts"), "--report", str(tmp_path)]
+    command = ["gpu", "--device", "cpu", "--tiny", "--parts", str(tmp_path / "parts"), "--report", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*command, "--only", "rate", "decode", "rewards"])
     assert runner.main() == 1 and ran == ["rate", "decode", "rewards"], "the ones after a failed part are run too"
     assert runner.main() == 1 and ran[3:] == ["decode"], "what failed is tried again, and nothing else"
@@ -174,7 +174,7 @@ def test_the_report(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     report.write(tmp_path, tmp_path / "report")
     page = (tmp_path / "report" / report.PAGE).read_text()
-    assert "Nobody has run this" not in page and "rehearsal" not in page
+    assert report.NOT_YET not in page and "rehearsal" not in page
     for line in (
         f"6 parts done, 1 failed, 0 left out, {len(PARTS) - 7} not reached.",
         "Some GPU, 80 GiB, torch 2.13, CUDA 13. The *matrix rate* below,",
@@ -196,13 +196,13 @@ def test_the_page_that_is_committed_says_what_was_run():
     """It is the one that its own figures make; without any it says that there are none."""
     folder = report.HERE.parent
     parts = json.loads((folder / report.DATA).read_text(encoding="utf-8"))
-    assert (folder / report.PAGE).read_text(encoding="utf-8") == "\n".join(report.page(parts)) + "\n"
-    assert parts or report.NOBODY in (folder / report.PAGE).read_text(encoding="utf-8")
+    assert (folder / report.PAGE).read_text(encoding="utf-8") == report.page(parts)
+    assert parts or report.NOT_YET in (folder / report.PAGE).read_text(encoding="utf-8")
 
 
 def test_a_rehearsal_says_so():
     parts = {"decode": part("decode", {"pictures_per_second": {}}) | {"device": "cpu", "tiny": True}}
-    assert "**A rehearsal on cpu, in small.**" in "\n".join(report.page(parts))
+    assert "**A rehearsal on cpu, in small.**" in report.page(parts)
 
 
 def test_every_part_is_in_the_report():

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from vulture import Vulture
 
-from comfyui_otca.bench.gpu.parts import PARTS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.families import FAMILIES
 from comfyui_otca.trainer.rewards import REWARDS
@@ -90,7 +89,6 @@ USED = {
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
-    **{part.measure.args[1]: "a table of bench/gpu.sh names it as text" for part in PARTS.values()},
     **{path.rpartition(".")[2]: "a table names it as text" for table in (FAMILIES, REWARDS) for path in table.values()},
 }
 

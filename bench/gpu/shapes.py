@@ -23,11 +23,18 @@ from comfyui_otca.trainer.memory.published import PUBLISHED
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
 
-from .parts import Place
-
 RANK = 16
 SHARE = 0.45  # of the free memory, that the weights may take: the rest is for what is kept for the backward pass
 TINY_VAE = {"block_out_channels": [8, 8, 8, 8], "layers_per_block": 1, "norm_num_groups": 4}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a part measures. `folder`: of the parts' files, since some need another's figure."""
+
+    device: str
+    tiny: bool
+    folder: Path
 
 
 @dataclass(frozen=True)
