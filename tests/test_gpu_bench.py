@@ -194,7 +194,7 @@ def test_the_report(tmp_path):
 
 def test_the_page_that_is_committed_says_what_was_run():
     """It is the one that its own figures make; without any it says that there are none."""
-    folder = report.HERE.parent
+    folder = runner.HERE.parent
     parts = json.loads((folder / report.DATA).read_text(encoding="utf-8"))
     assert (folder / report.PAGE).read_text(encoding="utf-8") == report.page(parts)
     assert parts or report.NOT_YET in (folder / report.PAGE).read_text(encoding="utf-8")

@@ -38,7 +38,7 @@ def test_its_nodes_have_the_inputs_that_they_have_now(path):
         named = {slot["name"] for slot in node["inputs"]}
         assert {name for name in named if not name.startswith("reward_")} == {
             name for name in wanted if not name.startswith("reward_")
-        }, "make it anew: python -m comfyui_otca.tools.blueprints"
+        }, "make it anew: python -m comfyui_otca.tools.canvases --blueprints"
 
 
 def test_pick_best_generates_eight_and_keeps_two():

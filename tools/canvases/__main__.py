@@ -10,6 +10,8 @@ workflows/api/ with the same node numbers, and add its row to `templates`.
     --no-picture    leave the pictures as they are
     --picture-only  leave the canvases as they are
     --docs          the pictures of docs and README instead: see `pictures`
+    --blueprints    subgraphs/*.json instead, which ComfyUI offers as subgraph blueprints. Each was saved there by a person's own
+                    *Publish Subgraph*; the values of its widgets are those that it has by their names
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
-from ...tests.comfyui.server import ComfyUI, Installation, installations
-from ..blueprints import with_lasting_ids
+from ...tests.comfyui.server import ROOT, ComfyUI, Installation, installations
 from . import pictures
 from .files import FILES, models_of
 from .templates import TEMPLATES, Template
@@ -62,6 +64,24 @@ REFRESH = """async ([saved, api, promoted, models, notes]) => {
 }"""
 
 
+# The same for a blueprint, which keeps the values that it has.
+PUBLISHED = """async saved => {
+    await app.loadGraphData(saved);
+    const [outer] = app.graph.nodes;
+    for (const [place, node] of outer.subgraph.nodes.entries()) {  // loading gives them other ids
+        const { type, widgets_values_named: kept = {} } = saved.definitions.subgraphs[0].nodes[place];
+        if (node.type !== type) throw new Error(`${node.type} stands where ${type} was`);
+        const { required = {}, optional = {} } = node.constructor.nodeData?.input ?? {};
+        for (const widget of node.widgets ?? []) {
+            const value = kept[widget.name] ?? ({ ...required, ...optional })[widget.name]?.[1]?.default;
+            if (value !== undefined) widget.value = value;
+        }
+    }
+    const { nodes, definitions } = app.graph.serialize();
+    return JSON.stringify({ ...saved, nodes, definitions });
+}"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(TEMPLATES)
@@ -71,11 +91,16 @@ def main() -> None:
     part.add_argument("--no-picture", action="store_true")
     part.add_argument("--picture-only", action="store_true")
     part.add_argument("--docs", action="store_true")
+    part.add_argument("--blueprints", action="store_true")
     options = parser.parse_args()
     if options.docs:
         pictures.docs(opened)
         return
     with opened(installations()[-1], (2400, 1350)) as page:
+        if options.blueprints:
+            for path in sorted((ROOT / "subgraphs").glob("*.json")):
+                publish(page("classic"), path)
+            return
         for template in map(TEMPLATES.__getitem__, options.names):
             if not options.picture_only:
                 refresh(page("classic"), template)
@@ -100,7 +125,7 @@ def opened(installation: Installation, size: tuple[int, int], sharper: float = 1
             def page(renderer: str) -> Canvas:
                 for context in browser.contexts:
                     context.close()
-                viewport = {"width": size[0], "height": size[1]}
+                viewport = ViewportSize(width=size[0], height=size[1])
                 canvas = Canvas(browser.new_page(viewport=viewport, device_scale_factor=sharper), comfyui, renderer)
                 canvas.page.evaluate("app.extensionManager.setting.set('LiteGraph.Canvas.MinFontSizeForLOD', 0)")
                 return canvas
@@ -137,6 +162,26 @@ def refresh(canvas: Canvas, template: Template) -> None:
         graph = with_lasting_ids(graph)
     template.canvas.write_text(compact(graph), encoding="utf-8")
     print(template.canvas)
+
+
+def publish(canvas: Canvas, path: Path) -> None:
+    """Writes a blueprint anew."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    content = with_lasting_ids(json.loads(canvas.page.evaluate(PUBLISHED, saved)))
+    (before,), (graph,) = saved["definitions"]["subgraphs"], content["definitions"]["subgraphs"]
+    graph |= {key: before[key] for key in ("category", "description")}
+    content["nodes"][0]["title"] = path.stem
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(path)
+
+
+def with_lasting_ids(content: dict) -> dict:
+    """The same with ids of its subgraph that are the same each time that it is made."""
+    text = json.dumps(content)
+    (graph,) = content["definitions"]["subgraphs"]
+    for number, id in enumerate([graph["id"], *(slot["id"] for slot in (*graph["inputs"], *graph["outputs"]))]):
+        text = text.replace(id, str(uuid.uuid5(uuid.NAMESPACE_URL, f"comfyui-otca/{graph['name']}/{number}")))
+    return json.loads(text)
 
 
 def compact(graph: dict) -> str:
