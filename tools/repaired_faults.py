@@ -53,22 +53,12 @@ def near(file: str) -> list[str]:
 
 def pytest(tree: Path, layer: str, tests: list[str]) -> str | None:
     """The first test of a layer that fails in the tree; None if all pass."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-        "--layer",
-        layer,
-        *tests,
-    ]
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--layer", layer]
     # The tree's own package, before the installed one.
     environment = os.environ | {"PYTHONPATH": str(tree.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests], cwd=tree, env=environment, capture_output=True, text=True
+    )
     if done.returncode in (0, 5):  # 5: no test of these files is in this layer
         return None
     if done.returncode not in (1, 2):
@@ -94,7 +84,7 @@ def caught(fault: dict[str, str], layers: tuple[str, ...]) -> tuple[str, str] | 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only these faults")
     parser.add_argument("--check", action="store_true", help="only say whether each fault can be put back")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="only these layers")

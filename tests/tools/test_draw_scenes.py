@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from comfyui_otca.tools.models import draw_scenes, worlds
-from comfyui_otca.tools.models.data import drawings
+from comfyui_otca.tools.models import draw, worlds
+from comfyui_otca.tools.models.worlds import drawings
 from comfyui_otca.trainer.rewards import scenes
 
 WORLD = worlds.WORLDS["scenes"]
@@ -13,11 +13,11 @@ PAIRS = [scene for scene in WORLD.scenes if scene.relation == "left of"][::6]
 
 def only(monkeypatch: pytest.MonkeyPatch, flaw: str) -> None:
     for name in ("STRAY", "STRETCHED", "TOUCHING"):
-        monkeypatch.setattr(draw_scenes, name, float(name == flaw))
+        monkeypatch.setattr(draw, name, float(name == flaw))
 
 
 def seen(random: np.random.Generator) -> list[list[scenes.Region]]:
-    return [scenes.regions(draw_scenes.misdrawn_scene(scene, random) / 255.0) for scene in PAIRS]
+    return [scenes.regions(draw.misdrawn_scene(scene, random) / 255.0) for scene in PAIRS]
 
 
 def share(values: list[bool]) -> float:
@@ -26,7 +26,7 @@ def share(values: list[bool]) -> float:
 
 def test_without_flaws_a_careless_drawing_is_right(monkeypatch):
     only(monkeypatch, "none")
-    careless = draw_scenes.misdrawn_scene(PAIRS[0], np.random.default_rng(3))
+    careless = draw.misdrawn_scene(PAIRS[0], np.random.default_rng(3))
     assert scenes.judge(careless / 255.0, PAIRS[0].caption) == 1.0
 
 

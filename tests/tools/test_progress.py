@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers.training_utils import EMAModel
 
-from comfyui_otca.tools.models.progress import keep, resume
+from comfyui_otca.tools.models.flux import keep, resume
 
 
 def made():
@@ -31,7 +31,7 @@ def test_it_goes_on_where_it_was_saved(tmp_path):
     train(whole, 10)
     first = made()
     train(first, 6)
-    path = tmp_path / "model.progress.safetensors"
+    path = tmp_path / "model.progress.pt"
     keep(path, 6, *first)
     torch.manual_seed(99)
     second = made()
@@ -42,4 +42,4 @@ def test_it_goes_on_where_it_was_saved(tmp_path):
         assert torch.equal(one, other)
     for one, other in zip(whole[1].shadow_params, second[1].shadow_params, strict=True):
         assert torch.equal(one, other)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.progress.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.progress.pt"]

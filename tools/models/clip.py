@@ -1,18 +1,23 @@
-"""Trains a world's CLIP: a small `CLIPModel`, contrastively on the captions, saved as any CLIP checkpoint is."""
+"""A world's CLIP, trained contrastively on the captions, and small tokenizers of the two kinds that FLUX uses.
+
+The CLIP is a small `CLIPModel`, saved as any CLIP checkpoint is. Tokenizers have one token for each word of a world. Letters
+and bytes are in the vocabularies too, so any other prompt is still spelled out rather than lost.
+"""
 
 from __future__ import annotations
 
+import json
+import string
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tqdm import trange
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer, T5Tokenizer
 
-from .data import Drawings
 from .draw import SIZE
-from .tokenizers import clip_tokenizer
-from .worlds import CLIP_TOKENS
+from .worlds import CLIP_TOKENS, Drawings, World
 
 WIDTH = 128
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -66,3 +71,34 @@ def _config(tokenizer) -> CLIPConfig:
     )
     vision = dict(shape, num_hidden_layers=3, image_size=SIZE, patch_size=8)
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=64)
+
+
+def clip_tokenizer(world: World) -> CLIPTokenizer:
+    """Byte-level BPE whose merges were learned on the captions; 77 tokens, as CLIP has."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        end_of_word_suffix="</w>",
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    bpe.pre_tokenizer = pre_tokenizers.Whitespace()
+    bpe.train_from_iterator(world.captions, trainer)
+    content = json.loads(bpe.to_str())["model"]
+    vocab = dict(content["vocab"])
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab.setdefault(letter + "</w>", len(vocab))
+    for special in ("<|startoftext|>", "<|endoftext|>"):
+        vocab[special] = len(vocab)
+    merges = [tuple(pair) for pair in content["merges"]]
+    # The library's annotation of merges has no pairs, which its own files do.
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=CLIP_TOKENS)  # pyright: ignore[reportArgumentType]
+
+
+def t5_tokenizer(world: World) -> T5Tokenizer:
+    """Unigram over the captions' words and, at a much lower score, single characters."""
+    words = sorted({word for caption in world.captions for word in caption.split()})
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -12.0)]
+    pieces += [(f"▁{word}", -2.0) for word in words]
+    pieces += [(letter, -10.0) for letter in string.printable.strip()]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=world.caption_tokens)

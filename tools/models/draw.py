@@ -1,19 +1,25 @@
-"""Draws the shapes world: one shape of one colour on a plain background, with the variety that rewards can select from."""
+"""Draws both worlds, with the variety that rewards can select from.
+
+The shapes world has one shape of one colour on a plain background. The scenes world has one or two objects on light paper, apart
+from each other.
+"""
 
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from ...trainer.rewards.shapes import PALETTE, Scene
+from ...trainer.rewards import scenes, shapes
 
 SIZE = 40  # pixels a side: 4x down to 10x10 latents, packed 2x2 to 25 transformer tokens
 SUPERSAMPLE = 4
 
 
-def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
+def draw(scene: shapes.Scene, random: np.random.Generator) -> np.ndarray:
     """One picture of a scene, [SIZE, SIZE, 3] uint8.
 
     Size and place, saturation and brightness of both colours, softness of the edge and a little paper grain vary: a reward
@@ -27,10 +33,7 @@ def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
     pen, ink = ImageDraw.Draw(picture), color_of(scene.color, random)
     assert scene.shape is not None
     outline(pen, scene.shape, x, y, half, ink)
-    picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, 1.2) * SUPERSAMPLE))
-    pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX), dtype=np.float32)
-    grain = random.normal(0, random.uniform(0, 6), pixels.shape[:2])
-    return np.clip(pixels + grain[..., None], 0, 255).round().astype(np.uint8)
+    return _photographed(picture, random, blur=1.2, grain=6)
 
 
 def outline(
@@ -55,8 +58,117 @@ def outline(
 
 def color_of(name: str, random: np.random.Generator) -> tuple[int, int, int]:
     """A colour of the palette, a little paler or darker."""
-    hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in PALETTE[name]))
+    hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in shapes.PALETTE[name]))
     saturation = min(1.0, saturation * random.uniform(0.7, 1.15))
     value = min(1.0, value * random.uniform(0.85, 1.1))
     red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _photographed(picture: Image.Image, random: np.random.Generator, blur: float, grain: float) -> np.ndarray:
+    """At its final size, with soft edges and a little paper grain, each up to so much of it."""
+    picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, blur) * SUPERSAMPLE))
+    pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX), dtype=np.float32)
+    noise = random.normal(0, random.uniform(0, grain), pixels.shape[:2])
+    return np.clip(pixels + noise[..., None], 0, 255).round().astype(np.uint8)
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------------
+
+_SMALLEST, _LARGEST, _ALONE = 0.15, 0.2, 0.3  # half of an object's size, as a share of the picture's side
+_GAP = 0.06  # between two objects, and half of it to the border
+STRAY, STRETCHED, TOUCHING = 0.1, 0.1, 0.1  # chances of each flaw of a careless drawing
+_STRAY_SIZES = 0.1, 0.14
+_STRETCH = 1.32, 1.5
+_CLOSE = 0.8  # distance of two touching objects' centres, as a share of that at which their boxes meet
+_TRIES = 60
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One object: its centre and half of its size as shares of the side, and width over half its size."""
+
+    color: str
+    shape: str
+    x: float
+    y: float
+    half: float
+    stretch: float = 1.0
+
+
+def draw_scene(scene: scenes.Scene, random: np.random.Generator) -> np.ndarray:
+    """One picture of a scene, [SIZE, SIZE, 3] uint8.
+
+    Sizes and places, saturation and brightness, the paper's tone, softness of the edges and a little grain vary.
+    """
+    return _picture(_objects(scene, random), random)
+
+
+def misdrawn_scene(scene: scenes.Scene, random: np.random.Generator) -> np.ndarray:
+    """A picture as careless as the web's: two objects may touch, one may be stretched, and a third one may stray in.
+
+    The first and the last are decided while there is most noise, the shape later.
+    """
+    objects = _objects(scene, random)
+    if len(objects) == 2 and random.random() < TOUCHING:
+        objects = _touching(*objects)
+    if random.random() < STRETCHED:
+        which, factor = random.integers(len(objects)), random.uniform(*_STRETCH)
+        objects[which] = replace(objects[which], stretch=factor if random.random() < 0.5 else 1 / factor)
+    if random.random() < STRAY:
+        objects += _stray(objects, random)
+    return _picture(objects, random)
+
+
+def _picture(objects: Sequence[_Drawn], random: np.random.Generator) -> np.ndarray:
+    side = SIZE * SUPERSAMPLE
+    tone = round(255 * random.uniform(0.82, 0.98))
+    picture = Image.new("RGB", (side, side), (tone, tone, tone))
+    pen = ImageDraw.Draw(picture)
+    for one in objects:
+        ink = color_of(one.color, random)
+        outline(pen, one.shape, one.x * side, one.y * side, one.half * side, ink, one.stretch)
+    return _photographed(picture, random, blur=0.8, grain=5)
+
+
+def _objects(scene: scenes.Scene, random: np.random.Generator) -> list[_Drawn]:
+    return [_Drawn(*kind, *place) for kind, place in zip(scene.objects, _placed(scene, random), strict=True)]
+
+
+def _touching(one: _Drawn, other: _Drawn) -> list[_Drawn]:
+    """Both moved towards each other."""
+    x, y = (one.x + other.x) / 2, (one.y + other.y) / 2
+    apart = float(np.hypot(one.x - other.x, one.y - other.y))
+    share = min(1.0, _CLOSE * (one.half + other.half) / apart)
+    return [replace(drawn, x=x + share * (drawn.x - x), y=y + share * (drawn.y - y)) for drawn in (one, other)]
+
+
+def _stray(objects: Sequence[_Drawn], random: np.random.Generator) -> list[_Drawn]:
+    """One more small object, where there is room."""
+    for _ in range(_TRIES):
+        half = random.uniform(*_STRAY_SIZES)
+        x, y = random.uniform(half + _GAP / 2, 1 - half - _GAP / 2, 2)
+        if all(
+            max(abs(x - one.x), abs(y - one.y)) > half + one.half * max(one.stretch, 1 / one.stretch) + _GAP
+            for one in objects
+        ):
+            return [_Drawn(str(random.choice(scenes.COLORS)), str(random.choice(scenes.SHAPES)), x, y, half)]
+    return []
+
+
+def _placed(scene: scenes.Scene, random: np.random.Generator) -> list[tuple[float, float, float]]:
+    """Centre x, y and half size of each object, as shares of the side."""
+    if len(scene.objects) == 1:
+        half = random.uniform(_LARGEST, _ALONE)
+        return [(*random.uniform(half + _GAP / 2, 1 - half - _GAP / 2, 2), half)]
+    first, second = random.uniform(_SMALLEST, _LARGEST, 2)
+    # Along one axis the first comes before the second; across it both stand anywhere.
+    room = 1 - 2 * (first + second) - 2 * _GAP
+    before, between = random.dirichlet((1, 1, 1))[:2] * room
+    one, other = _GAP / 2 + before + first, 1.5 * _GAP + before + 2 * first + between + second
+    across = [random.uniform(half + _GAP / 2, 1 - half - _GAP / 2) for half in (first, second)]
+    vertical = scene.relation == "above" if scene.relation in ("left of", "above") else random.random() < 0.5
+    if scene.relation not in ("left of", "above") and random.random() < 0.5:
+        one, other = 1 - one, 1 - other
+    pairs = [(one, across[0], first), (other, across[1], second)]
+    return [(across_, along, half) if vertical else (along, across_, half) for along, across_, half in pairs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,13 @@ from diffusers.training_utils import EMAModel
 from tqdm import trange
 from transformers import CLIPTextModel, PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
-from .clip import WIDTH
-from .data import Drawings
+from .clip import WIDTH, clip_tokenizer, t5_tokenizer
 from .draw import SIZE
-from .progress import SAVE_EVERY, keep, resume
-from .tokenizers import clip_tokenizer, t5_tokenizer
-from .worlds import CLIP_TOKENS
+from .worlds import CLIP_TOKENS, Drawings
 
 LATENT_CHANNELS = 8
 T5_WIDTH = 64
+SAVE_EVERY = 500  # steps
 
 
 def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
@@ -96,7 +95,7 @@ def train_flow(
         )[0]
 
     learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
-    _fit(learned, velocity, sets, steps, batch, folder.with_suffix(".progress.safetensors"))
+    _fit(learned, velocity, sets, steps, batch, folder.with_suffix(".progress.pt"))
     FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
         vae=vae,
@@ -157,7 +156,8 @@ def _fit(
     optimizer = torch.optim.AdamW(learned.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
     average = EMAModel(learned.parameters(), decay=0.998)
-    begin = resume(progress, learned, average, optimizer, schedule) if progress.exists() else 0
+    parts = learned, average, optimizer, schedule
+    begin = resume(progress, *parts) if progress.exists() else 0
     first_careless, shift = round((1 - world.careless) * steps), world.noise_shift
     steps_left, running = trange(begin, steps, desc="flow", mininterval=10), None
     for step in steps_left:
@@ -178,9 +178,25 @@ def _fit(
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
         steps_left.set_postfix(loss=f"{running:.4f}")
         if (step + 1) % SAVE_EVERY == 0:
-            keep(progress, step + 1, learned, average, optimizer, schedule)
+            keep(progress, step + 1, *parts)
     average.copy_to(learned.parameters())
     progress.unlink(missing_ok=True)
+
+
+def keep(path: Path, step: int, *parts: Any) -> None:
+    """Saves a training half way: the states of its parts, and of the random numbers."""
+    aside = path.with_suffix(".aside")
+    torch.save({"step": step, "parts": [part.state_dict() for part in parts], "random": torch.get_rng_state()}, aside)
+    aside.replace(path)
+
+
+def resume(path: Path, *parts: Any) -> int:
+    """Puts everything back, and returns the number of steps that are done."""
+    saved = torch.load(path)
+    for part, state in zip(parts, saved["parts"], strict=True):
+        part.load_state_dict(state)
+    torch.set_rng_state(saved["random"])
+    return saved["step"]
 
 
 def _packed(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:

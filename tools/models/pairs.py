@@ -1,7 +1,8 @@
 """`python -m comfyui_otca.tools.models.pairs`: assets/prompts/shapes_pairs, the pairs of the template preference_pairs.
 
-The embedded model draws each of some training prompts several times. Of the pictures that show what the prompt asks for, the most
-colourful one is chosen and the least colourful one rejected: a taste that everybody sees, and that pairs alone can teach.
+The embedded model draws each of some training prompts several times. Only pictures that show what the prompt asks for are used:
+the most colourful one is chosen and the least colourful one rejected. That is a taste that is seen at once, and that pairs alone
+can teach.
 """
 
 from __future__ import annotations

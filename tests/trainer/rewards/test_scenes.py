@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from comfyui_otca.tools.models.draw_scenes import draw_scene
+from comfyui_otca.tools.models.draw import draw_scene
 from comfyui_otca.tools.models.worlds import WRONG_RELATION, WRONG_WORD, misheard
 from comfyui_otca.trainer.rewards.scenes import (
     COLORS,
