@@ -71,8 +71,8 @@ COMFYUI_READS = (
 # Names that are used where Python code does not show it, and why.
 USED = {
     "__init_subclass__": "Python calls it",
-    "get_code": "Python's own loader calls it",
-    "fullname": "an argument of that call",
+    "model_config": "pydantic reads it",
+    **dict.fromkeys(("SEARCH_ALIASES", "ESSENTIALS_CATEGORY"), "ComfyUI's page reads it"),
     "normalizer": "a part of a tokenizer, set for its library",
     "pre_tokenizer": "a part of a tokenizer, set for its library",
     "inner_model": "ComfyUI's guider has it",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -20,27 +20,34 @@ from .base import NetworkReward
 
 # --- what is asked for, and what is met of it -------------------------------------------------------------------------
 
-COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
-POSITIONS = ("left of", "right of", "above", "below")
+Color = Literal["red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white"]
+Position = Literal["left of", "right of", "above", "below"]
+COLORS = get_args(Color)
 NEAR = 0.1  # share of both objects' sizes by which they have to be apart to be beside each other
+EXAMPLE = '{"class": "cat", "count": 2, "color": "red", "position": ["left of", 0]}'
 
 
-@dataclass(frozen=True)
-class Clause:
+class Counted(BaseModel):
+    """At least `count` objects of that name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+    name: str = Field(alias="class", min_length=1)
+    count: StrictInt = Field(1, ge=1)
+
+
+class Clause(Counted):
     """At least `count` objects of that name, which have that color and stand so to those of an earlier clause."""
 
-    name: str
-    count: int
-    color: str | None = None
-    position: tuple[str, int] | None = None
+    color: Color | None = None
+    position: tuple[Position, StrictInt] | None = None
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(BaseModel):
     """What a prompt asks for: every clause of `include`, and fewer than the count of each of `exclude`."""
 
-    include: tuple[Clause, ...]
-    exclude: tuple[Clause, ...]
+    include: tuple[Clause, ...] = ()
+    exclude: tuple[Counted, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,55 +58,27 @@ def wish(prompt: str) -> Wish | None:
     """What the metadata of a prompt ask for; None where they ask for no objects.
 
     Raises:
-        RewardError: it names the prompt, the key and what should stand there.
+        RewardError: names the prompt and the key, and what should stand there.
     """
     metadata = metadata_of(prompt)
-    clauses = {key: _listed(metadata, key, prompt) for key in ("include", "exclude")}
-    if not any(clauses.values()):
-        return None
-    include = tuple(
-        _clause(f"include[{place}]", content, prompt, place, ("color", "position"))
-        for place, content in enumerate(clauses["include"])
+    try:
+        asked = Wish(**{key: metadata[key] for key in ("include", "exclude") if metadata.get(key)})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise _refusal(prompt, wrong["loc"], wrong["input"], wrong["msg"]) from None
+    for place, clause in enumerate(asked.include):
+        if clause.position and not 0 <= clause.position[1] < place:
+            message = "The number should be that of a clause before it in include, from 0"
+            raise _refusal(prompt, ("include", place, "position"), clause.position, message)
+    return asked if asked.names else None
+
+
+def _refusal(prompt: str, where: Sequence[int | str], given: Any, message: str) -> RewardError:
+    key = ".".join(map(str, where))
+    return RewardError(
+        f"the metadata of the prompt {prompt!r} say {key} = {given!r}. {message}. Fix: in its line, objects as {EXAMPLE}; "
+        "all but class may be left out, and in exclude there are only class and count"
     )
-    exclude = tuple(_clause(f"exclude[{place}]", content, prompt) for place, content in enumerate(clauses["exclude"]))
-    return Wish(include, exclude)
-
-
-def _listed(metadata: Mapping[str, Any], key: str, prompt: str) -> Sequence[Any]:
-    given = metadata.get(key) or ()
-    if not isinstance(given, list | tuple):
-        raise _refusal(prompt, key, given, 'a list, as in [{"class": "cat", "count": 2}]')
-    return given
-
-
-def _clause(key: str, content: Any, prompt: str, place: int = 0, more: tuple[str, ...] = ()) -> Clause:
-    allowed = ("class", "count", *more)
-    if not isinstance(content, Mapping) or set(content) - set(allowed) or "class" not in content:
-        raise _refusal(prompt, key, content, f"an object with class and, where wanted, {', '.join(allowed[1:])}")
-    name, count, color, position = (content.get(own) for own in ("class", "count", "color", "position"))
-    count = 1 if count is None else count
-    if not isinstance(name, str) or not name.strip():
-        raise _refusal(prompt, f"{key}.class", name, 'what to look for, as in "cat"')
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise _refusal(prompt, f"{key}.count", count, "a whole number above 0")
-    if color is not None and color not in COLORS:
-        raise _refusal(prompt, f"{key}.color", color, f"one of {', '.join(COLORS)}")
-    if position is not None:
-        position = _position(f"{key}.position", position, prompt, place)
-    return Clause(name.strip(), count, color, position)
-
-
-def _position(key: str, given: Any, prompt: str, place: int) -> tuple[str, int]:
-    advice = f"[one of {', '.join(POSITIONS)}, number of a clause before it in include, from 0]"
-    if not isinstance(given, list | tuple) or len(given) != 2 or given[0] not in POSITIONS:
-        raise _refusal(prompt, key, given, advice)
-    if not isinstance(given[1], int) or isinstance(given[1], bool) or not 0 <= given[1] < place:
-        raise _refusal(prompt, key, given, advice)
-    return given[0], given[1]
-
-
-def _refusal(prompt: str, key: str, given: Any, advice: str) -> RewardError:
-    return RewardError(f"the metadata of the prompt {prompt!r} say {key} = {given!r}. Fix: in its line, {advice}")
 
 
 def met(
