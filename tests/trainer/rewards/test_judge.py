@@ -107,16 +107,24 @@ def text_of(asked):
 # --- P(yes) ---------------------------------------------------------------------------------------------------------
 
 
-def test_as_vllm_answers(chatting):
-    url, _ = chatting(recorded("vllm"))
-    # Yes 0.6, " yes" 0.1 and yes 0.05 against No 0.2; The 0.03 is neither
-    torch.testing.assert_close(ask(url), torch.full((3,), 0.75 / 0.95), rtol=0, atol=1e-6)
+ODD, HOSTILE = (said("yes", [{"yes": 0.5, "no": 0.5}]) for _ in range(2))
+ODD["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = 1e6
+HOSTILE["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token": "no"}, {"token": "yes"}]
+MARKS = [{"**": 0.9, "Yes": 0.1}, {"Yes": 0.5, "\u0120No": 0.125, "NO": 0.125, "yes.": 0.25}]
 
 
-def test_as_llama_cpp_answers(chatting):
-    url, _ = chatting(recorded("llama_cpp"))
-    # behind a line break: Yes 0.2 against No 0.7 and "▁no" 0.1; the probability of YES is 0
-    torch.testing.assert_close(ask(url), torch.full((3,), 0.2), rtol=0, atol=1e-6)
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (recorded("vllm"), 0.75 / 0.95),  # Yes 0.6, " yes" 0.1 and yes 0.05 against No 0.2; The 0.03 is neither
+        (recorded("llama_cpp"), 0.2),  # behind a line break: Yes 0.2 against No 0.7 and "▁no" 0.1; of YES it is 0
+        (said("**Yes**, it does.", MARKS), 0.75),  # marks and spaces around a word mean nothing
+        (ODD, 1 / 1.5),  # a log-probability above 0 is 0
+    ],
+    ids=["vLLM", "llama.cpp", "marks", "odd"],
+)
+def test_how_likely_yes_is(chatting, answer, score):
+    torch.testing.assert_close(ask(chatting(answer)[0]), torch.full((3,), score), rtol=0, atol=1e-6)
 
 
 def test_what_is_asked(chatting):
@@ -208,12 +216,6 @@ def test_an_answer_that_is_neither_masks_its_sample(chatting, caplog, answer, to
     assert line.startswith("reward 'vlm_judge': 1 of 3 answers are not scores: sample 1: it answered ") and told in line
 
 
-def test_marks_and_spaces_around_a_word_mean_nothing(chatting):
-    tokens = [{"**": 0.9, "Yes": 0.1}, {"Yes": 0.5, "\u0120No": 0.125, "NO": 0.125, "yes.": 0.25}]
-    url, _ = chatting(said("**Yes**, it does.", tokens))
-    torch.testing.assert_close(ask(url), torch.full((3,), 0.75))
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -221,17 +223,13 @@ def test_marks_and_spaces_around_a_word_mean_nothing(chatting):
     ("answer", "score"), [("7", 0.7), (" 7.5\n", 0.75), ("7/10", 0.7), ("0", 0.0), ("10", 1.0), ("3.", 0.3)]
 )
 def test_a_number_in_the_stated_range(chatting, answer, score):
-    url, requests = chatting(answer)
+    url, requests = chatting(answer, answer, answer, "2")
     assert ask(url, answer="number").tolist() == pytest.approx([score] * 3)
     asked = requests[0][1]
     assert "logprobs" not in asked and "top_logprobs" not in asked
     assert text_of(asked).endswith("one number from 0 to 10 and nothing else. 0 means not at all, 10 means fully.")
-
-
-def test_another_range(chatting):
-    url, requests = chatting("2")
     assert ask(url, answer="number", scale="1, 5").tolist() == [0.25] * 3
-    assert "from 1 to 5" in text_of(requests[0][1])
+    assert "from 1 to 5" in text_of(requests[3][1])
 
 
 @pytest.mark.parametrize(
@@ -271,20 +269,14 @@ def test_a_server_without_log_probabilities_is_told_of_once(chatting, caplog, an
     assert len(requests) == 1 + 9
 
 
-def test_alternatives_of_one_token_alone_are_none(chatting):
-    url, _ = chatting(lambda asked: said("yes", [{"yes": 0.9}]) if "logprobs" in asked else "4")
-    assert ask(url).tolist() == pytest.approx([0.4] * 3)
-
-
-def test_an_empty_answer_says_nothing_of_log_probabilities(chatting):
-    url, _ = chatting(said(""), recorded("vllm"))
-    scores = ask(url)
-    assert scores[0].isnan() and scores[1:].tolist() == pytest.approx([0.75 / 0.95] * 2)
-
-
-def test_yes_no_needs_log_probabilities(chatting):
-    url, _ = chatting("yes")
-    assert "gives no log-probabilities, which answer=yes_no needs" in error_of(url, answer="yes_no")
+def test_what_says_nothing_of_log_probabilities(chatting):
+    alone, _ = chatting(lambda asked: said("yes", [{"yes": 0.9}]) if "logprobs" in asked else "4")
+    assert ask(alone).tolist() == pytest.approx([0.4] * 3), "a token without alternatives"
+    empty, _ = chatting(said(""), recorded("vllm"))
+    scores = ask(empty)
+    assert scores[0].isnan() and scores[1:].tolist() == pytest.approx([0.75 / 0.95] * 2), "an empty answer"
+    never, _ = chatting("yes")
+    assert "gives no log-probabilities, which answer=yes_no needs" in error_of(never, answer="yes_no")
 
 
 # --- servers that misbehave -------------------------------------------------------------------------------------------
@@ -299,24 +291,20 @@ def test_a_model_that_the_server_does_not_have(chatting, caplog):
 
 @pytest.mark.parametrize(
     "answer",
-    [(200, "<html>hello</html>"), (200, ""), {"choices": []}, {"scores": [1]}, {"choices": [{"message": 3}]}, []],
+    [
+        (200, "<html>hello</html>"),
+        (200, ""),
+        {"choices": []},
+        {"scores": [1]},
+        {"choices": [{"message": 3}]},
+        [],
+        HOSTILE,
+    ],
 )
 def test_what_is_no_chat_completion_is_shown(chatting, answer):
     url, _ = chatting(answer)
     shown = answer[1] if isinstance(answer, tuple) else json.dumps(answer)
-    assert f"answered {shown!r}, which is not a chat completion" in error_of(url)
-
-
-def test_logprobs_that_are_none(chatting):
-    hostile = said("yes", [{"yes": 0.5, "no": 0.5}])
-    hostile["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token": "no"}, {"token": "yes"}]
-    assert "not a chat completion" in error_of(chatting(hostile)[0])
-
-
-def test_a_log_probability_above_0_is_0(chatting):
-    odd = said("yes", [{"yes": 0.5, "no": 0.5}])
-    odd["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = 1e6
-    torch.testing.assert_close(ask(chatting(odd)[0]), torch.full((3,), 1 / 1.5))
+    assert f"answered {shown[: server.SHOWN]!r}, which is not a chat completion" in error_of(url)
 
 
 def test_an_endless_answer(chatting):
@@ -367,25 +355,25 @@ def test_metadata_fills_a_question_or_it_does_not_apply(chatting):
 
 
 @pytest.mark.parametrize(
-    "question", ["Is it {promt}?", "{metadata}", "Is it {prompt.x}?", "Is it { prompt }?", "Is it {metadata.}?"]
-)
-def test_a_placeholder_that_nothing_fills(question):
-    with pytest.raises(ValueError, match=r"is not a placeholder. Fix: \{prompt\}"):
-        judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question=question)
-
-
-@pytest.mark.parametrize(
-    ("extra", "told"),
+    ("changes", "told"),
     [
-        ("[" * 200000, "is not a JSON object"),
-        ("{", "is not a JSON object"),
-        ("[1]", "is not a JSON object"),
-        ('{"messages": [], "n": 2}', "sets messages, n"),
+        *(
+            ({"question": question}, r"is not a placeholder. Fix: \{prompt\}")
+            for question in (
+                "Is it {promt}?",
+                "{metadata}",
+                "Is it {prompt.x}?",
+                "Is it { prompt }?",
+                "Is it {metadata.}?",
+            )
+        ),
+        *(({"extra": extra}, "is not a JSON object") for extra in ("[" * 200000, "{", "[1]")),
+        ({"extra": '{"messages": [], "n": 2}'}, "sets messages, n"),
     ],
 )
-def test_extra_fields_that_cannot_be(extra, told):
+def test_settings_that_cannot_be(changes, told):
     with pytest.raises(ValueError, match=told):
-        judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question="Is it?", extra=extra)
+        judge.VLMJudge(**{"url": "http://127.0.0.1/v1", "model": "m", "question": "Is it?", **changes})
 
 
 def test_extra_fields_are_sent(chatting):

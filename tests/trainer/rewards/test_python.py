@@ -64,11 +64,14 @@ def score(images, prompts):
 """
 
 
-def test_refused_by_default(tmp_path):
-    told = refusal(write(tmp_path, MARK))
-    assert "no folder is allowed" in told
-    assert "OTCA_ALLOW_PYTHON_REWARDS" in told and "--allow-python" in told
-    assert not (tmp_path / "it ran").exists()
+def test_refused_by_default_also_in_a_workflow(small_graph, tmp_path, capsys):
+    path, workflow = write(tmp_path, MARK), tmp_path / "workflow.json"
+    told = refusal(path)
+    assert "no folder is allowed" in told and "OTCA_ALLOW_PYTHON_REWARDS" in told and "--allow-python" in told
+    workflow.write_text(json.dumps(graph_with(small_graph, path)))
+    assert main(["train", str(workflow), "--output", str(tmp_path / "run")]) == 2
+    assert "no folder is allowed" in capsys.readouterr().err
+    assert not (tmp_path / "it ran").exists() and not (tmp_path / "run").exists()
 
 
 def graph_with(small_graph, path):
@@ -80,15 +83,6 @@ def graph_with(small_graph, path):
     stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
     stack["inputs"]["reward_8"] = ["70", 0]
     return graph
-
-
-def test_a_workflow_alone_runs_nothing(small_graph, tmp_path, capsys):
-    path = write(tmp_path, MARK)
-    workflow = tmp_path / "workflow.json"
-    workflow.write_text(json.dumps(graph_with(small_graph, path)))
-    assert main(["train", str(workflow), "--output", str(tmp_path / "run")]) == 2
-    assert "no folder is allowed" in capsys.readouterr().err
-    assert not (tmp_path / "it ran").exists() and not (tmp_path / "run").exists()
 
 
 def test_nor_through_a_link_that_cannot_be_checked_beforehand(small_graph, tmp_path):
@@ -142,24 +136,18 @@ def test_a_file_in_an_allowed_folder(allowed, tmp_path, monkeypatch):
 
 def test_a_file_outside(allowed, tmp_path):
     path = write(tmp_path, MARK)
-    assert "no .py file in" in refusal(path)
-    assert "no .py file in" in refusal("../mine.py")
-    assert "was not found" in refusal("nowhere.py")
-    assert "was not found" in refusal(allowed)
-    beside = tmp_path / "allowed too"  # begins like the allowed folder
-    beside.mkdir()
-    assert "no .py file in" in refusal(write(beside, MARK))
-    assert not list(tmp_path.rglob("it ran"))
-
-
-def test_a_link_out_of_the_folder(allowed, tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    beside, outside = tmp_path / "allowed too", tmp_path / "outside"  # the one begins like the allowed folder
+    beside.mkdir(), outside.mkdir()
+    text = write(allowed, name="mine.txt")
+    for file in (path, "../mine.py", write(beside, MARK), text):
+        assert "no .py file in" in refusal(file)
+    for file in ("nowhere.py", allowed):
+        assert "was not found" in refusal(file)
     (allowed / "link.py").symlink_to(write(outside, MARK))
     (allowed / "folder").symlink_to(outside)
     for name in ("link.py", "folder/mine.py"):
         assert str(outside / "mine.py") in refusal(name)
-    assert not list(outside.rglob("it ran"))
+    assert not list(tmp_path.rglob("it ran"))
 
 
 def test_an_allowed_folder_may_itself_be_a_link(tmp_path, monkeypatch):
@@ -170,40 +158,44 @@ def test_an_allowed_folder_may_itself_be_a_link(tmp_path, monkeypatch):
     assert PythonReward(file="mine.py").path == path
 
 
-def test_another_kind_of_file(allowed):
-    assert "no .py file" in refusal(write(allowed, name="mine.txt"))
-
-
 # --- what runs ------------------------------------------------------------------------------------------------------
 
 
-def test_scores_are_the_functions(allowed):
-    write(allowed)
-    assert score([PythonReward(file="mine.py")], IMAGES, PROMPTS)[:, 0].tolist() == [0.25, 0.75]
-    write(
-        allowed,
-        """
-        import numpy as np
-        def length(images, prompts):
-            assert images.numpy().dtype == np.float32 and type(prompts) is list
-            return [len(prompt) for prompt in prompts]
-        """,
-        "other.py",
-    )
-    assert score([PythonReward(file="other.py", function="length")], IMAGES, PROMPTS)[:, 0].tolist() == [3.0, 5.0]
+DATACLASS = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Settings:
+    value: float = 2.0
+
+def score(images, prompts):
+    return [Settings().value] * len(images)
+"""
+LENGTH = """
+import numpy as np
+def score(images, prompts):
+    assert images.numpy().dtype == np.float32 and type(prompts) is list
+    images.zero_()
+    return [len(prompt) for prompt in prompts]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "scores"), [(BRIGHTNESS, [0.25, 0.75]), (LENGTH, [3.0, 5.0]), (DATACLASS, [2.0, 2.0])]
+)
+def test_scores_are_the_functions(allowed, text, scores):
+    """What it does to its pictures no other reward sees."""
+    write(allowed, text.replace("def score", "def own"))
+    images = IMAGES.clone()
+    assert score([PythonReward(file="mine.py", function="own")], images, PROMPTS)[:, 0].tolist() == scores
+    assert torch.equal(images, IMAGES)
 
 
 def test_of_videos_it_is_the_mean_over_frames(allowed):
     write(allowed)
     videos = torch.linspace(0, 1, 5)[None, :, None, None, None].expand(2, 5, 4, 4, 3)
     assert score([PythonReward(file="mine.py")], videos, PROMPTS)[:, 0].tolist() == pytest.approx([0.5, 0.5])
-
-
-def test_what_it_does_to_its_pictures_nobody_else_sees(allowed):
-    write(allowed, "def score(images, prompts):\n    images.zero_()\n    return [1.0] * len(images)\n")
-    images = IMAGES.clone()
-    score([PythonReward(file="mine.py")], images, PROMPTS)
-    assert torch.equal(images, IMAGES)
 
 
 def test_its_name_is_the_files(allowed):
@@ -213,22 +205,6 @@ def test_its_name_is_the_files(allowed):
     assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
     assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [0.5, 1.0]
     assert RewardPython().build(1.0, name="ours", file="mine.py", function="score")[0].name == "ours"
-
-
-def test_a_file_may_define_dataclasses(allowed):
-    text = """
-    from __future__ import annotations
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True)
-    class Settings:
-        value: float = 2.0
-
-    def score(images, prompts):
-        return [Settings().value] * len(images)
-    """
-    write(allowed, text)
-    assert score([PythonReward(file="mine.py")], IMAGES, PROMPTS)[:, 0].tolist() == [2.0, 2.0]
 
 
 def test_a_changed_file_runs_anew(allowed):
@@ -256,47 +232,36 @@ def test_the_workflow_runs_the_node_again_when_the_file_changed(small_graph, all
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_an_error_names_its_line(allowed):
-    text = """
-    def helper(count):
-        return 1 / (count - 2)
-
-    def score(images, prompts):
-        return [helper(len(images))] * len(images)
-    """
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "def helper(count):\n    return 1 / (count - 2)\n\ndef score(images, prompts):\n    return helper(len(images))\n",
+            "^reward 'mine' failed: {path}, line 2, in helper: ZeroDivisionError",
+        ),
+        (
+            "import json\ndef score(images, prompts):\n    return json.loads('{')\n",
+            "{path}, line 3, in score: JSONDecodeError",
+        ),
+        ("\nimport no_such_package\n", "^{path}, line 2, in <module>: ModuleNotFoundError: .*no_such_package"),
+        ("def score(images, prompts:\n    return 1\n", "^{path}: SyntaxError: .*mine\\.py, line 1"),
+        ("def aesthetic(images, prompts):\n    return [0.0]\nscore = 3\n", "no function 'score'. Fix: .* aesthetic$"),
+        ("def score(images, prompts):\n    return [0.0]\n", "'mine' gave scores of shape .1,. for 2 pictures"),
+    ],
+    ids=["in a helper", "in what it calls", "an import", "no Python", "no function", "too few scores"],
+)
+def test_an_error_names_its_line(allowed, text, told):
     path = write(allowed, text)
-    with pytest.raises(RewardError) as caught:
-        score([PythonReward(file="mine.py")], IMAGES, PROMPTS)
-    assert f"reward 'mine' failed: {path}, line 3, in helper: ZeroDivisionError" in str(caught.value)
-
-
-def test_an_error_of_what_it_calls_names_its_own_line(allowed):
-    path = write(allowed, "import json\ndef score(images, prompts):\n    return json.loads('{')\n")
-    with pytest.raises(RewardError, match=f"{path}, line 3, in score: JSONDecodeError"):
+    with pytest.raises(RewardError, match=told.replace("{path}", str(path))):
         score([PythonReward(file="mine.py")], IMAGES, PROMPTS)
 
 
-def test_an_error_while_loading(allowed):
+def test_a_file_that_does_not_load_leaves_nothing(allowed):
+    write(allowed, "import no_such_package\n")
     modules = set(sys.modules)
-    path = write(allowed, "\nimport no_such_package\n")
-    with pytest.raises(RewardError, match=f"{path}, line 2, in <module>: ModuleNotFoundError: .*no_such_package"):
-        PythonReward(file="mine.py")
-    write(allowed, "def score(images, prompts:\n    return 1\n")
-    with pytest.raises(RewardError, match=r"mine\.py: SyntaxError: .*mine\.py, line 1"):
+    with pytest.raises(RewardError):
         PythonReward(file="mine.py")
     assert set(sys.modules) == modules
-
-
-def test_a_function_that_is_not_there(allowed):
-    write(allowed, "def aesthetic(images, prompts):\n    return [0.0]\nscore = 3\n")
-    with pytest.raises(RewardError, match=r"has no function 'score'. Fix: .* aesthetic$"):
-        PythonReward(file="mine.py")
-
-
-def test_a_wrong_number_of_scores(allowed):
-    write(allowed, "def score(images, prompts):\n    return [0.0]\n")
-    with pytest.raises(RewardError, match="'mine' gave scores of shape .1,. for 2 pictures"):
-        score([PythonReward(file="mine.py")], IMAGES, PROMPTS)
 
 
 def test_stopping_from_within(allowed):

@@ -86,13 +86,10 @@ def test_no_score_for_any_picture_is_an_error():
         rank(Says("text", [None]))
 
 
-def test_one_picture_has_a_score_and_no_spread():
-    ranked = rank(Says("a", [7.0]))
-    assert (ranked.totals.tolist(), ranked.places, ranked.columns()) == ([0.0], [1], [7.0])
-
-
 def test_equal_pictures_stay_in_their_order():
     assert rank(Says("a", [1.0, 2.0, 2.0, 2.0])).order.tolist() == [1, 2, 3, 0]
+    alone = rank(Says("a", [7.0]))
+    assert (alone.totals.tolist(), alone.places, alone.columns()) == ([0.0], [1], [7.0])
 
 
 def test_groups_are_prompts_and_all_pictures_are_compared():
@@ -130,18 +127,6 @@ def test_a_prompt_with_metadata():
     for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox", '{"prompt": "a fox", "worth": NaN}'):
         with pytest.raises(ValueError, match='is no object like {"prompt": "…"}.*Fix: '):
             ranking.prompts_of(wrong, 1, False)
-
-
-def test_metadata_reaches_the_rewards():
-    asked = []
-
-    class Asks(Says):
-        def score(self, images, prompts):
-            asked.extend(metadata_of(prompt).get("words") for prompt in prompts)
-            return super().score(images, prompts)
-
-    rank(Asks("a", [1.0, 2.0]), prompts=ranking.prompts_of('{"prompt": "x", "words": 3}', 2, False))
-    assert asked == [3, 3]
 
 
 def test_equal_texts_keep_their_own_metadata():
