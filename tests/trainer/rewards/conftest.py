@@ -76,10 +76,3 @@ def serve():
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-
-
-def truncated(place, folder):
-    """A copy of that file in that folder, cut off in the middle."""
-    cut = folder / place.name
-    cut.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
-    return cut

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from comfyui_otca.host import paths
-from comfyui_otca.tests.tiny.video_rewards import video_score
-from comfyui_otca.trainer.rewards import RewardError
+from comfyui_otca.tests.tiny.video_rewards import video_align, video_score
+from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video import VideoScore, spread_frames
 
@@ -77,30 +77,6 @@ def test_scores_are_those_of_one_video_at_a_time(folder, videos, most, frames):
     torch.testing.assert_close(told, torch.stack(expected), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_batch_is_its_single_videos(folder, videos, batch_size):
-    together = score(rewards(folder, batch_size=0), videos.clone(), PROMPTS)
-    apart = score(rewards(folder, batch_size=batch_size), videos.clone(), PROMPTS)
-    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
-
-
-def test_a_long_prompt_beside_a_short_one_changes_nothing(folder, videos):
-    ours = rewards(folder, batch_size=0)
-    alone = score(ours, videos[:1], PROMPTS[:1])
-    beside = score(ours, videos[:2], [PROMPTS[0], "a very " * 200])
-    torch.testing.assert_close(beside[:1], alone, rtol=0, atol=1e-5)
-
-
-def test_one_forward_pass_for_five_objectives(folder, videos):
-    ours = rewards(folder, batch_size=0)
-    calls = []
-    handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
-    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 1, 2]))
-    handle.remove()
-    assert len(calls) == 1
-    assert scores.values.shape == (3, 5)
-
-
 @pytest.mark.parametrize(
     ("total", "most"), [(81, 48), (81, 16), (48, 48), (49, 48), (17, 16), (7, 16), (1, 48), (121, 16)]
 )
@@ -113,55 +89,111 @@ def test_frames_are_those_of_the_reference(total, most):
         assert frames == np.arange(0, total, total / most).astype(int)[:most].tolist()
 
 
-def test_the_prompt_is_the_published_one_to_the_letter():
-    content = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == "49b386d9ea3003760c983cc258cf4211faf858d58191f95fcfacdf68a8fed2c0"
-
-
-def test_pictures_are_refused(folder):
-    with pytest.raises(RewardError, match=r"'video_score_visual'.*scores videos.*\(2, 8, 8, 3\).*Fix: "):
-        score(rewards(folder), torch.rand(2, 8, 8, 3), PROMPTS[:2])
-
-
 def test_a_missing_checkpoint_says_what_to_get():
     with pytest.raises(FileNotFoundError, match=r"TIGER-Lab/VideoScore-v1.1 \(about 17 GB\)"):
         VideoScore(model="nowhere/VideoScore")
 
 
-def test_a_missing_shard_is_told(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda file: file.unlink(), "has no '.*tensors are missing.*Fix: get all of its files"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[:-100]),
+            "model-00002-of-00002.safetensors .*cannot be read.*Fix: ",
+        ),
+    ],
+    ids=["missing", "cut off"],
+)
+def test_a_shard_that_does_not_fit_is_named(folder, tmp_path, spoil, told):
     place = shutil.copytree(folder, tmp_path / "copy")
-    (place / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(RewardError, match="has no '.*tensors are missing.*Fix: get all of its files"):
+    spoil(place / "model-00002-of-00002.safetensors")
+    with pytest.raises(RewardError, match=told):
         VideoScore(model=str(place))
 
 
-def test_a_truncated_shard_is_named(folder, tmp_path):
-    place = shutil.copytree(folder, tmp_path / "copy")
-    file = place / "model-00002-of-00002.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(RewardError, match="model-00002-of-00002.safetensors .*cannot be read.*Fix: "):
-        VideoScore(model=str(place))
+# --- what both judges of videos have in common ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def align(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("video_align")
+    video_align(folder)
+    return {"model": str(folder / "VideoReward"), "base": str(folder / "Qwen2-VL")}
+
+
+@pytest.fixture(params=["video_score", "video_align"])
+def judges(request, folder, align):
+    """judges(settings): the rewards of all dimensions of one network."""
+    kind = reward_class(request.param)
+    places = {"model": str(folder)} if kind is VideoScore else align
+
+    def made(**options):
+        return [kind(f"{request.param}_{own}", dimension=own, **places, **options) for own in kind.DIMENSIONS]
+
+    return made
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_is_its_single_videos(judges, videos, batch_size):
+    ours = judges(batch_size=0)
+    together = score(ours, videos.clone(), PROMPTS)
+    apart = score(judges(batch_size=batch_size), videos.clone(), PROMPTS)
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+    beside = score(ours, videos[:2], [PROMPTS[0], "a very " * 200])  # a long prompt changes nothing for a short one
+    torch.testing.assert_close(beside[:1], together[:1], rtol=0, atol=1e-5)
+
+
+def test_one_forward_pass_for_all_objectives(judges, videos):
+    ours = judges(batch_size=0)
+    ours[-1].held_out = True
+    calls = []
+    handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
+    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 1, 2]))
+    handle.remove()
+    assert len(calls) == 1 and scores.held_out_names == (ours[-1].name,)
+    assert scores.names == tuple(reward.name for reward in ours[:-1]) and scores.values.shape == (3, len(ours) - 1)
+
+
+def test_pictures_are_refused(judges):
+    with pytest.raises(RewardError, match=r"'video_\w+'.*scores videos.*\(2, 8, 8, 3\).*Fix: "):
+        score(judges(), torch.rand(2, 8, 8, 3), PROMPTS[:2])
+
+
+@pytest.mark.host  # auto is bfloat16 elsewhere
+def test_in_bfloat16_the_head_keeps_its_precision(judges, videos):
+    ours, exact = judges(dtype="bfloat16", batch_size=0), judges()
+    network = ours[0].network
+    assert network is not exact[0].network
+    for name, weight in network.model.named_parameters():
+        assert weight.dtype == (torch.float32 if name.startswith(("score.", "rm_head.")) else torch.bfloat16), name
+    if hasattr(network.model, "rm_head"):  # as the reference's .to makes it
+        assert network.model.language_model.rotary_emb.inv_freq.dtype == torch.bfloat16
+    told = score(ours, videos, PROMPTS)
+    assert not torch.equal(told, told.bfloat16().float())
+    torch.testing.assert_close(told, score(exact, videos, PROMPTS), rtol=0.1, atol=0.1)
+
+
+def test_offloaded_it_leaves_after_use_and_comes_back(judges, videos, monkeypatch):
+    ours, moves = judges(offload=True), []
+    monkeypatch.setattr(ours[0].network, "come_back", lambda: moves.append("back"))
+    monkeypatch.setattr(ours[0].network, "leave", lambda: moves.append("left"))
+    score(ours, videos, PROMPTS)
+    assert moves == ["back"] * len(ours) + ["left"] * len(ours)
+    assert ours[0].network._networks() == [ours[0].network.model], "the head moves with the rest"
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("video_score", "49b386d9ea3003760c983cc258cf4211faf858d58191f95fcfacdf68a8fed2c0"),
+        ("video_align", "fdb6309bac618dd0c8b1b589d3a0970a974f7856eecbb355a190b2dce54af700"),
+    ],
+)
+def test_the_prompt_is_the_published_one_to_the_letter(name, digest):
+    assert hashlib.sha256((paths.ASSETS / "reward_prompts" / f"{name}.txt").read_bytes()).hexdigest() == digest
 
 
 def test_another_kind_of_model_is_refused():
     with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where idefics2 is needed.*Fix: "):
         VideoScore(model=str(paths.ASSETS / "shapes-clip"))
-
-
-def test_in_bfloat16_the_head_keeps_its_precision(folder, videos):
-    ours = rewards(folder, dtype="bfloat16", batch_size=0)
-    network = ours[0].network
-    assert network.model.text_model.embed_tokens.weight.dtype == torch.bfloat16
-    assert network.model.score.weight.dtype == torch.float32
-    told = score(ours, videos, PROMPTS)
-    assert not torch.equal(told, told.bfloat16().float())
-    torch.testing.assert_close(told, score(rewards(folder), videos, PROMPTS), rtol=0.1, atol=0.1)
-
-
-def test_offloaded_it_leaves_after_use_and_comes_back(folder, videos, monkeypatch):
-    ours = rewards(folder, offload=True)
-    moves = []
-    monkeypatch.setattr(ours[0].network, "come_back", lambda: moves.append("back"))
-    monkeypatch.setattr(ours[0].network, "leave", lambda: moves.append("left"))
-    score(ours, videos, PROMPTS)
-    assert moves == ["back"] * 5 + ["left"] * 5
