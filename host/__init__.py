@@ -10,8 +10,7 @@ folders                paths        where runs, models and input files are
                        search       the model or file that a graph names
                        own_folders  folders that we made, and so may replace and remove
 files                  files        one plain file: opened as it is, written whole or not at all
-                       json_files   JSON, read strictly
-                       checks       what a value of a file must be
+                       json_files   JSON, read strictly, and what its values must be
                        text         names that become files on any system, and text that can be shown
 permission             access/      what a workflow may read, reach, download and run
 """

@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import machine
-from .checks import NUMBER, TEXT, WHOLE, maybe
 from .files import Damaged, beside, present, put_in_place, write_text
-from .json_files import read_json
+from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 from .machine import alive
 
 LOCK, CLAIM = "claim.lock", "claim.json"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import files, json_files, machine
-from .checks import check
 from .files import Damaged
+from .json_files import check
 
 logger = logging.getLogger(__name__)
 

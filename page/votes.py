@@ -23,8 +23,8 @@ from aiohttp import web
 
 from ..host import stopping
 from ..host.access.addresses import is_loopback
-from ..host.checks import is_number, is_whole
 from ..host.files import Damaged
+from ..host.json_files import is_number, is_whole
 from ..host.paths import ASSETS
 from ..host.questions import Desk, NotOpen, Question, desk
 from ..host.text import quoted

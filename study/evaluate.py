@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..host import stopping
-from ..host.checks import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe
 from ..host.files import sha256, write_text
-from ..host.json_files import read_json
+from ..host.json_files import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe, read_json
 from ..host.text import named_path, plain_name
 from ..inference import guidance, loading
 from ..inference.guidance import Guide

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from .. import files, json_files
-from ..checks import TEXTS, maybe
+from ..json_files import TEXTS, maybe
 from . import opening
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ...host.checks import MOMENT, TEXT, WHOLE, check, is_whole, maybe, one_of
+from ...host.json_files import MOMENT, TEXT, WHOLE, check, is_whole, maybe, one_of
 from ...host.text import plain_name
 from ...trainer.run.folder import (
     ADAPTERS,

@@ -14,20 +14,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...host import devices, search
 from ...host.access.permissions import NotAllowed
+from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..flow import FlowModelError, conflict
+from ..prompts import PromptError, read_prompts
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,
+    DATASET_NODE,
     LOAD_NODE,
     MODEL_NODES,
     PAIRS_NODE,
     RUN_NODE,
+    SAMPLER_NODE,
     STACK_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
@@ -37,7 +42,7 @@ from ..types import (
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import method, texts
+from . import method
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -369,6 +374,45 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
 
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def _texts(graph: _Graph) -> Iterator[Problem]:
+    for sampler in graph.of(SAMPLER_NODE):
+        loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
+        model = graph.models.get(loader) if loader else None
+        if not loader or not isinstance(model, Configuration) or graph.nodes[dataset].class_type != DATASET_NODE:
+            continue
+        values = graph.values[dataset]
+        try:
+            prompts = read_prompts(values["prompts"], values["file"])
+        except (PromptError, NotAllowed):
+            continue  # which the node itself refuses
+        name = "file" if values["file"] else "prompts"
+        checkpoint = model.checkpoint
+        if checkpoint.takes_pictures or checkpoint.needs_pictures:
+            wrong = _wrong_pictures(prompts, checkpoint.needs_pictures)
+            yield from (graph.misfit(dataset, Misfit(name, *parts)) for parts in wrong)
+        if found := model.too_long(prompts, graph.values[loader]["max_sequence_length"]):
+            number, length, limit = found
+            message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, and the text encoder reads {limit}"
+            problem = graph.problem(dataset, name, message, "shorten it")
+            yield replace(problem, severity="warning")
+
+
+def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str]]:
+    """What is wrong with the first picture that cannot be had, and the fix."""
+    try:
+        names = given.names(prompts)
+        if needed and not names:
+            raise given.missing(prompts[0])
+        for name in dict.fromkeys(names):
+            given.check(name)
+    except (PromptError, NotAllowed) as error:
+        message, _, fix = str(error).partition(". Fix: ")
+        yield message, fix
+
+
 CHECKS = (
     _run_settings,
     _one_sampling,
@@ -380,6 +424,6 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
-    texts.check,
+    _texts,
     *method.CHECKS,
 )

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...host import distributed
-from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
-from ...host.json_files import read_json
+from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
 from ..credit.learned import StepShares

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...host import files, json_files, json_lines
-from ...host.checks import (
+from ...host.files import Damaged, write_text
+from ...host.json_files import (
     FLAG,
     MOMENT,
     NUMBER,
@@ -30,7 +31,6 @@ from ...host.checks import (
     maybe,
     one_of,
 )
-from ...host.files import Damaged, write_text
 from ...host.stopping import STOP
 from ...host.text import quoted
 from .. import keys

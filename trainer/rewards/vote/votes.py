@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ....host import json_lines
-from ....host.checks import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
+from ....host.json_files import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
 from ....host.text import quoted
 from .utility import Pair, fit
 
