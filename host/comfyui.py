@@ -33,7 +33,7 @@ def folder() -> Path | None:
 
 def our_prompt_running() -> bool:
     """Whether ComfyUI is executing a prompt that has one of our nodes at this moment."""
-    return any(has_our_nodes(prompt) for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()))
+    return any(has_our_nodes(prompt) for _, _, prompt, *_ in _running())
 
 
 def has_our_nodes(prompt: Mapping) -> bool:
@@ -42,14 +42,14 @@ def has_our_nodes(prompt: Mapping) -> bool:
 
 def running_workflow_id() -> str | None:
     """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
-    for _, _, _, extra, *_ in list(_server().prompt_queue.currently_running.values()):
+    for _, _, _, extra, *_ in _running():
         return _workflow_id(extra)
     return None
 
 
 def running_prompt() -> Mapping:
     """The graph that ComfyUI is executing, in API form; empty where it executes none."""
-    for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()):
+    for _, _, prompt, *_ in _running():
         return prompt
     return {}
 
@@ -58,7 +58,7 @@ def executes(node: str | None) -> bool:
     """Whether that output node is run by the prompt that ComfyUI is executing; headlessly all are."""
     if not in_comfyui():
         return True
-    running = list(_server().prompt_queue.currently_running.values())
+    running = _running()
     return not running or any(node in item[4] for item in running)
 
 
@@ -66,7 +66,7 @@ def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
     """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
     return [
         (_workflow_id(extra), node_id)
-        for _, _, prompt, extra, *_ in list(_server().prompt_queue.currently_running.values())
+        for _, _, prompt, extra, *_ in _running()
         for node_id, node in prompt.items()
         if isinstance(node, dict) and node.get("class_type") == class_type
     ]
@@ -79,6 +79,11 @@ def _workflow_id(extra: Mapping) -> str | None:
 def send(event: str, data: dict) -> None:
     """Sends an event to every open page."""
     _server().send_sync(event, data)
+
+
+def _running() -> list[tuple]:
+    """What ComfyUI's queue executes: number, id, graph, extra data, output nodes …"""
+    return list(_server().prompt_queue.currently_running.values())
 
 
 def _server():

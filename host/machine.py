@@ -79,11 +79,12 @@ _BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file without waiting; returns whether it did. Raises NoLocks."""
+    """Locks an open file, which must be shorter than FAR, without waiting; returns whether it did. Raises NoLocks."""
     try:
         if WINDOWS:
             import msvcrt
 
+            os.lseek(descriptor, FAR, os.SEEK_SET)  # what is locked there, no other process can read
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -100,49 +101,26 @@ def lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def alone(descriptor: int) -> Iterator[None]:
-    """Waits until nobody else has this open file, which must be shorter than FAR, and keeps others waiting meanwhile.
+    """Waits until no other process has locked this open file, and keeps others waiting meanwhile.
 
-    Threads of one process too, each with its own descriptor. Where the file system has no locks, nobody waits.
+    Threads of one process too, each with its own descriptor. Where the file system has no locks, nothing waits.
     """
-    while True:
-        try:
-            _lock_and_wait(descriptor)
-        except OSError as error:
-            if WINDOWS and error.errno in _BUSY:  # it gives up after ten seconds
-                continue
-            if error.errno not in _WITHOUT:
-                raise
-        break
+    with contextlib.suppress(NoLocks):
+        while not lock(descriptor):
+            time.sleep(0.01)
     try:
         yield
     finally:
-        _unlock(descriptor)
+        with contextlib.suppress(OSError):  # closing would do it too, but on Windows some time later
+            if WINDOWS:
+                import msvcrt
 
+                os.lseek(descriptor, FAR, os.SEEK_SET)
+                msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+            else:
+                import fcntl
 
-def _lock_and_wait(descriptor: int) -> None:
-    if WINDOWS:
-        import msvcrt
-
-        os.lseek(descriptor, FAR, os.SEEK_SET)  # what is locked there, nobody else can read
-        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def _unlock(descriptor: int) -> None:
-    """Closing would do it too, but on Windows some time later."""
-    with contextlib.suppress(OSError):
-        if WINDOWS:
-            import msvcrt
-
-            os.lseek(descriptor, FAR, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def locked(path: Path, wait: float) -> int | None:

@@ -126,12 +126,17 @@ def list_weights(kind: str) -> list[str]:
 
 def weight_folders(kind: str) -> list[Path]:
     """The folders of `weights_variable`, those called `kind` in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
-    folders = _named_folders(kind)
-    if comfyui.comfy_loaded():
-        import folder_paths
+    return [*_named_folders(kind), *_comfyui_folders(kind)]
 
-        folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
-    return folders
+
+def _comfyui_folders(*kinds: str) -> list[Path]:
+    """ComfyUI's model folders of these kinds, as far as it knows them; none if its packages are not loaded."""
+    if not comfyui.comfy_loaded():
+        return []
+    import folder_paths
+
+    known = [kind for kind in kinds if kind in folder_paths.folder_names_and_paths]
+    return [Path(folder) for kind in known for folder in folder_paths.get_folder_paths(kind)]
 
 
 def _named_folders(kind: str) -> list[Path]:
@@ -170,28 +175,12 @@ def list_models(marker: str) -> list[str]:
 
 def reward_folders() -> list[Path]:
     """Where single files of reward models are kept: $OTCA_MODELS, and ComfyUI's models/otca_rewards."""
-    folders = folders_of("OTCA_MODELS")
-    if comfyui.comfy_loaded():
-        import folder_paths
-
-        if "otca_rewards" in folder_paths.folder_names_and_paths:
-            folders += [Path(folder) for folder in folder_paths.get_folder_paths("otca_rewards")]
-    return folders
+    return [*folders_of("OTCA_MODELS"), *_comfyui_folders("otca_rewards")]
 
 
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
-    folders = folders_of("OTCA_MODELS")
-    if comfyui.comfy_loaded():
-        import folder_paths
-
-        folders += [
-            Path(folder)
-            for kind in MODEL_KINDS
-            if kind in folder_paths.folder_names_and_paths
-            for folder in folder_paths.get_folder_paths(kind)
-        ]
-    return [*folders, ASSETS]
+    return [*folders_of("OTCA_MODELS"), *_comfyui_folders(*MODEL_KINDS), ASSETS]
 
 
 def folders_of(variable: str) -> list[Path]:

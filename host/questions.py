@@ -88,9 +88,8 @@ class Desk:
             if not asked:
                 raise NotOpen(f"question {question_id!r} is not open any more. Fix: look at what is asked now")
             asked[0].keep(answer)
-            for (
-                question
-            ) in asked:  # several, where a request was repeated before the server knew that the first one was given up
+            # Several, if a request was repeated before the server knew that the first one was given up.
+            for question in asked:
                 question.answer = answer
             if answer is not None:
                 now = time.monotonic()

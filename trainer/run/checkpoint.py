@@ -68,10 +68,15 @@ def save(
     Raises:
         OSError: it could not be written. Those that were there still are.
     """
-    target = folder / f"{iteration:06d}"
-    trained, optimizer = model.policy.trained_state(), model.policy.optimizer_state()
-    average = model.policy.average_state() if model.policy.ema is not None else {}
-    old = model.policy.old_state()
+    target, policy = folder / f"{iteration:06d}", model.policy
+    tensors = {  # by all processes, which put a sharded model together
+        ADAPTER: policy.trained_state(),
+        RNG: {"torch": torch.get_rng_state()},
+        OPTIMIZER: policy.optimizer_state(),
+        AVERAGE: policy.average_state() if policy.ema is not None else {},
+        OLD_POLICY: policy.old_state(),
+        SHARES: {name: one.figures for name, one in model.step_shares.items()},
+    }
     if not distributed.is_main():
         return target
     put_back(target)
@@ -79,36 +84,33 @@ def save(
         remove_own(left)
     _is_ours(target)
     with new_folder(target) as aside:
-        write_tensors(aside / ADAPTER, trained)
-        write_tensors(aside / RNG, {"torch": torch.get_rng_state()})
-        if optimizer:
-            write_tensors(aside / OPTIMIZER, optimizer)
-        state: dict[str, Any] = {"iteration": iteration, "policy_version": model.policy.version}
-        state |= {"nonfinite_in_a_row": model.policy.nonfinite_in_a_row, "optimizer": bool(optimizer)}
-        # The next rollout's graphs are kept, or not, as this update wanted them.
-        state |= {"processes": distributed.world(), "unconditional_gradient": model.wish.unconditional_gradient}
-        state["uses_graphs"] = model.wish.uses_graphs
-        state |= identity or {}
-        state["loss_scale"] = [model.policy.loss_scale.value, model.policy.loss_scale.good]
-        if model.policy.ema is not None:
-            write_tensors(aside / AVERAGE, average)
-            state["ema"] = {"step": model.policy.ema.optimization_step, "decay": model.policy.ema.decay}
-        if model.policy.old_steps:
-            state["old_policy"] = {"steps": model.policy.old_steps, "differs": model.policy.old is not None}
-        if old:
-            write_tensors(aside / OLD_POLICY, old)
+        for name, content in tensors.items():
+            if content:
+                write_tensors(aside / name, content)
+        state: dict[str, Any] = {
+            "iteration": iteration,
+            "policy_version": policy.version,
+            "nonfinite_in_a_row": policy.nonfinite_in_a_row,
+            "optimizer": bool(tensors[OPTIMIZER]),
+            "processes": distributed.world(),
+            # The next rollout's graphs are kept, or not, as this update wanted them.
+            "unconditional_gradient": model.wish.unconditional_gradient,
+            "uses_graphs": model.wish.uses_graphs,
+            **(identity or {}),
+            "loss_scale": [policy.loss_scale.value, policy.loss_scale.good],
+        }
+        if policy.ema is not None:
+            state["ema"] = {"step": policy.ema.optimization_step, "decay": policy.ema.decay}
+        if policy.old_steps:
+            state["old_policy"] = {"steps": policy.old_steps, "differs": policy.old is not None}
         if model.step_shares:
-            write_tensors(aside / SHARES, {name: one.figures for name, one in model.step_shares.items()})
             state["credit"] = {name: one.again for name, one in model.step_shares.items()}
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    ours = [checkpoint for checkpoint in _numbered(folder) if _is_ours(checkpoint) or _leave(checkpoint)]
-    kept = [checkpoint for checkpoint in ours if (checkpoint / STATE).is_file() and int(checkpoint.name) <= iteration][
-        -keep:
-    ]
-    for other in ours:
-        if other not in kept:
-            remove_own(other)
+    ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
+    whole = [place for place in ours if (place / STATE).is_file() and int(place.name) <= iteration]
+    for other in set(ours).difference(whole[-keep:]):
+        remove_own(other)
     return target
 
 
@@ -210,21 +212,21 @@ def _old_policy(state: Mapping) -> Mapping:
 
 
 def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
-    adapter, trained = read_tensors(checkpoint / ADAPTER), model.policy.trainable_named()
-    if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in trained.items()}:
+    policy, adapter = model.policy, read_tensors(checkpoint / ADAPTER)
+    if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in policy.trainable_named().items()}:
         raise ValueError(f"{checkpoint} was made with another model or adapter")
-    model.policy.load_trained_state(adapter)
+    policy.load_trained_state(adapter)
     if state["optimizer"]:
-        model.policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
+        policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
     if "ema" in state:
-        model.policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
+        policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
     old = _old_policy(state)
-    model.policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
+    policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
     shares = read_tensors(checkpoint / SHARES) if "credit" in state else {}
     model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
-    model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
-    model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
+    policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
+    policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
     model.wish = NextRollout(state["unconditional_gradient"], state["uses_graphs"])
     if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(
@@ -251,10 +253,10 @@ def complete(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    checkpoints = [
-        checkpoint for checkpoint in folder.glob("[0-9]*") if checkpoint.name.isdecimal()
-    ]  # and no copy of one
-    return sorted(checkpoints, key=lambda checkpoint: int(checkpoint.name))
+    places = [
+        place for place in folder.glob("[0-9]*") if place.name.isdecimal()
+    ]  # not a copy, as a file manager names it
+    return sorted(places, key=lambda place: int(place.name))
 
 
 # --- whose a folder is ------------------------------------------------------------------------------------------------

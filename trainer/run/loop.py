@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,36 +115,36 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     def at(iteration: int) -> dict:
         return {(node, name): value + iteration for node, name, value in advancing}
 
-    with _Progress(start, total, run.meter, say) as progress:
-        try:
-            for iteration in range(start, total):
-                if run.early_stop() or run.meter.spent(run.history):
-                    break
-                workflow.run(overrides=at(iteration), targets=every)
-                progress(run.history)
-            outputs = {}
-            if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
-                run.save_weights(model)
-                outputs = {only(workflow, *STEP_NODES): (model,)}
-            if at_end:
-                workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
-        except stopping.Stopped as stopped:
-            lost = distributed.announce(stopped)
-            code = _stopped(run, model, stopped, say)
-            if lost:  # torchrun asked this process to stop, since another one died
-                raise lost from None
-            run.mark("stopped", total)  # once all is saved: whoever reads it may resume
-            return code
-        except NodeError:
-            # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
-            # trains a part of cannot be put together by one that failed alone.
-            if run.stands_at(model) and not model.policy.trains_shards:
-                with _as_well_as_can_be():
-                    run.save(model)
-            raise
-        finally:
+    progress = _Progress(start, total, run.meter, say)
+    try:
+        for iteration in range(start, total):
+            if run.early_stop() or run.meter.spent(run.history):
+                break
+            workflow.run(overrides=at(iteration), targets=every)
+            progress(run.history)
+        outputs = {}
+        if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
+            run.save_weights(model)
+            outputs = {only(workflow, *STEP_NODES): (model,)}
+        if at_end:
+            workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
+    except stopping.Stopped as stopped:
+        lost = distributed.announce(stopped)
+        code = _stopped(run, model, stopped, say)
+        if lost:  # torchrun asked this process to stop, since another one died
+            raise lost from None
+        run.mark("stopped", total)  # once all is saved: whoever reads it may resume
+        return code
+    except NodeError:
+        # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
+        # trains a part of cannot be put together by one that failed alone.
+        if run.stands_at(model) and not model.policy.trains_shards:
             with _as_well_as_can_be():
-                run.close()
+                run.save(model)
+        raise
+    finally:
+        with _as_well_as_can_be():
+            run.close()
     distributed.meet()  # nobody leaves while another may still fail
     run.mark("finished", total, reason=_ended_early(run, total))
     _summary(run, total, say)
@@ -258,33 +257,16 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
 
 
 class _Progress:
-    """A bar with ETA and rewards on a terminal, one line an iteration in a log."""
+    """Says what each iteration came to, and how long the training may still take."""
 
     def __init__(self, start: int, total: int, meter: Meter, say: Say):
         self.start, self.total, self.meter, self.say = start, total, meter, say
         self.began = time.monotonic()
-        self.bar = None
-
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty() and distributed.is_main():
-            from tqdm import tqdm
-
-            total = self.total if self.meter.budget is None else None
-            self.bar = tqdm(total=total, initial=self.start, unit="it", dynamic_ncols=True)
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
     def __call__(self, history: Sequence[dict]) -> None:
         row = history[-1]
         means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
         shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)
-        if self.bar is not None:
-            self.bar.set_postfix_str(shown, refresh=False)
-            self.bar.update(1)
-            return
         number, left = f"{row['iteration']}/{self.total}", f"ETA {self._left(row['iteration'])}"
         if self.meter.budget is not None:
             number, left = row["iteration"], f"{self.meter.budget.share(history):.0%} of {self.meter.budget}"
