@@ -19,7 +19,6 @@ import pytest
 from comfyui_otca.host import claim, machine
 from comfyui_otca.host.claim import Claimed, holder, take
 from comfyui_otca.tests.training import train
-from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.folder import read_lines
 
 PARENT = str(Path(__file__).resolve().parents[3])
@@ -388,6 +387,5 @@ def test_headless_training_never_goes_elsewhere(small_workflow, tmp_path, monkey
     status |= {"status": "running", "pid": 1, "process_started": other.create_time()}
     (tmp_path / "run" / "status.json").write_text(json.dumps(status))
     workflow = small_workflow({**small, "OTCA_TrainingRun": {**few, "iterations": 2}})
-    opening._open.clear()
     assert train(workflow, tmp_path / "run", resume=True) == 0
     assert os.listdir(tmp_path) == ["run"]

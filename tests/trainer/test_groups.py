@@ -47,31 +47,24 @@ def test_group_numbers_need_no_order_and_no_beginning():
     )
 
 
-def test_batch_scope_divides_by_the_std_of_all():
+def test_batch_scope_divides_by_the_std_of_all_that_are_not_masked():
     # Groups 0, 2 and 10, 14: means 1 and 12; all: mean 6.5, squares 42.25, 20.25, 12.25, 56.25 over 3, std √(131/3).
     std = math.sqrt(131 / 3)
-    got = advantages(column(0, 2, 10, 14), [0, 0, 1, 1], std_scope="batch")
-    assert got == pytest.approx([-1 / std, 1 / std, -2 / std, 2 / std], abs=1e-6)
-
-
-def test_batch_scope_leaves_masked_samples_out():
-    got = advantages(column(0, 2, 10, 14, NAN), [0, 0, 1, 1, 1], std_scope="batch")
-    std = math.sqrt(131 / 3)
-    assert got == pytest.approx([-1 / std, 1 / std, -2 / std, 2 / std, 0.0], abs=1e-6)
+    expected = [-1 / std, 1 / std, -2 / std, 2 / std]
+    assert advantages(column(0, 2, 10, 14), [0, 0, 1, 1], std_scope="batch") == pytest.approx(expected, abs=1e-6)
+    masked = advantages(column(0, 2, 10, 14, NAN), [0, 0, 1, 1, 1], std_scope="batch")
+    assert masked == pytest.approx([*expected, 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, -0.7, 1e6 + 0.1, 0.0])
 @pytest.mark.parametrize("scope", ["group", "batch"])
 @pytest.mark.parametrize("size", [2, 3, 7, 12])
-def test_equal_rewards_give_exactly_zero(value, scope, size):
-    rewards = column(*[value] * size, 1.0, 2.0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_give_exactly_zero(value, scope, size, dtype):
+    rewards = column(*[value] * size, 1.0, 2.0, dtype=dtype)
     got = advantages(rewards, [0] * size + [1, 1], std_scope=scope)
     assert got[:size] == [0.0] * size
     assert got[size] < 0 < got[size + 1]
-
-
-def test_equal_rewards_in_double_precision_too():
-    assert advantages(column(*[0.1] * 7, dtype=torch.float64), [0] * 7) == [0.0] * 7
 
 
 def test_epsilon_is_too_small_to_hide_a_narrow_spread():
@@ -81,22 +74,14 @@ def test_epsilon_is_too_small_to_hide_a_narrow_spread():
 
 
 @pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
-def test_a_reward_that_is_not_finite_masks_its_sample(bad):
-    got = advantages(column(1, bad, 2, 3), [0] * 4)
-    assert got == pytest.approx([-1.0, 0.0, 0.0, 1.0], abs=1e-6)
-
-
-def test_one_failed_objective_masks_the_sample_in_all():
-    rewards = torch.tensor([[1.0, 5.0], [NAN, 100.0], [3.0, 7.0]])
+def test_a_sample_is_masked_by_a_reward_that_is_not_finite_or_by_the_caller(bad):
+    expected = pytest.approx([-1.0, 0.0, 0.0, 1.0], abs=1e-6)
+    assert advantages(column(1, bad, 2, 3), [0] * 4) == expected
+    assert advantages(column(1, 50, 2, 3), [0] * 4, valid=torch.tensor([True, False, True, True])) == expected
+    rewards = torch.tensor([[1.0, 5.0], [bad, 100.0], [3.0, 7.0]])
     got = group_advantages(rewards, torch.zeros(3, dtype=torch.long))
     half = 1 / math.sqrt(2)
     torch.testing.assert_close(got, torch.tensor([[-half, -half], [0.0, 0.0], [half, half]]))
-
-
-def test_valid_is_what_the_caller_says():
-    valid = torch.tensor([True, False, True, True])
-    got = group_advantages(column(1, 50, 2, 3), torch.zeros(4, dtype=torch.long), valid)
-    assert got[:, 0].tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("scope", ["group", "batch"])
@@ -105,11 +90,7 @@ def test_fewer_than_two_valid_samples_give_nothing(scope):
     got = advantages(rewards, [0, 0, 0, 1, 1, 2, 2], std_scope=scope)
     assert got[:5] == [0.0] * 5
     assert got[5] < 0 < got[6]
-
-
-def test_nothing_valid_at_all():
-    assert advantages(column(NAN, NAN), [0, 0]) == [0.0, 0.0]
-    assert advantages(column(NAN, NAN), [0, 0], std_scope="batch") == [0.0, 0.0]
+    assert advantages(column(NAN, NAN), [0, 0], std_scope=scope) == [0.0, 0.0]
 
 
 def test_dtype_and_input_are_kept():
@@ -160,9 +141,6 @@ def test_a_group_has_mean_zero_and_unit_std(values):
     assert np.std(got, ddof=1) == pytest.approx(1.0 if spread else 0.0, abs=1e-5)
 
 
-# The clipped objective.
-
-
 def test_the_members_of_each_group_by_rising_number():
     groups = torch.tensor([5, 2, 5, 7])
     assert [member.tolist() for member in per_group(groups)] == [
@@ -174,27 +152,21 @@ def test_the_members_of_each_group_by_rising_number():
     assert [member.nonzero()[:, 0].tolist() for member in per_group(groups, valid)] == [[1], [2], []]
 
 
-def test_gains_are_normalised_over_a_groups_samples_and_steps_together():
+def gains_of(gains, groups, valid, **options):
+    found = gain_advantages(torch.tensor(gains)[:, :, None], torch.tensor(groups), torch.tensor(valid), **options)
+    return found[:, :, 0]
+
+
+def test_gains_are_normalised_over_a_groups_samples_and_steps_together_or_step_by_step():
     # Group 0: 1, 2, 3, 6 have mean 3 and variance (4 + 1 + 0 + 9)/4 = 3.5. Group 1: all alike.
-    gains = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 5.0], [5.0, 5.0]])[:, :, None]
-    found = gain_advantages(gains, torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool))[:, :, 0]
-    expected = torch.tensor([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5
-    torch.testing.assert_close(found[:2], expected)
-    assert torch.equal(found[2:], torch.zeros(2, 2))
-
-
-def test_or_over_its_samples_step_by_step():
+    found = gains_of([[1.0, 2.0], [3.0, 6.0], [5.0, 5.0], [5.0, 5.0]], [0, 0, 1, 1], [True] * 4)
+    torch.testing.assert_close(found[:2], torch.tensor([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5)
+    assert not found[2:].any()
     # 1 and 3 have mean 2 and biased std 1; 6 and 6 have none.
-    gains = torch.tensor([[1.0, 6.0], [3.0, 6.0], [9.0, NAN]])[:, :, None]
-    valid = torch.tensor([True, True, False])
-    found = gain_advantages(gains, torch.zeros(3, dtype=torch.int64), valid, per_step=True)[:, :, 0]
+    found = gains_of([[1.0, 6.0], [3.0, 6.0], [9.0, NAN]], [0] * 3, [True, True, False], per_step=True)
     torch.testing.assert_close(found, torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]))
-
-
-def test_a_group_with_one_valid_sample_has_no_advantage():
-    gains = torch.tensor([[1.0, 2.0], [NAN, 1.0]])[:, :, None]
-    found = gain_advantages(gains, torch.zeros(2, dtype=torch.int64), torch.tensor([True, False]))
-    assert torch.equal(found, torch.zeros_like(found))
+    alone = gains_of([[1.0, 2.0], [NAN, 1.0]], [0, 0], [True, False])
+    assert torch.equal(alone, torch.zeros(2, 2)), "a group with one valid sample"
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)

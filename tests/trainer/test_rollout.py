@@ -105,10 +105,14 @@ def test_global_randomness_is_neither_used_nor_touched(taken, still_model, sampl
 
 
 @pytest.mark.parametrize(
-    ("window", "trained"), [((1, 2), (1, 2)), ((2, 9), (2,)), ((0, 1), (0,)), ((1, 1), (1,)), (None, (0, 1, 2))]
+    ("changes", "trained"),
+    [
+        *(({"window": w}, t) for w, t in (((1, 2), (1, 2)), ((2, 9), (2,)), ((0, 1), (0,)), (None, (0, 1, 2)))),
+        ({"kind": "ddim_sde"}, (1, 2)),  # whose first step is deterministic
+    ],
 )
-def test_only_the_window_is_stochastic(still_model, sample, small_settings, window, trained):
-    taken = sample(still_model, small_settings(window=window))
+def test_only_the_window_is_stochastic(still_model, sample, small_settings, changes, trained):
+    taken = sample(still_model, small_settings(**changes))
     assert taken.trained == trained and taken.log_probs.shape == (6, len(trained))
     assert [j for j, std in enumerate(taken.stds) if std > 0] == list(trained)
     spread = taken.latents[:3].std(0).amax((1, 2, 3))
@@ -127,24 +131,30 @@ def test_the_last_step_may_be_trained(still_model, sample, small_settings):
     assert sample(still_model, small_settings(kind="cps", train_last_step=True)).trained == (0, 1, 2)
 
 
-def test_deterministic_first_step_of_ddim(still_model, sample, small_settings):
-    assert sample(still_model, small_settings(kind="ddim_sde")).trained == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
         ({}, {"group_size": 1}, "group_size must be at least 2, not 1"),
         ({"eta": 0.0}, {}, "eta 0.*nothing can be trained"),
         ({"window": (4, 2)}, {}, r"window \(4, 2\).*nothing can be trained"),
-        ({"window": (3, 1)}, {}, "nothing can be trained"),
+        ({"window": (3, 1)}, {}, r"window \(3, 1\) is stochastic, so nothing can be trained"),
         ({"fraction_after_window": 0.5}, {}, "fraction_after_window is 0.5, but no window ends before the last step"),
         ({"fraction_after_window": 0.5, "window": (1, 4)}, {}, "fraction_after_window is 0.5"),
         ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
         ({"width": 44}, {}, "multiples of 8"),
+        ({"ode_solver": "heun"}, {}, "ode_solver must be one of .*, not 'heun'"),
+        ({"kind": "ode"}, {}, "shared_noise with the kind ode.*one picture.*Fix: switch it off"),
+        (
+            {"kind": "ode", "shared_noise": False, "window": (0, 2)},
+            {},
+            "a window has no meaning for the kind ode.*Fix: set window_start and window_length to 0",
+        ),
     ],
 )
-def test_settings_that_train_nothing(still_model, sample, small_settings, changes, options, message):
+def test_settings_that_train_nothing_are_refused_before_anything_is_sampled(
+    still_model, sample, small_settings, monkeypatch, changes, options, message
+):
+    monkeypatch.setattr(still_model, "velocity", None)
     with pytest.raises(ValueError, match=message):
         sample(still_model, small_settings(**changes), **options)
 
@@ -222,17 +232,6 @@ def test_gradients_are_gone_while_it_samples(model, sample, small_settings):
     assert seen and all(grad is None for grads in seen for grad in grads)
 
 
-def test_what_trains_nothing_is_said_before_anything_is_sampled(still_model, sample, small_settings, monkeypatch):
-    monkeypatch.setattr(still_model, "velocity", None)
-    with pytest.raises(ValueError, match=r"window \(3, 1\) is stochastic, so nothing can be trained"):
-        sample(still_model, small_settings(window=(3, 1)))
-
-
-def test_an_unknown_solver(still_model, sample, small_settings):
-    with pytest.raises(ValueError, match="ode_solver must be one of .*, not 'heun'"):
-        sample(still_model, small_settings(ode_solver="heun"))
-
-
 def test_evaluation_takes_the_whole_schedule(still_model, small_settings):
     plain, flash = small_settings(steps=10, shift=3.0), small_settings(**FLASH)
     arguments = ["a red circle"], plain, [1]
@@ -242,21 +241,17 @@ def test_evaluation_takes_the_whole_schedule(still_model, small_settings):
     assert torch.equal(pictures, again) and len(calls) == 10
 
 
-def test_recomputed_log_probs_with_a_schedule_cut_short(still_model, sample, small_settings):
-    taken = sample(still_model, small_settings(**FLASH, kind="flow_sde"), batch_size=4)
-    assert taken.log_probs.shape == (6, 3)
-    for position, step in enumerate(taken.trained):
-        rows = torch.arange(6)
-        with torch.no_grad():
-            velocity = rollout.velocity_at(still_model, taken, step, rows).cpu()
-            gaussian = rollout.trained_transition(taken, step, velocity, rows)
-            again = gaussian.log_prob(taken.latents[:, step + 1])
-        torch.testing.assert_close(again, taken.log_probs[:, position], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(("kind", "norm"), [*((kind, "full") for kind in STOCHASTIC), ("cps", "squared_error")])
-def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_settings, kind, norm):
-    taken = sample(still_model, small_settings(kind=kind, log_prob_norm=norm), batch_size=4)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"kind": kind} for kind in STOCHASTIC),
+        {"kind": "cps", "log_prob_norm": "squared_error"},
+        FLASH | {"kind": "flow_sde"},
+    ],
+)
+def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_settings, changes):
+    settings = small_settings(**changes)
+    taken = sample(still_model, settings, batch_size=4)
     assert len(taken.trained) >= 2 and taken.log_probs.isfinite().all()
     for batch_size in (1, 4, 6):
         for position, step in enumerate(taken.trained):
@@ -264,7 +259,7 @@ def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_set
                 with torch.no_grad():
                     velocity = rollout.velocity_at(still_model, taken, step, rows).cpu()
                     gaussian = rollout.trained_transition(taken, step, velocity, rows)
-                    again = gaussian.log_prob(taken.latents[rows, step + 1], norm)
+                    again = gaussian.log_prob(taken.latents[rows, step + 1], settings.log_prob_norm)
                 torch.testing.assert_close(again, taken.log_probs[rows, position], rtol=0, atol=1e-6)
 
 
@@ -408,18 +403,6 @@ def test_ode_samples_as_evaluation_does_and_every_level_is_trained(still_model, 
     assert is_final(taken, 4) and is_final(taken, 3) == (solver == "euler")
     parts = sample(still_model, settings, batch_size=4)
     torch.testing.assert_close(parts.latents, taken.latents, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shared_noise": True}, "shared_noise with the kind ode.*one picture.*Fix: switch it off"),
-        ({"window": (0, 2)}, "a window has no meaning for the kind ode.*Fix: set window_start and window_length to 0"),
-    ],
-)
-def test_what_ode_cannot_be_sampled_with(still_model, sample, small_settings, changes, message):
-    with pytest.raises(ValueError, match=message):
-        sample(still_model, small_settings(**{"kind": "ode", "shared_noise": False, **changes}))
 
 
 # --- whose weights sample -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import results
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
-from comfyui_otca.tests.training import train
+from comfyui_otca.tests.training import rows, train
 from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import checkpoint, opening, verdicts
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
@@ -166,10 +166,6 @@ def test_what_cannot_be_compared_is_no_decline():
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def rows(folder, name="evaluation.jsonl"):
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
 @pytest.fixture
 def scripted(monkeypatch):
     """scripted(sharpness, accuracy): what these rewards give in each evaluation, plus a little that differs by picture."""
@@ -238,7 +234,6 @@ def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
     assert train(small_workflow({"OTCA_TrainingRun": run}), folder, say=said.append) == 0
     assert keep(folder) == ("sharpness", 2)
     again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
-    opening._open.clear()
     assert train(again, folder, resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
     assert "best_metric is evaluation/accuracy now" in caplog.text
@@ -258,7 +253,6 @@ def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workfl
     assert keep(folder) == ("sharpness", 3)
     (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
     shutil.rmtree(last)
-    opening._open.clear()
     said = []
     assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
@@ -272,7 +266,6 @@ def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_pa
     folder = tmp_path / "run"
     run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
     assert train(small_workflow({"OTCA_TrainingRun": run}), folder) == 0
-    opening._open.clear()
     assert (
         train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), folder, resume=True, say=said.append) == 0
     )
@@ -302,7 +295,7 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
         "accuracy, which is held out, has declined for 2 evaluations in a row: from 0.815 at iteration 1 to 0.415 at 3"
     )
     assert f"stopped early: {told}" in capsys.readouterr().out
-    assert len(rows(folder, "metrics.jsonl")) == 3
+    assert len(rows(folder)) == 3
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["reason"], status["total"]) == ("finished", told, 6)
     assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000003"]
@@ -316,7 +309,7 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
     opening._open.clear()
     arguments = ["--resume", "--set", "OTCA_TrainingRun.stop_after_decline=0", "--iterations", "4"]
     assert main(["train", str(folder), *arguments]) == 0
-    assert len(rows(folder, "metrics.jsonl")) == 4
+    assert len(rows(folder)) == 4
     assert json.loads((folder / "status.json").read_text())["reason"] is None
 
 
@@ -326,9 +319,8 @@ def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_wor
     folder = tmp_path / "run"
     scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
     assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), folder) == 0
-    opening._open.clear()
     assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True) == 0
-    assert [row["iteration"] for row in rows(folder)] == [0, 1, 2, 3]
+    assert [row["iteration"] for row in rows(folder, "evaluation.jsonl")] == [0, 1, 2, 3]
 
 
 def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch, tmp_path, caplog):
@@ -356,7 +348,7 @@ def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui
         workflow.run()
     workflow.set("OTCA_TrainingRun.best_metric", "evaluation/sum")
     workflow.run()
-    assert len(rows(tmp_path / "files" / "otca" / "otca", "metrics.jsonl")) == 1
+    assert len(rows(tmp_path / "files" / "otca" / "otca")) == 1
 
 
 def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, real_model, tmp_path, tiny_folder):
@@ -369,7 +361,6 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     assert train(small_workflow(changes), tmp_path / "two") == 0
     names = sorted(path.name for path in (tmp_path / "two" / "best").iterdir())
     assert names == [".otca", "best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
-    opening._open.clear()
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": changes["OTCA_TrainingRun"]}
     graph = small_graph(changes)
     del graph["13"]  # Save LoRA has no adapter to save
@@ -380,18 +371,13 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     assert found == [".otca", "best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
 
 
-def _train_together(workflow, folder):
-    opening._open.clear()
-    return train(workflow, folder)
-
-
 def test_several_processes_agree_on_both(scripted, small_workflow, tmp_path):
     """Each scores half of the eight pairs, and all come to one verdict."""
     run = {**RUN, "evaluation_seeds": 4, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}
     scripted([1.0, 3.0, 2.0, 1.0, 1.0, 1.0], [0.5, 0.8, 0.6, 0.4, 0.9, 0.9])
     workflow = small_workflow({"OTCA_TrainingRun": run})
-    assert together(2, _train_together, workflow, tmp_path / "run") == [0, 0]
-    assert [row["iteration"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+    assert together(2, train, workflow, tmp_path / "run") == [0, 0]
+    assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0, 1, 2, 3]
     assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["iteration"] == 1
     assert (tmp_path / "run" / "best" / "lora.safetensors").is_file()
     assert json.loads((tmp_path / "run" / "status.json").read_text())["reason"].startswith(

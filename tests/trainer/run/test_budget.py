@@ -9,9 +9,9 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host.files import Damaged
+from comfyui_otca.tests.training import rows, untimed
 from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
-from comfyui_otca.trainer.run.folder import read_lines
 
 
 def row(iteration, every=24, with_gradient=14, seconds=1.5):
@@ -91,30 +91,21 @@ def train(small_graph, tmp_path):
     return begin
 
 
-def lines(folder, name):
-    return [
-        {key: value for key, value in row.items() if not key.startswith(("seconds/", "samples_per_second"))}
-        for row in read_lines(folder / name)
-    ]
-
-
 def test_it_ends_when_its_budget_is_used_up_and_goes_on_with_a_larger_one(train, capsys):
     folder = train(150, "short")
-    history = read_lines(folder / "metrics.jsonl")
+    history = rows(folder)
     # 2 groups of 3: the first step once a group, as its noise is shared, 3 more steps, and 2 samples twice for the divergence
     # from the reference; a backward pass through 3 of the 4 steps, whose graphs were kept.
     assert [cost(each, "forwards") for each in history] == [2 + 3 * 6 + 4 + 2 * (2 + 2 * 6)] * 3, "52, 104, 156"
     assert "seconds/used" not in history[0] and all(each["seconds/used"] > 0 for each in history[1:])
-    assert [each["iteration"] for each in read_lines(folder / "evaluation.jsonl")] == [0, 2, 3], (
-        "at a half, and at the end"
-    )
+    assert [each["iteration"] for each in rows(folder, "evaluation.jsonl")] == [0, 2, 3], "at a half, and at the end"
     written = json.loads((folder / "status.json").read_text())
     assert (written["status"], written["reason"]) == ("finished", "its budget of 150 forwards is used up")
     assert "its budget of 150 forwards is used up" in capsys.readouterr().out
-    assert len(lines(train(150, "short"), "metrics.jsonl")) == 3, "resumed, it trains no further"
+    assert len(rows(train(150, "short"))) == 3, "resumed, it trains no further"
 
     train(300, "short")
     whole = train(300, "whole")
-    assert lines(folder, "metrics.jsonl") == lines(whole, "metrics.jsonl")
-    assert len(lines(whole, "metrics.jsonl")) == 6, "312 of 300"
-    assert lines(folder, "evaluation.jsonl")[-1] == lines(whole, "evaluation.jsonl")[-1]
+    assert untimed(folder) == untimed(whole)
+    assert len(rows(whole)) == 6, "312 of 300"
+    assert rows(folder, "evaluation.jsonl")[-1] == rows(whole, "evaluation.jsonl")[-1]

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import claim, own_folders, stopping
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart, together
-from comfyui_otca.tests.training import train
+from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
@@ -28,19 +29,9 @@ from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, opening, record
 from comfyui_otca.trainer.run import folder as run_folder
 from comfyui_otca.trainer.run.folder import read_lines
-from comfyui_otca.trainer.workflow.running import NodeError
+from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 ITERATIONS = 6
-
-
-def rows(folder, name="metrics.jsonl"):
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-def untimed(folder):
-    """The lines of metrics.jsonl as text, without timings; everything else to the last digit."""
-    timings = ("seconds/", "samples_per_second")
-    return [json.dumps({k: v for k, v in row.items() if not k.startswith(timings)}) for row in rows(folder)]
 
 
 def assert_same_beginning(folder, reference):
@@ -52,8 +43,7 @@ def assert_same_beginning(folder, reference):
 def assert_same_run(folder, reference):
     assert untimed(folder) == untimed(reference)
     assert rows(folder, "evaluation.jsonl") == rows(reference, "evaluation.jsonl")
-    one, other = load_file(folder / "lora.safetensors"), load_file(reference / "lora.safetensors")
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert_same_tensors(folder / "lora.safetensors", reference / "lora.safetensors")
 
 
 @pytest.fixture
@@ -81,14 +71,10 @@ def otca(capsys):
 
 
 def test_a_runs_folder(finished_run, small_graph):
-    for name in (
-        "metrics.jsonl",
-        "evaluation.jsonl",
-        "workflow.json",
-        "lora.safetensors",
-        "otca_lora.safetensors",
-    ):
+    for name in ("metrics.jsonl", "evaluation.jsonl", "workflow.json", "lora.safetensors", "otca_lora.safetensors"):
         assert (finished_run / name).is_file(), name
+    status = json.loads((finished_run / "status.json").read_text())
+    assert (status["status"], status["place"], status["total"], status["error"]) == ("finished", "headless", 6, None)
     graph = small_graph()
     assert json.loads((finished_run / "workflow.json").read_text()) == graph
     metadata = read_metadata(finished_run / "lora.safetensors")
@@ -147,15 +133,6 @@ def test_evaluations_of_a_run(finished_run):
             assert figures["mean"] == pytest.approx(values.mean().item(), abs=1e-5)
             assert figures["standard_error"] == pytest.approx(values.std().item() / 2, abs=1e-5)
     assert [name for name, figures in evaluations[0]["rewards"].items() if figures["held_out"]] == ["accuracy"]
-
-
-def test_tensorboard_events(finished_run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(finished_run / "tensorboard"))
-    events.Reload()
-    seen = {event.step: event.value for event in events.Scalars("loss")}
-    assert seen == {row["iteration"]: pytest.approx(row["loss"], rel=1e-5) for row in rows(finished_run)}
 
 
 # --- stopping and resuming ------------------------------------------------------------------------------------------
@@ -336,28 +313,21 @@ def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_pa
     monkeypatch.setattr(rollout, "sample", None)
     code, printed, errors = otca("train", folder, "--resume")
     assert code == 0 and "done after 6 iterations" in printed, errors
-    one, other = (load_file(place / missing) for place in (folder, finished_run))
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert_same_tensors(folder / missing, finished_run / missing)
     assert read_metadata(folder / missing) == read_metadata(finished_run / missing)
     assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
 
 
-def _train_together(workflow, folder, resume):
-    opening._open.clear()
-    return train(workflow, folder, resume=resume)
-
-
 def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
     folder, workflow = tmp_path / "run", small_workflow({"OTCA_TrainingRun": {"iterations": 1, "evaluation_seeds": 1}})
-    assert together(2, _train_together, workflow, folder, False) == [0, 0]
-    written = {name: load_file(folder / name) for name in ("lora.safetensors", "otca_lora.safetensors")}
-    for name in written:
-        (folder / name).unlink()
-    assert together(2, _train_together, workflow, folder, True) == [0, 0]
+    assert together(2, train, workflow, folder) == [0, 0]
+    names = ("lora.safetensors", "otca_lora.safetensors")
+    for name in names:
+        (folder / name).rename(tmp_path / name)
+    assert together(2, train, workflow, folder, True) == [0, 0]
     assert len(rows(folder)) == 1
-    for name, before in written.items():
-        again = load_file(folder / name)
-        assert again.keys() == before.keys() and all(torch.equal(again[key], before[key]) for key in before)
+    for name in names:
+        assert_same_tensors(folder / name, tmp_path / name)
 
 
 def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca):
@@ -539,39 +509,18 @@ def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
 # --- rewards that fail ----------------------------------------------------------------------------------------------
 
 
-def reward_node(score):
-    """A node class whose reward scores by `score(images)`."""
+def with_faulty(small_graph, score):
+    """Two iterations with one more reward, which scores by `score(images)`."""
 
     class Faulty(Reward):
-        def __init__(self):
-            super().__init__("faulty")
-
         def score(self, images, prompts):
             return score(images)
-
-    class RewardFaulty:
-        RETURN_TYPES = ("OTCA_REWARD",)
-        FUNCTION = "build"
-
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {}}
-
-        def build(self):
-            return (Faulty(),)
-
-    return {"OTCA_RewardFaulty": RewardFaulty}
-
-
-def with_faulty(small_graph, score):
-    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-    from comfyui_otca.trainer.workflow.running import Workflow
 
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
     graph["70"] = {"class_type": "OTCA_RewardFaulty", "inputs": {}}
     stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
     stack["inputs"]["reward_8"] = ["70", 0]
-    return Workflow(graph, {**NODE_CLASS_MAPPINGS, **reward_node(score)})
+    return Workflow(graph, {**NODE_CLASS_MAPPINGS, "OTCA_RewardFaulty": reward_node(lambda: Faulty("faulty"))})
 
 
 @pytest.mark.painted
@@ -595,14 +544,10 @@ def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, val
 def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
     workflow = with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan))
     assert train(workflow, tmp_path / "run") == 0
-    lines = rows(tmp_path / "run")
-    assert [line["groups/masked_samples"] for line in lines] == [6, 6]
-    assert [line["policy/skipped_updates"] for line in lines] == [1, 1]
-    assert all(
-        tensor.abs().max() == 0
-        for key, tensor in load_file(tmp_path / "run" / "lora.safetensors").items()
-        if "lora_B" in key
-    )
+    figures = [(line["groups/masked_samples"], line["policy/skipped_updates"]) for line in rows(tmp_path / "run")]
+    assert figures == [(6, 1), (6, 1)]
+    adapter = load_file(tmp_path / "run" / "lora.safetensors")
+    assert not any(tensor.any() for key, tensor in adapter.items() if "lora_B" in key)
 
 
 def test_a_reward_that_raises_is_named(small_graph, tmp_path):
@@ -656,8 +601,8 @@ def test_six_rewards_train_two_of_them_held_out(small_workflow, real_model, tmp_
         assert named["reward"] == {"clip_t", "colorfulness", "sharpness", "compressibility"}
         assert named["held_out"] == {"accuracy", "clip_t_capped"}
         assert line["gradient_norm"] > 0 and line["reward/compressibility/mean"] < 0
-    for row in (tmp_path / "run" / "evaluation.jsonl").read_text().splitlines():
-        scores = json.loads(row)["rewards"]
+    for row in rows(tmp_path / "run", "evaluation.jsonl"):
+        scores = row["rewards"]
         capped = [min(value, 0.9) for value in scores["clip_t"]["values"]]
         assert scores["clip_t_capped"]["values"] == pytest.approx(capped, abs=1e-6)
 
@@ -671,23 +616,11 @@ def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
 # --- status.json ----------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_says_so(finished_run):
-    status = json.loads((finished_run / "status.json").read_text())
-    assert (status["status"], status["place"], status["total"], status["error"]) == ("finished", "headless", 6, None)
-
-
 def test_a_failed_run_says_why(small_workflow, tmp_path):
-    class Broken:
-        RETURN_TYPES, FUNCTION = ("OTCA_REWARD",), "build"
+    def broken():
+        raise RuntimeError("no such thing")
 
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {"coefficient": ("FLOAT", {})}}
-
-        def build(self, coefficient):
-            raise RuntimeError("no such thing")
-
-    workflow = small_workflow(classes={"OTCA_RewardColorfulness": Broken})
+    workflow = small_workflow(classes={"OTCA_RewardColorfulness": reward_node(broken)})
     with pytest.raises(NodeError):
         train(workflow, tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -724,7 +657,6 @@ def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp
     changes = {"iterations": 2, "evaluate_every": 0, "checkpoint_every": 1}
     folder = tmp_path / "run"
     assert train(small_workflow({"OTCA_TrainingRun": changes}), folder) == 0
-    opening._open.clear()
     longer = {"OTCA_TrainingRun": {**changes, "iterations": 3}}
     assert train(small_workflow(longer), folder, resume=True) == 0
     assert [row["iteration"] for row in rows(folder)] == [1, 2, 3]
@@ -746,7 +678,6 @@ def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path,
     monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))
     for chosen in (0, 7):
         changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
-        opening._open.clear()
         assert train(small_workflow({"OTCA_TrainingRun": changes}), tmp_path / str(chosen)) == 0
     assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
 
@@ -760,7 +691,6 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         (folder / "stop").touch()
         asked = time.time() - age
         os.utime(folder / "stop", (asked, asked))
-        opening._open.clear()
         assert train(small_workflow(), folder) == 0
         recorded = folder / "metrics.jsonl"
         assert len(recorded.read_text().splitlines()) == trained
@@ -816,8 +746,7 @@ def test_matching_resumes_to_the_bit(small_graph, tmp_path, otca):
     assert untimed(tmp_path / "resumed") == untimed(tmp_path / "whole")
     folders = [tmp_path / name / "checkpoints" / "000004" for name in ("resumed", "whole")]
     for name in ("adapter", "old_policy", "optimizer", "ema"):
-        one, other = (load_file(folder / f"{name}.safetensors") for folder in folders)
-        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
+        assert_same_tensors(*(folder / f"{name}.safetensors" for folder in folders))
     history = rows(tmp_path / "whole")
     assert [row["old_policy/decay"] for row in history] == pytest.approx([0.002, 0.004, 0.006, 0.008])
     assert all(row["gradient_norm"] > 0 and row["update/sampled_share"] == 1 for row in history)
