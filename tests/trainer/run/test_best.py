@@ -187,31 +187,41 @@ def scripted(monkeypatch):
 RUN = {"evaluate_every": 1, "checkpoint_every": 100, "iterations": 6}
 
 
+@pytest.fixture
+def run(small_workflow, tmp_path):
+    """run(best_metric=…): a training that evaluates after every iteration, in one folder; returns what it said."""
+
+    def go(resume=False, ema_decay=0.5, **changes):
+        said = []
+        step = {"learning_rate": 1e-3, "ema_decay": ema_decay}
+        workflow = small_workflow({"OTCA_TrainingRun": {**RUN, **changes}, "OTCA_GRPOStep": step})
+        assert train(workflow, tmp_path / "run", resume=resume, say=said.append) == 0
+        return "\n".join(said)
+
+    return go
+
+
+SHARPNESS = {"best_metric": "evaluation/sharpness"}
+
+
 @pytest.mark.parametrize("ema_decay", [0.0, 0.5])
-def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay, monkeypatch):
+def test_the_best_adapter_is_kept(scripted, run, load_toy, tmp_path, ema_decay):
     scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 4)
     folder = tmp_path / "run"
-    run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1, "keep_checkpoints": 5}
-    said = []
-    workflow = small_workflow(
-        {"OTCA_TrainingRun": run, "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": ema_decay}}
-    )
-    assert train(workflow, folder, say=said.append) == 0
+    said = run(ema_decay=ema_decay, iterations=3, checkpoint_every=1, keep_checkpoints=5, **SHARPNESS)
     figures = json.loads((folder / "best" / "best.json").read_text())
     assert (figures["metric"], figures["iteration"]) == ("evaluation/sharpness", 2)
     assert figures["value"] == pytest.approx(3.015) and figures["before_training"] == pytest.approx(5.015)
-    assert any("best: evaluation/sharpness 3.015 at iteration 2, 5.015 before training" in line for line in said)
+    assert "best: evaluation/sharpness 3.015 at iteration 2, 5.015 before training" in said
     # The evaluated weights: of the average where there is one; the file's B holds alpha/rank, which is 1.
     kept = load_file(folder / "best" / "lora.safetensors")
     place = folder / "checkpoints" / "000002"
+    expected = load_file(place / "adapter.safetensors")
     if ema_decay:
-        names = list(load_file(place / "adapter.safetensors"))
-        model = workflow.run(targets=["1"])["1"][0]
         average = load_file(place / "ema.safetensors")
-        expected = dict(zip(model.policy.trainable_named(), [average[key] for key in sorted(average)], strict=True))
+        names = list(load_toy().policy.trainable_named())
         assert set(expected) == set(names)
-    else:
-        expected = load_file(place / "adapter.safetensors")
+        expected = dict(zip(names, [average[key] for key in sorted(average)], strict=True))
     for name, tensor in expected.items():
         key = "transformer." + name.replace(".default", "")
         assert torch.equal(kept[key], tensor), name
@@ -224,53 +234,34 @@ def keep(folder):
     return figures["metric"].removeprefix("evaluation/"), figures["iteration"]
 
 
-def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
-    scripted, small_workflow, tmp_path, caplog
-):
+def test_a_resumed_run_keeps_the_best_of_before_and_by_another_metric_lets_it_go(scripted, run, tmp_path, caplog):
     """accuracy was highest at 1, when sharpness decided: that adapter is nowhere, so nothing says that it is."""
-    scripted([5.0, 1.0, 3.0, 2.0], [0.5, 0.9, 0.6, 0.7])
+    scripted([5.0, 1.0, 3.0, 2.0, 2.0], [0.5, 0.9, 0.6, 0.65, 0.7])
     folder = tmp_path / "run"
-    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, say=said.append) == 0
+    run(iterations=2, **SHARPNESS)
     assert keep(folder) == ("sharpness", 2)
-    again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
-    assert train(again, folder, resume=True, say=said.append) == 0
+    said = run(resume=True, iterations=3, **SHARPNESS)
+    assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
+    assert "best: evaluation/sharpness 3.015 at iteration 2" in said
+    said = run(resume=True, iterations=4, best_metric="evaluation/accuracy")
     assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
     assert "best_metric is evaluation/accuracy now" in caplog.text
-    assert keep(folder) == ("accuracy", 3)
-    assert [line for line in said if line.startswith("best: ")][-1].startswith(
-        "best: evaluation/accuracy 0.715 at iteration 3"
-    )
+    assert keep(folder) == ("accuracy", 4) and "best: evaluation/accuracy 0.715 at iteration 4" in said
     adapters = [load_file(folder / place / "lora.safetensors") for place in (".", "best")]
-    assert all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0]), "the one of iteration 3"
+    assert all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0]), "the one of iteration 4"
 
 
-def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workflow, tmp_path, caplog):
+def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, run, tmp_path, caplog):
     scripted([5.0, 1.0, 2.0, 3.0, 1.5], [0.5] * 9)
-    folder = tmp_path / "run"
-    run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1}
-    assert train(small_workflow({"OTCA_TrainingRun": run}), folder) == 0
+    folder, options = tmp_path / "run", {"iterations": 3, "checkpoint_every": 1, **SHARPNESS}
+    run(**options)
     assert keep(folder) == ("sharpness", 3)
-    (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
-    shutil.rmtree(last)
-    said = []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True, say=said.append) == 0
+    shutil.rmtree(folder / "checkpoints" / "000003")
+    said = run(resume=True, **options)
     assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
     figures = json.loads((folder / "best" / "best.json").read_text())
     assert figures["iteration"] == 3 and figures["value"] == pytest.approx(1.515), "this time's"
-    assert any(line.startswith("best: evaluation/sharpness 1.515 at iteration 3") for line in said)
-
-
-def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_path, caplog):
-    scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 9)
-    folder = tmp_path / "run"
-    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
-    assert train(small_workflow({"OTCA_TrainingRun": run}), folder) == 0
-    assert (
-        train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), folder, resume=True, say=said.append) == 0
-    )
-    assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
-    assert any(line.startswith("best: evaluation/sharpness 3.015 at iteration 2") for line in said)
+    assert "best: evaluation/sharpness 1.515 at iteration 3" in said
 
 
 @pytest.mark.parametrize("metric", ["clip_t", "evaluation/sharp"])
@@ -313,14 +304,12 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
     assert json.loads((folder / "status.json").read_text())["reason"] is None
 
 
-def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_workflow, tmp_path):
+def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, run, tmp_path):
     """The verdict comes from the evaluations on record, not from what a process remembers."""
-    run = {**RUN, "stop_after_decline": 2, "checkpoint_every": 1}
-    folder = tmp_path / "run"
     scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
-    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), folder) == 0
-    assert train(small_workflow({"OTCA_TrainingRun": run}), folder, resume=True) == 0
-    assert [row["iteration"] for row in rows(folder, "evaluation.jsonl")] == [0, 1, 2, 3]
+    run(iterations=2, checkpoint_every=1, stop_after_decline=2)
+    run(resume=True, checkpoint_every=1, stop_after_decline=2)
+    assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0, 1, 2, 3]
 
 
 def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch, tmp_path, caplog):

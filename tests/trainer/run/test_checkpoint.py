@@ -149,22 +149,23 @@ def test_before_any_update(model, load_model, step, tmp_path):
     assert_bit_equal(state(other), state(model))
 
 
-def test_the_last_ones_stay(model, tmp_path):
-    for iteration in (1, 2, 3):
-        checkpoint.save(model, tmp_path, iteration)
-    assert sorted(place.name for place in tmp_path.iterdir()) == ["000002", "000003"]
-    checkpoint.save(model, tmp_path, 3)
-    assert [place.name for place in checkpoint.complete(tmp_path)] == ["000002", "000003"]
-    for keep, left in ((3, ["000002", "000003", "000004"]), (1, ["000004"])):
-        checkpoint.save(model, tmp_path, 4, keep)
-        assert sorted(place.name for place in tmp_path.iterdir()) == left
-
-
-def test_what_a_run_went_back_behind_goes(model, tmp_path):
-    """Else it would be taken for the newest."""
-    for iteration in (4, 8, 6):
-        checkpoint.save(model, tmp_path, iteration)
-    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
+@pytest.mark.parametrize(
+    ("saved", "keep", "left"),
+    [
+        ((1, 2, 3), 2, ["000002", "000003"]),
+        ((1, 2, 3, 3), 2, ["000002", "000003"]),
+        ((1, 2, 3, 4), 3, ["000002", "000003", "000004"]),
+        ((1, 2, 3, 4), 1, ["000004"]),
+        ((4, 8, 6), 2, ["000004", "000006"]),  # the run went back behind 8, which would be taken for the newest
+        ((999_998, 999_999, 1_000_000), 2, ["999999", "1000000"]),
+    ],
+)
+def test_the_last_ones_stay(model, tmp_path, saved, keep, left):
+    for iteration in saved:
+        checkpoint.save(model, tmp_path, iteration, keep)
+    assert {place.name for place in tmp_path.iterdir()} == set(left)
+    assert [place.name for place in checkpoint.complete(tmp_path)] == left
+    assert checkpoint.restore(model, tmp_path) == saved[-1]
 
 
 def test_a_copy_of_one_is_none(model, tmp_path):
@@ -175,13 +176,6 @@ def test_a_copy_of_one_is_none(model, tmp_path):
     assert checkpoint.restore(model, tmp_path) == 7
     assert [place.name for place in checkpoint.complete(tmp_path)] == ["000006", "000007"]
     assert (tmp_path / "000004 - Copy" / "state.json").is_file()
-
-
-def test_the_order_is_that_of_numbers(model, tmp_path):
-    for iteration in (999_998, 999_999, 1_000_000):
-        checkpoint.save(model, tmp_path, iteration)
-    assert [place.name for place in checkpoint.complete(tmp_path)] == ["999999", "1000000"]
-    assert checkpoint.restore(model, tmp_path) == 1_000_000
 
 
 def test_unfinished_folders_are_not_seen_and_swept_up(model, tmp_path):
