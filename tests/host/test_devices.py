@@ -44,10 +44,10 @@ def test_leaves_and_comes_back():
     assert devices.release_all() == 1
     assert model.devices == ["cpu", "cpu"]
     assert devices.release_all() == 0, "it is gone already"
-    model.come_back()
-    assert model.devices == ["cuda:1", "cuda:1"]
-    model.come_back()
-    assert model.devices == ["cuda:1", "cuda:1"]
+    for _ in range(2):
+        model.come_back()
+        assert model.devices == ["cuda:1", "cuda:1"]
+    assert Resident().leave() is False, "a reward without networks"
 
 
 def test_on_the_cpu_there_is_nothing_to_release():
@@ -56,10 +56,6 @@ def test_on_the_cpu_there_is_nothing_to_release():
     assert devices.release_all() == 0
     model.come_back()
     assert model.devices == ["cpu", "cpu"]
-
-
-def test_a_reward_without_networks():
-    assert Resident().leave() is False
 
 
 def test_is_not_kept_alive():

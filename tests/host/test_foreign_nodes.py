@@ -48,11 +48,13 @@ def run(fake_comfyui):
     return made
 
 
-def test_a_v1_node_runs_in_inference_mode_and_ours_do_not(run):
-    workflow = run("Mode", {"seed": 0})
+@pytest.mark.parametrize(("class_type", "inputs", "given"), [("Mode", {"seed": 0}, 1), ("Three", {}, 3)])
+def test_a_v1_node_runs_in_inference_mode_and_ours_do_not(run, class_type, inputs, given):
+    workflow = run(class_type, inputs)
     assert workflow.validate() == []
     workflow.run()
-    assert Ours.given == [(1, False)]
+    assert Ours.given == [(given, False)]
+    assert workflow.node_class("3").PACK == ("good" if class_type == "Three" else None), "a custom pack that was named"
 
 
 def test_a_v3_node_with_hidden_inputs_and_its_cache(run):
@@ -64,12 +66,6 @@ def test_a_v3_node_with_hidden_inputs_and_its_cache(run):
     assert Ours.given == [(7, False)] and ran == [("3", True), ("4", True)]
     workflow.run(overrides={("3", "more"): 5})
     assert Ours.given[-1] == (8, False)
-
-
-def test_a_custom_pack_that_was_named(run):
-    workflow = run("Three", {})
-    workflow.run()
-    assert Ours.given == [(3, False)] and workflow.node_class("3").PACK == "good"
 
 
 def test_what_ours_do_not_need_is_not_run(run):

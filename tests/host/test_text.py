@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from comfyui_otca.host.text import named_path, plain_name, printable, quoted, shortened
 
 
-def test_what_commands_a_terminal_or_turns_letters_round_is_escaped():
+def test_what_commands_a_terminal_or_turns_letters_round_is_escaped_and_letters_of_every_script_stay():
     assert printable("a\x08b \x1b[31mred \u202egnp.exe") == "a\\x08b \\x1b[31mred \\u202egnp.exe"
     assert printable("half \ud800 a character") == "half \\ud800 a character"
-
-
-def test_letters_of_every_script_and_line_breaks_stay():
     assert printable("北京 größe 🙂\n\tnext") == "北京 größe 🙂\n\tnext"
 
 
@@ -54,8 +51,5 @@ def test_a_name_of_a_device_of_windows(name):
     """Seen before: COM0, CONIN$ and `CON .txt` passed as names of runs."""
     with pytest.raises(ValueError, match="is a device's name on Windows. Fix: "):
         plain_name(name)
-
-
-def test_a_name_that_only_looks_like_a_devices():
-    for name in ("console", "COM", "COM10", "nul_", "my.con"):
-        assert plain_name(name) == name
+    for similar in ("console", "COM", "COM10", "nul_", "my.con"):
+        assert plain_name(similar) == similar

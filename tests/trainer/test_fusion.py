@@ -173,16 +173,13 @@ def test_exploration_centered_by_hand():
     assert got.tolist() == pytest.approx([one, 0.0, one, half, half], abs=1e-5)
 
 
-def test_exploration_counts_distance_not_sign_of_the_contribution():
-    q, groups, a = torch.tensor([-1.0, 2.0, 0.5]), torch.zeros(3, dtype=torch.long), torch.ones(3, 1)
+def test_exploration_counts_distance_not_sign_and_of_a_group_that_moved_alike():
+    groups, a = torch.zeros(3, dtype=torch.long), torch.ones(3, 1)
+    q = torch.tensor([-1.0, 2.0, 0.5])
     torch.testing.assert_close(exploration_strength(q, a, groups), exploration_strength(-q, a, groups))
-
-
-def test_exploration_of_a_group_that_moved_alike():
-    # std 0: literal e = 0.5/1e-6, tanh = 1; centered e = 0.
-    q, groups, a = torch.full((3,), 0.5), torch.zeros(3, dtype=torch.long), torch.ones(3, 1)
-    assert exploration_strength(q, a, groups).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
-    assert exploration_strength(q, a, groups, "centered").tolist() == [0.0] * 3
+    alike = torch.full((3,), 0.5)  # std 0: literal e = 0.5/1e-6, tanh = 1; centered e = 0
+    assert exploration_strength(alike, a, groups).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
+    assert exploration_strength(alike, a, groups, "centered").tolist() == [0.0] * 3
 
 
 def test_a_tiny_positive_sum_is_damped_by_the_epsilon():

@@ -28,15 +28,12 @@ def found(small_graph):
         }
         content[first["OTCA_RewardStack"]]["inputs"]["reward_8"] = ["once", 0]
         content["once"] = {"class_type": "OTCA_RewardOnce", "inputs": {"coefficient": 1.0, "name": "once"}}
-        [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
-        if kind == "OTCA_StepwiseGain":
-            content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
-            step["inputs"]["advantages"] = ["asks", 0]
-        elif kind == "OTCA_LearnedCredit":
-            content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
-            content[first["OTCA_MOCAFuse"]]["inputs"]["credit"] = ["asks", 0]
-        else:
+        if kind in first:
             content[first[kind]]["inputs"].update({**links, **inputs})
+        else:
+            content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
+            below, name = ("GRPOStep", "advantages") if kind == GAIN[0] else ("MOCAFuse", "credit")
+            content[first[f"OTCA_{below}"]]["inputs"][name] = ["asks", 0]
         workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"OTCA_RewardOnce": reward})
         return [str(problem) for problem in preflight.problems(workflow)]
 
@@ -53,10 +50,7 @@ def test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be(found, kin
     [problem] = found(kind, inputs)
     assert "scores" in problem and "once" in problem and "Fix: disconnect reward_8" in problem
     assert found(kind, inputs, RewardSharpness) == []
-
-
-def test_a_credit_that_asks_none_takes_it(found):
-    assert found("OTCA_TCDWeights", {"proxy": "prediction"}) == []
+    assert found("OTCA_TCDWeights", {"proxy": "prediction"}) == [], "a credit that does not ask takes it"
 
 
 @pytest.mark.parametrize(("output", "told"), [(0, False), (1, True)])
