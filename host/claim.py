@@ -2,7 +2,7 @@
 
 Two files say so. The operating system locks `claim.lock` for as long as the process lives, and unlocks it however the process
 ends. The lock holds among all processes and containers of one kernel, and on most network file systems among machines.
-`claim.json` says who has the folder. Humans read it, and so does a process that the lock does not reach. Where nobody can see
+`claim.json` says who has the folder. Humans read it, and so does a process that the lock does not reach. If it cannot be seen
 from here whether that process has ended, the folder still counts as taken, unless the user says otherwise.
 """
 
@@ -25,7 +25,7 @@ from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 from .machine import alive
 
 LOCK, CLAIM = "claim.lock", "claim.json"
-MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at …
+MOST_WAIT = 1.0  # seconds for a lock that another process may only be looking at …
 LOOK_WAIT = 0.1  # … and where we only look ourselves
 # Where the system does not number its starts: setting the clock moves the moment of the start by up to so many seconds.
 _BOOT_SECONDS = 30
@@ -67,7 +67,7 @@ class Holder:
 def _same_boot(holder: Holder) -> bool:
     ours = machine.boot()
     if holder.boot == ours:
-        # A number of the start is nobody else's; a moment may be another machine's too.
+        # A number of the start is unique; a moment may be another machine's too.
         return not ours.startswith("since ") or _same_machine(holder)
     both = (holder.boot, ours)
     if not _same_machine(holder) or not all(boot.startswith("since ") for boot in both):
@@ -122,9 +122,9 @@ class Claim:
             self._descriptor = None
 
     def stands(self) -> bool:
-        """Whether the folder is still the one that was claimed, and nobody has removed it or taken it over.
+        """Whether the folder is still the one that was claimed, and was neither removed nor taken over.
 
-        With the lock in hand, a claim.json that somebody removed changes nothing.
+        With the lock in hand, a claim.json that was removed changes nothing.
         """
         try:
             written = _written(self.folder)
@@ -160,7 +160,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
     A folder that this process has claimed already stays claimed, and its claim is returned.
 
     Args:
-        take_over: the user says that whoever claimed it on another machine, or before it restarted, has ended.
+        take_over: the user says that the process which claimed it, on another machine or before a restart, has ended.
         say: called with a line that says whose claim was taken over.
         place: canvas or headless, for who asks.
 
@@ -201,12 +201,12 @@ def adopt(folder: Path) -> Claim:
 
 
 def holder(folder: Path) -> Holder | None:
-    """Who trains in a folder, as far as can be seen from here; None where nobody does. Claims nothing.
+    """Who trains in a folder, as far as can be seen from here; None if no process does. Claims nothing.
 
-    Whoever claimed it on another machine, or in a way that cannot be read, counts as training there.
+    A process that claimed it on another machine, or in a way that cannot be read, counts as training there.
 
     Raises:
-        Damaged: claim.json cannot be read, so nobody knows.
+        Damaged: claim.json cannot be read, so it is not known.
     """
     folder = folder.resolve()
     written = _written(folder)
@@ -220,7 +220,7 @@ def holder(folder: Path) -> Holder | None:
 
 
 def doubt(folder: Path) -> str | None:
-    """What to say where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
+    """The message for a folder whose claim may be dead, which cannot be seen from here; None if it is clear."""
     try:
         who = holder(folder)
     except Damaged as error:
@@ -276,9 +276,9 @@ def lives(who: Holder) -> bool:
 
 
 def _free(folder: Path, who: Holder | None) -> bool | None:
-    """Whether the folder's lock could be had, which is tried for a moment; None where nobody can know.
+    """Whether the folder's lock could be had, which is tried for a moment; None if that cannot be known.
 
-    Whoever has it may only be looking, as we are. That is waited for, unless `who` claimed the folder is seen to live.
+    The process that has it may only be looking, as we are. That is waited for, unless `who`, its claimant, is seen to live.
     """
     if not present(folder / LOCK):
         return None
@@ -318,7 +318,7 @@ def _who(folder: Path) -> str:
 
 
 def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_lock: bool) -> str:
-    """Writes claim.json where there is none, or none that still holds; returns its token. Raises Claimed."""
+    """Writes claim.json if it is missing or no longer holds; returns its token. Raises Claimed."""
     import psutil
 
     ours = Holder(
@@ -357,7 +357,7 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
 
 
 def _create(folder: Path, holder: Holder) -> bool:
-    """Writes claim.json whole, where there is none; returns False where there is one."""
+    """Writes claim.json whole if it is missing; returns False if it is there."""
     target = folder / CLAIM
     aside = beside(target)
     try:

@@ -180,7 +180,7 @@ class Resident:
         return True
 
     def come_back(self) -> None:
-        """Back to the device that `leave` took it from, if it did; whoever uses it calls this first."""
+        """Back to the device that `leave` took it from, if it did; its user calls this first."""
         with moving:
             if self._home is not None:
                 self._ask_for_room(self._home)
@@ -189,7 +189,7 @@ class Resident:
 
 
 def held_on(kind: str, number: int) -> int | None:
-    """Bytes of weights that residents have on a device of torch; None where they have none. Waits for nobody who moves them."""
+    """Bytes of weights that residents have on a device of torch; None if they have none. Does not wait for a move to end."""
     weights = [weight for each in list(_residents) for network in each._networks() for weight in network.parameters()]
     on_it = [w.nbytes for w in weights if w.device.type == kind and (w.device.index or 0) == number]
     return sum(on_it) or None

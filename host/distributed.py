@@ -3,7 +3,7 @@
 accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
 of the samples. Scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
 Each such meeting begins with a message from every process, so that a failure or a request to stop ends them all, and leaves
-none waiting. A single process meets nobody, and nothing here does anything.
+none waiting. For a single process nothing here does anything.
 """
 
 from __future__ import annotations
@@ -170,13 +170,13 @@ def announce(problem: BaseException, while_scoring: tuple[type[BaseException], .
 
     Processes that hold one sharded model may be in the middle of a forward pass. They wait for its tensors then, and would take
     a message for one. So they are sent only what ends a process between two forward passes: a stop, or an error of
-    `while_scoring`. Of any other error they learn when this process ends and its connection breaks.
+    `while_scoring`. They learn of any other error when this process ends and its connection breaks.
 
     Args:
         while_scoring: errors that are raised only while pictures are scored.
 
     Returns:
-        What is wrong where nobody is left to hear it.
+        What is wrong if no other process is left to hear it.
     """
     errors = (problem, problem.__cause__)
     if world() == 1 or any(getattr(error, "heard", False) for error in errors):

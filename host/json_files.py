@@ -55,20 +55,20 @@ def parse(content: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
     except UnicodeDecodeError as error:
-        raise ValueError("is no text in UTF-8") from error
+        raise ValueError("is not text in UTF-8") from error
     # Counting brackets is quick, and shows of nearly every file that it cannot be deep.
     if text.count("[") + text.count("{") > most_depth and _depth(text) > most_depth:
         raise ValueError(f"is nested deeper than {most_depth} levels")
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON ({error})") from error
+        raise ValueError(f"is not JSON ({error})") from error
     except ValueError as error:  # of the two below, or a whole number of more digits than Python reads
-        raise ValueError(f"holds a number that is none ({str(error)[:80]})") from error
+        raise ValueError(f"holds an invalid number ({str(error)[:80]})") from error
 
 
 def _depth(text: str) -> int:
-    """Of brackets outside strings, before a parser has to follow them down."""
+    """How deep brackets outside strings go, before a parser has to follow them down."""
     deepest = depth = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         if match[0][0] in "[{":

@@ -22,12 +22,12 @@ def read_lines(
     say: Callable[[str], None] = logger.warning,
     fix: str = "remove that line",
 ) -> list[dict]:
-    """The objects of a file; none where there is no file. A last line that a kill cut short is left out, and that is said.
+    """The objects of a file, an empty list if it is missing. A last line that a kill cut short is left out, and that is said.
 
     Only a line without its line break was cut short. Blank lines are skipped.
 
     Args:
-        row_check: raises ValueError for a row that is none.
+        row_check: raises ValueError for a row that is wrong.
 
     Raises:
         Damaged: names the line.
@@ -58,7 +58,7 @@ def append_line(path: Path, line: str) -> None:
     What a kill left of a last line is removed before, and so are blank lines at the end.
 
     Raises:
-        OSError: it cannot be written, and no half of it is left; or what stands there is no plain file of lines.
+        OSError: it cannot be written, and no half of it is left; or what stands there is not a plain file of lines.
     """
     new = not files.present(path)
     descriptor = files.open_plain(path, os.O_RDWR | os.O_CREAT)
@@ -105,4 +105,4 @@ def _without_blank_end(content: bytes) -> tuple[bytes, bool]:
 
 
 def _cut_short(error: ValueError) -> bool:
-    return str(error).startswith(("is no JSON", "is no text"))
+    return str(error).startswith(("is not JSON", "is not text"))

@@ -26,7 +26,7 @@ def _first_line(*paths: str) -> str:
 
 @functools.cache
 def machine_id() -> str:
-    """A text that no other machine has, and that stays when this one restarts; empty where there is none."""
+    """A text that no other machine has, and that stays when this one restarts; empty if it cannot be told."""
     if WINDOWS:
         import winreg
 
@@ -124,7 +124,7 @@ def alone(descriptor: int) -> Iterator[None]:
 
 
 def locked(path: Path, wait: float) -> int | None:
-    """The descriptor of a file whose lock is ours now; None where somebody has it for longer than `wait` seconds.
+    """The descriptor of a file whose lock is ours now; None if another process has it for longer than `wait` seconds.
 
     Raises:
         NoLocks: the file system has none.
@@ -138,7 +138,7 @@ def locked(path: Path, wait: float) -> int | None:
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
                         return descriptor
-                # Somebody has removed the folder since we opened the file: nobody else would see its lock.
+                # The folder was removed since we opened the file: no other process would see its lock.
                 os.close(descriptor)
                 continue
         except BaseException:

@@ -45,7 +45,7 @@ def run_folder(name: str) -> Path:
     """Where a run of that name lives: as `writing_to` says, in ComfyUI's output folder, or in ./runs.
 
     Raises:
-        ValueError: the name, which may have come through a link, is no plain one.
+        ValueError: the name, which may have come through a link, is not a plain one.
     """
     if (chosen := output()) is not None:
         return chosen
@@ -82,7 +82,7 @@ def list_runs() -> list[str]:
 
 
 def _changed(folder: Path) -> float:
-    """When, in seconds since 1970; 0 where somebody has just removed it."""
+    """When, in seconds since 1970; 0 if it was just removed."""
     try:
         return folder.stat().st_mtime
     except OSError:

@@ -16,11 +16,11 @@ from pathlib import Path
 from . import comfyui
 from .files import is_plain_file
 
-STOP = "stop"  # a run stops when somebody makes this file in its folder
+STOP = "stop"  # a run stops when this file is made in its folder
 
 
 class Stopped(KeyboardInterrupt):
-    """The user asked to stop. It is no Exception, so that nothing that handles errors swallows it."""
+    """The user asked to stop. Not an Exception, so that nothing that handles errors swallows it."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ request = Request()
 
 
 class Helper(threading.local):
-    """Of a thread that works for the one which runs the graph: `abandoned` is set when nobody waits for it any more."""
+    """State of a thread that works for the one which runs the graph: `abandoned` is set when that one no longer waits."""
 
     abandoned: threading.Event | None = None
 
@@ -72,7 +72,7 @@ def check_stop() -> None:
 
 
 def asks_to_stop(folder: Path) -> bool:
-    """Whether somebody has made the file `stop` there. A folder, a link or a pipe of that name does not count."""
+    """Whether the user has made the file `stop` there. A folder, a link or a pipe of that name does not count."""
     return is_plain_file(folder / STOP)
 
 

@@ -154,7 +154,7 @@ def drawn_levels(
 
 
 def _of_pairs(advantages: Advantages) -> Tensor:
-    """[B] bool: the best and the worst valid sample of each group, by z; none of a group whose samples are all equal."""
+    """[B] bool: the best and the worst valid sample of each group, by z; not in a group whose samples are all equal."""
     z, chosen = advantages.fused.advantage, torch.zeros_like(advantages.valid)
     for member in per_group(advantages.scores.groups, advantages.valid):
         rows = member.nonzero()[:, 0]

@@ -32,7 +32,7 @@ def read_prompts(text: str, file: str = "") -> list[str]:
 
     Raises:
         NotAllowed: a file that workflows may not read.
-        PromptError: no file there, one that cannot be read, a line that is no object with a `prompt`, or no prompt at all.
+        PromptError: no file there, one that cannot be read, a line that is not an object with a `prompt`, or no prompt at all.
     """
     if not file:
         prompts = _lines(text)
@@ -108,7 +108,7 @@ def _content(file: str) -> tuple[Path, str]:
             f"{error}. Fix: give the name of a .txt or .jsonl file in ComfyUI's input folder or $OTCA_INPUT"
         ) from error
     except UnicodeDecodeError as error:
-        raise PromptError(f"file {file!r} is no text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
+        raise PromptError(f"file {file!r} is not text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
     except (OSError, opening.Refused) as error:
         raise PromptError(f"file {file!r} {error}. Fix: copy it into ComfyUI's input folder") from error
     except ValueError as error:
@@ -128,19 +128,19 @@ def _json_lines(content: str, path: Path) -> list[str]:
             prompts.append(json_prompt(line))
         except ValueError as error:
             raise PromptError(
-                f'{path}, line {number} is no object like {{"prompt": "…"}}: {error}. Fix: one such object a line'
+                f'{path}, line {number} is not an object like {{"prompt": "…"}}: {error}. Fix: one such object a line'
             ) from error
     return prompts
 
 
 def json_prompt(text: str) -> Prompt:
-    """Of an object {"prompt": …}, whose other keys are its metadata. Raises ValueError: says what is wrong with it."""
+    """The prompt of an object {"prompt": …}, whose other keys are its metadata. Raises ValueError with what is wrong."""
     metadata = json_files.parse(text, MOST_DEPTH)
     if not isinstance(metadata, dict) or "prompt" not in metadata:
         raise ValueError("has no prompt")
     text = metadata.pop("prompt")
     if not isinstance(text, str):
-        raise ValueError(f"has prompt = {opening.shown(text)}, which is no text")
+        raise ValueError(f"has prompt = {opening.shown(text)}, which is not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:  # no tokenizer takes it
@@ -152,7 +152,7 @@ def prompt_of(text: str) -> str:
     """Plain text as it is; what begins with { is an object {"prompt": …}, as a line of a .jsonl file.
 
     Raises:
-        PromptError: it is no such object.
+        PromptError: it is not such an object.
     """
     if not text.startswith("{"):
         return text
@@ -160,7 +160,7 @@ def prompt_of(text: str) -> str:
         return json_prompt(text)
     except ValueError as error:
         raise PromptError(
-            f'prompt {text[:60]!r} is no object like {{"prompt": "…"}}: {error}. Fix: such an object, or plain text'
+            f'prompt {text[:60]!r} is not an object like {{"prompt": "…"}}: {error}. Fix: such an object, or plain text'
         ) from error
 
 

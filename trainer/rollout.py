@@ -46,8 +46,8 @@ def sample(
     `settings.merge_adapter` the adapter is merged into them meanwhile, unless graphs are kept: those have to reach the adapter.
 
     Args:
-        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; none of the
-            old policy's, which is not what is trained.
+        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; not
+            if the old policy samples, which is not what is trained.
         keep_predictions: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
         overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
@@ -262,7 +262,7 @@ class _Paths:
 def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_step, groups, noise) -> _Paths:
     """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`.
 
-    Of the sampler `ode` every step is one to train by, since an update that noises x̂0 again needs nothing but noise levels.
+    With the sampler `ode` every step is one to train by, since an update that noises x̂0 again needs nothing but noise levels.
     """
     x = devices.upload(_drawn(noise), model.device)
     visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []

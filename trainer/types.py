@@ -127,20 +127,20 @@ class SamplerSettings:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """Of the inputs of SDE Sampler, whose `window_start` and `window_length` are both 0 where there is no window."""
+        """The settings of SDE Sampler's inputs; `window_start` and `window_length` are both 0 without a window."""
         start, length = inputs.get("window_start", 0), inputs.get("window_length", 0)
         settings = cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
         return replace(settings, window=(start, length or settings.steps) if start or length else None)
 
     @classmethod
     def of_pairs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """Of the inputs of Preference Pairs: its noise levels are those of a deterministic sampler of as many steps."""
+        """The settings of Preference Pairs' inputs: its noise levels are those of a deterministic sampler of as many steps."""
         named = {name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs}
         return replace(cls(**named), kind="ode", eta=0.0, steps=inputs["levels"], shared_noise=False)
 
     @classmethod
     def of_node(cls, class_type: str, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """Of the inputs of one of TRAJECTORY_NODES."""
+        """The settings of the inputs of one of TRAJECTORY_NODES."""
         return cls.of_pairs(inputs) if class_type == PAIRS_NODE else cls.from_inputs(inputs)
 
     @property
@@ -232,7 +232,7 @@ class KeptGraph(list["Tensor"]):
         self.asked_for = True  # False: kept since there was room, so that nobody minds if they are not used
 
     def take(self) -> list[Tensor]:
-        """The velocities, for whoever asks first; nothing is left here, so that their memory is free after use."""
+        """The velocities, for the first that asks; nothing is left here, so that their memory is free after use."""
         velocities = list(self)
         self.clear()
         return velocities
@@ -296,7 +296,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the rewards said: `values` [B, K] float32, FAILED or LEFT_OUT where there is no score.
+    """What the rewards said: `values` [B, K] float32, FAILED or LEFT_OUT in place of a missing score.
 
     `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the rewards themselves,
     trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.

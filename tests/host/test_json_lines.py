@@ -67,8 +67,8 @@ def test_a_file_without_a_line_gets_its_first(tmp_path, content):
 def test_a_wrong_last_line_that_has_its_line_break_is_named_and_stays(tmp_path):
     path, content = tmp_path / "votes.jsonl", '{"number": 1}\n{"number": 2,}\n'
     path.write_text(content)
-    with pytest.raises(Damaged, match="line 2 is no JSON"):
+    with pytest.raises(Damaged, match="line 2 is not JSON"):
         read(path)
-    with pytest.raises(OSError, match="its last line is no JSON.*Fix: correct or remove that line"):
+    with pytest.raises(OSError, match="its last line is not JSON.*Fix: correct or remove that line"):
         json_lines.append_line(path, '{"number": 3}')
     assert path.read_text() == content

@@ -164,13 +164,13 @@ def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("name", ["pipe.json", "pipe.png"])
 def test_a_pipe_is_no_workflow(tmp_path, name):
     os.mkfifo(tmp_path / name)
-    with pytest.raises(WorkflowError, match=r"no plain file.*Fix: "):
+    with pytest.raises(WorkflowError, match=r"not a plain file.*Fix: "):
         Workflow.load(tmp_path / name, NODE_CLASS_MAPPINGS)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
 def test_a_device_is_no_workflow():
-    with pytest.raises(WorkflowError, match=r"no plain file.*Fix: "):
+    with pytest.raises(WorkflowError, match=r"not a plain file.*Fix: "):
         Workflow.load("/dev/zero", NODE_CLASS_MAPPINGS)
 
 

@@ -152,8 +152,8 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
         ({"iteration": 1}, "is of iteration 1, and the one before of 1"),
         ({"iteration": 2, "reward/a/mean": "x"}, "and not a number or null"),
         ("[" * 5000 + "]" * 5000 + "\n", "is nested deeper than 100 levels"),
-        ('{"iteration": 1e999}\n', "holds a number that is none"),
-        ("nonsense\n", "is no JSON"),
+        ('{"iteration": 1e999}\n', "holds an invalid number"),
+        ("nonsense\n", "is not JSON"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path, row, told):

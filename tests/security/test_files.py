@@ -35,19 +35,19 @@ def complaint(read, name):
 @both
 def test_a_fifo_neither_hangs_nor_is_read(folder, read):
     os.mkfifo(folder / "a.txt")
-    assert "no regular file" in complaint(read, folder / "a.txt")
+    assert "not a regular file" in complaint(read, folder / "a.txt")
 
 
 @both
 def test_a_device_by_a_link(folder, read):
     (folder / "a.txt").symlink_to("/dev/zero")
-    assert "no regular file" in complaint(read, folder / "a.txt")
+    assert "not a regular file" in complaint(read, folder / "a.txt")
 
 
 @both
 def test_a_folder(folder, read):
     (folder / "a.txt").mkdir()
-    assert "no regular file" in complaint(read, folder / "a.txt")
+    assert "not a regular file" in complaint(read, folder / "a.txt")
 
 
 @both
@@ -142,13 +142,13 @@ def test_a_network_drive_that_hangs_holds_nothing_up(folder, read, hanging):
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00red", b"caf\xe9\n"])
 def test_what_is_no_text(folder, content):
     (folder / "a.txt").write_bytes(content)
-    assert "no text in UTF-8" in complaint("read", folder / "a.txt")
+    assert "not text in UTF-8" in complaint("read", folder / "a.txt")
 
 
 def test_a_line_that_is_nested_very_deep(folder):
     (folder / "a.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
     told = complaint("read", folder / "a.jsonl")
-    assert "line 1 is no object like" in told and len(told) < 500
+    assert "line 1 is not an object like" in told and len(told) < 500
 
 
 def test_without_the_flags_of_this_system(folder, monkeypatch):
@@ -159,4 +159,4 @@ def test_without_the_flags_of_this_system(folder, monkeypatch):
     (folder / "a.txt").write_text("one\n")
     os.mkfifo(folder / "b.txt")
     assert read_prompts("", str(folder / "a.txt")) == ["one"]
-    assert "no regular file" in complaint("read", folder / "b.txt")
+    assert "not a regular file" in complaint("read", folder / "b.txt")

@@ -526,7 +526,7 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
         ),
         (["--baseline", "gone"], "--baseline 'gone' is not a workflow. Fix: one of otca, uniform"),
         (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
-        (["--set", "TCDWeights.w_min=0.2"], "there is no node 'TCDWeights'"),
+        (["--set", "TCDWeights.w_min=0.2"], "the graph has no node 'TCDWeights'"),
     ],
 )
 def test_bad_options_are_named(asked, capsys, options, words):

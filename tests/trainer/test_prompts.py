@@ -44,36 +44,36 @@ def test_a_name_finds_the_embedded_prompts():
     assert not set(train) & set(evaluation)
 
 
-@pytest.mark.parametrize("line", ['{"prompt"', '{"text": "x"}', '"x"', "[1]", "7"])
-def test_a_bad_line_is_named(tmp_path, line):
-    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line)
-    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like"):
-        read_prompts("", file)
-
-
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("line", "told"),
     [
-        ("null", "has prompt = None, which is no text"),
-        ('["a", "b"]', "has prompt = ['a', 'b'], which is no text"),
-        ("7", "has prompt = 7, which is no text"),
-        (r'"a \ud800"', "has half a character in its prompt"),
+        ('{"prompt"', "is not JSON"),
+        ('{"text": "x"}', "has no prompt"),
+        ('"x"', "has no prompt"),
+        ("[1]", "has no prompt"),
+        ("7", "has no prompt"),
+        ('{"prompt": null}', "has prompt = None, which is not text"),
+        ('{"prompt": ["a", "b"]}', "has prompt = ['a', 'b'], which is not text"),
+        ('{"prompt": 7}', "has prompt = 7, which is not text"),
+        (r'{"prompt": "a \ud800"}', "has half a character in its prompt"),
+        *(
+            pytest.param(
+                '{"prompt": "x", "worth": ' + value + "}", told, id=f"metadata {name}"
+            )  # as our files cannot hold
+            for name, value, told in (
+                ("NaN", "NaN", "holds an invalid number"),
+                ("too large", "1e999", "holds an invalid number"),
+                ("deep", "[" * 30 + "]" * 30, "nested deeper"),
+                ("very deep", "[" * 200000, "nested deeper"),
+            )
+        ),
     ],
 )
-def test_a_prompt_that_is_no_text_is_refused(tmp_path, prompt, told):
-    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": ' + prompt + "}")
-    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like.*Fix: ") as caught:
+def test_a_bad_line_is_named(tmp_path, line, told):
+    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line)
+    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is not an object like.*Fix: ") as caught:
         read_prompts("", file)
     assert told in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "value", ["NaN", "1e999", "[" * 30 + "]" * 30, "[" * 200000], ids=["NaN", "too large", "deep", "very deep"]
-)
-def test_metadata_that_our_own_files_could_not_hold_are_refused(tmp_path, value):
-    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": "x", "worth": ' + value + "}")
-    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like.*Fix: "):
-        read_prompts("", file)
 
 
 def test_equal_texts_with_other_metadata_are_named():
@@ -83,15 +83,10 @@ def test_equal_texts_with_other_metadata_are_named():
         distinct([*same, Prompt("a sign", {"text": "SHUT"})])
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.txt", "\n# only a comment\n"), ("a.jsonl", "\n")])
-def test_an_empty_file_is_named(tmp_path, name, text):
+@pytest.mark.parametrize(("name", "text"), [("a.txt", "\n# only a comment\n"), ("a.jsonl", "\n"), ("the text box", "")])
+def test_what_holds_no_prompt_is_named(tmp_path, name, text):
     with pytest.raises(PromptError, match=rf"{name} has no prompt\. Fix: "):
-        read_prompts("", written(tmp_path, name, text))
-
-
-def test_an_empty_text_box():
-    with pytest.raises(PromptError, match=r"the text box has no prompt\. Fix: "):
-        read_prompts(" \n")
+        read_prompts(" \n", written(tmp_path, name, text) if text else "")
 
 
 def test_a_missing_file():

@@ -1,7 +1,7 @@
 """Everything that a training refuses before its first iteration and that its graph and its model's configuration show.
 
 `otca validate`, `otca train` and the page ask `problems`, and so say the same. Nothing is loaded, and nothing imported that
-needs torch before somebody asks.
+needs torch before this is asked.
 
 What is seen only when the training begins, since neither the graph nor a configuration file says it: whether a device can be
 used and has the memory, and whether processes that hold a model together have equally many samples; whether a package is
@@ -253,8 +253,8 @@ def _people(graph: _Graph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
     for node_id in graph.of(VOTE_NODE):
         if graph.values[node_id].get("url") == "":
-            message = "only on the canvas is there a page that asks people, and here nobody would see the pictures"
-            fix = "start otca vote where somebody has a browser, and give its address, as http://127.0.0.1:8190/score"
+            message = "only the canvas has a page that asks people, and here the pictures would not be seen"
+            fix = "start otca vote on a machine with a browser, and give its address, as http://127.0.0.1:8190/score"
             yield graph.problem(node_id, "url", message, fix)
 
 
@@ -310,7 +310,7 @@ def _models(graph: _Graph) -> Iterator[Problem]:
 
 
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
-    """Of a loader's model, by its folder; None where it is yet to be downloaded."""
+    """The configuration of a loader's model, by its folder; None if it is yet to be downloaded."""
     name = _named_by(values)
     try:
         folder = search.model(values[name], "model_index.json")

@@ -1,7 +1,7 @@
 """Preparing a training: its graph is checked, its folder is judged and claimed, once in all its processes.
 
-What a training refuses before its first iteration is refused here, and `train` asks none of it again. Of several processes the
-first one prepares, or the one that launches them; the others are told what it decided.
+What a training refuses before its first iteration is refused here, and `train` does not ask again. The first of several
+processes prepares, or the one that launches them; the others are told what it decided.
 """
 
 from __future__ import annotations

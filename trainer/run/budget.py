@@ -45,7 +45,7 @@ class Budget:
         return f"{self.amount:,.10g} {self.unit}"
 
     def share(self, history: Sequence[Mapping], without: int = 0) -> float:
-        """Of it, as used by all iterations on record but the last ones `without`."""
+        """The share of it that all iterations on record have used, but for the last `without` ones."""
         if len(history) <= without:
             return 0.0
         total = used(history, self.unit, [history[-1]["iteration"] - without])[0]
@@ -62,7 +62,7 @@ def read(folder: Path) -> Budget | None:
 
 
 def cost(row: Mapping, unit: str) -> float | None:
-    """Of one iteration, a row of metrics.jsonl; None where that was not measured."""
+    """What one iteration used, from its row of metrics.jsonl; None if that was not measured."""
     weights = {"forwards/all": 1.0, "forwards/with_gradient": BACKWARD} if unit == FORWARDS else {USED: 1.0}
     if not all(measured(row.get(key)) for key in weights):
         return None
@@ -72,7 +72,7 @@ def cost(row: Mapping, unit: str) -> float | None:
 def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> list[float]:
     """What was used until the end of each of these iterations, 0 for 0.
 
-    An iteration that was not measured, or whose line was lost, counts as the mean of the others. NaN where there are none.
+    An iteration that was not measured, or whose line was lost, counts as the mean of the others. NaN if none was measured.
     """
     costs = {row["iteration"]: value for row in history if (value := cost(row, unit)) is not None}
     lost = statistics.fmean(costs.values()) if costs else float("nan")
@@ -92,7 +92,7 @@ class Meter:
         self._began: float | None = None  # the end of the last iteration, in seconds of computing
 
     def restart(self) -> None:
-        """What was done since the last iteration is no part of the next one: evaluating, saving."""
+        """Leaves out of the next iteration what was done since the last one: evaluating, saving."""
         self._began = time.process_time() if self._measures else None
 
     def take(self, seconds: float, on_cpu: bool) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Meter:
         return int(self.budget.share(history) * parts) > int(self.budget.share(history, without=1) * parts)
 
     def spent(self, history: Sequence[Mapping]) -> str | None:
-        """A sentence for a human where the budget is used up, so that the run ends here; else None."""
+        """A sentence for a human if the budget is used up, so that the run ends here; else None."""
         if self.budget is None or self.budget.share(history) < 1:
             return None
         return f"its budget of {self.budget} is used up"

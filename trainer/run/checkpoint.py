@@ -137,14 +137,14 @@ def _run_id(checkpoint: Path) -> str | None:
     """The id of the run whose checkpoint it is; None where it does not say."""
     try:
         state = read_json(checkpoint / STATE)
-    except Damaged:  # whoever restores it gets the message
+    except Damaged:  # the message comes when it is restored
         return None
     value = (state or {}).get("otca_run_id")
     return value if isinstance(value, str) else None
 
 
 def restore(model: FlowModel, folder: Path) -> int:
-    """Puts the last checkpoint that is whole into the model; returns its iteration, or 0 where there is none.
+    """Puts the last checkpoint that is whole into the model; returns its iteration, or 0 if the folder has none.
 
     Raises:
         ValueError: all are damaged, or the last belongs to another model or adapter.
@@ -187,7 +187,7 @@ def _verified(checkpoint: Path) -> dict:
             raise Damaged(path, f"has an {name} that {error}", _FIX) from error
     credit = state.get("credit", {})
     if not (isinstance(credit, dict) and all(map(WHOLE[1], credit.values()))):
-        raise Damaged(path, "has a credit that is no object of whole numbers", _FIX)
+        raise Damaged(path, "has a credit that is not an object of whole numbers", _FIX)
     optional = {
         OPTIMIZER: state["optimizer"],
         AVERAGE: "ema" in state,
@@ -207,7 +207,7 @@ def _verified(checkpoint: Path) -> dict:
 
 
 def _old_policy(state: Mapping) -> Mapping:
-    """Of a checkpoint's state: how many steps the old policy has followed, and whether it differs from the trained one."""
+    """How many steps the old policy of a checkpoint's state has followed, and whether it differs from the trained one."""
     return state.get("old_policy", {"steps": 0, "differs": False})
 
 
@@ -263,7 +263,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def run_id(folder: Path) -> str | None:
-    """Of the run in that folder, as its status or else its last checkpoint says: whoever starts a trainer writes a status too."""
+    """The id of the run in that folder, as its status says, or else its last checkpoint: a status is written by others too."""
     if written := status.read(folder, logger.debug).id:
         return written
     return next(filter(None, map(_run_id, reversed(complete(folder / CHECKPOINTS)))), None)

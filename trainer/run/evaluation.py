@@ -88,7 +88,7 @@ def evaluate(
 
 
 def _figures(values: Tensor) -> dict[str, float]:
-    """Of one reward's scores [N], those that are missing (NaN) left out."""
+    """Mean and spread of one reward's scores [N], those that are missing (NaN) left out."""
     column = values[values.isfinite()]
     spread = column.std().item() if len(column) > 1 else 0.0
     return {"mean": column.mean().item(), "std": spread, "standard_error": spread / max(1, len(column)) ** 0.5}

@@ -145,7 +145,7 @@ FILES: dict[str, OwnFile] = {
 
 
 def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
-    """A JSON file of a run, by its name in the run's folder; None where there is none, or none that the run needs.
+    """A JSON file of a run, by its name in the run's folder; None if it is missing, or damaged and not needed.
 
     Raises:
         Damaged: the run cannot do without it.
@@ -176,10 +176,10 @@ def check_values(content: dict, values: Check, path: Path, fix: str) -> None:
 
 
 def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say: Say = logger.warning) -> list[dict]:
-    """Objects of a JSON-lines file; none where there is no file. A last line that a kill cut short is left out, and that is said.
+    """Objects of a JSON-lines file, an empty list if it is missing. A last line that a kill cut short is left out and reported.
 
     Args:
-        row_check: raises ValueError for a row that is none; None: that of `LINES`, whose rows also rise by their iteration.
+        row_check: raises ValueError for a wrong row; None: that of `LINES`, whose rows also rise by their iteration.
 
     Raises:
         Damaged: names the line.
@@ -225,14 +225,14 @@ def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
 
 
 def check_iteration(row: dict) -> None:
-    """Of metrics.jsonl. Raises ValueError where a row is no iteration, or a value no number."""
+    """Raises ValueError if a row of metrics.jsonl is not an iteration, or a value not a number."""
     check(row, dict, {"iteration": WHOLE})
     for name, value in row.items():
         if ("/" in name or name in _PLAIN) and not (value is None or isinstance(value, bool) or is_number(value)):
             raise ValueError(f"has {quoted(name)} = {quoted(value)}, and not a number or null")
         step = keys.credit_step_number(name)
         if step is not None and not step.isdecimal():
-            raise ValueError(f"has {quoted(name)}, which is no step")
+            raise ValueError(f"has {quoted(name)}, which is not a step")
 
 
 _PLAIN = ("gradient_norm", "samples_per_second")  # beside those whose names have a part before a slash
@@ -240,13 +240,13 @@ _MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "he
 
 
 def check_evaluation(row: dict) -> None:
-    """Of evaluation.jsonl. Raises ValueError where a row is no evaluation."""
+    """Raises ValueError if a row of evaluation.jsonl is not an evaluation."""
     check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS)})
     check(row.get("rewards"), dict, {})
     if (metadata := row.get("metadata")) is not None:
         check(metadata, list, {})
         if len(metadata) != len(row.get("prompts") or ()) or not all(isinstance(entry, dict) for entry in metadata):
-            raise ValueError("has a `metadata` that is no list of one object for each prompt")
+            raise ValueError("has a `metadata` that is not a list of one object for each prompt")
     check(row.get("learned", {}), dict, {})
     for name, figures in (*row["rewards"].items(), *row.get("learned", {}).items()):
         try:
@@ -256,7 +256,7 @@ def check_evaluation(row: dict) -> None:
 
 
 def check_changes(row: dict) -> None:
-    """Of changes.jsonl. Raises ValueError where a row is no list of changes."""
+    """Raises ValueError if a row of changes.jsonl is not a list of changes."""
     check(row, dict, {"iteration": WHOLE})
     check(row.get("changes"), list, {})
     for change in row["changes"]:
@@ -354,13 +354,13 @@ class Lines:
             self._left = _which(os.fstat(descriptor))
 
     def restore(self) -> None:
-        """Writes the file again where somebody has removed or changed it."""
+        """Writes the file again if it was removed or changed meanwhile."""
         try:
             there = _which(os.lstat(self.path))
         except FileNotFoundError:
             there = None
         if there is None or there != self._left:
-            what = "gone" if there is None else "not as this run left it: somebody has cut, prolonged or exchanged it"
+            what = "gone" if there is None else "not as this run left it: it was cut, prolonged or exchanged"
             logger.warning("%s is %s, and is written again from memory", self.path, what)
             self.write()
 

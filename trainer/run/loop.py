@@ -99,7 +99,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if not start and run.iteration >= run.settings.checkpoint_every:
         raise RunError(
-            f"{folder} has {run.iteration} iterations on record, and none of its checkpoints is there any more. Fix: put the "
+            f"{folder} has {run.iteration} iterations on record, but its checkpoints are gone. Fix: put the "
             f"folder {CHECKPOINTS} back, or begin again with another --output"
         )
     if resume:
@@ -133,7 +133,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         code = _stopped(run, model, stopped, say)
         if lost:  # torchrun asked this process to stop, since another one died
             raise lost from None
-        run.mark("stopped", total)  # once all is saved: whoever reads it may resume
+        run.mark("stopped", total)  # once all is saved: who reads it may resume
         return code
     except NodeError:
         # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
@@ -180,7 +180,7 @@ def _as_well_as_can_be() -> Iterator[None]:
 
 
 def only(workflow: Workflow, *class_types: str) -> str:
-    """The id of the one node of these classes. Raises RunError where there is none, or more than one."""
+    """The id of the one node of these classes. Raises RunError if there is not exactly one."""
     nodes = [node for class_type in class_types for node in workflow.find(class_type)]
     if len(nodes) != 1:
         raise RunError(

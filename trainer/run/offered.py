@@ -1,6 +1,6 @@
 """What the page offers for inputs whose good values follow from the graph: metrics of its rewards, layers of its model.
 
-A graph that is still being put together is no error here: of what it does not say yet, nothing is offered. Loads no weights, only
+A graph that is still being put together is not an error here: what it does not say yet is not offered. Loads no weights, only
 the headers of their files.
 """
 

@@ -74,7 +74,7 @@ def close_run(run: Run) -> None:
 
 
 def taken(folder: Path) -> bool:
-    """Whether a run is on record there, somebody else's files are, or another process is about to begin one."""
+    """Whether the folder has a run on record or files that are not ours, or another process is about to begin a run there."""
     return on_record(folder) or bool(in_the_way(folder)) or queued(folder) or held(folder)
 
 

@@ -89,7 +89,7 @@ class Run:
 
     @classmethod
     def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping, node: str) -> Run:
-        """The run that a prompt asks for, with the settings of its Training Run, which is `node`, as far as they are no links.
+        """The run that a prompt asks for, with the constant inputs of its Training Run, `node`; linked inputs are ignored.
 
         Raises:
             Claimed: another process trains in that folder.
@@ -175,7 +175,7 @@ class Run:
         return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
     def check_metric(self, rewards: Iterable[Reward]) -> None:
-        """Raises RunError where best_metric is none of a run with these rewards, or nothing is evaluated."""
+        """Raises RunError if a run with these rewards has no such best_metric, or nothing is evaluated."""
         try:
             verdicts.check_metric(vars(self.settings), (reward.name for reward in rewards if not reward.groups_only))
         except ValueError as error:
@@ -229,7 +229,7 @@ class Run:
 
     @writing
     def begin_again(self) -> None:
-        """Makes a folder again that somebody has removed: the model still has what it learned, and so has its record."""
+        """Makes a folder again that was removed: the model still has what it learned, and so has its record."""
         logger.warning("%s is gone, and is begun again with what is on record of its training", self.folder)
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -435,7 +435,7 @@ class Graphs:
         self.node = node
 
     def before(self) -> dict | None:
-        """The graph on record; None where there is none."""
+        """The graph on record; None if there is not one yet."""
         return read_own(self.folder, WORKFLOW)
 
     def write(self) -> None:

@@ -33,7 +33,7 @@ class Trackers:
 
     Raises:
         NotAllowed: the user has not allowed that values go there.
-        ValueError: wandb was asked for and is not installed, or nobody is logged in.
+        ValueError: wandb was asked for and is not installed, or the user is not logged in.
     """
 
     def __init__(self, folder: Path, project: str, start: int, settings: Mapping):

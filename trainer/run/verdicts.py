@@ -133,11 +133,13 @@ def _sign(value: float) -> int:
 
 
 def check_metric(settings: Mapping[str, object], rewards: Iterable[str]) -> None:
-    """Raises ValueError for a best_metric that evaluations by these rewards do not have, or where there are none."""
+    """Raises ValueError for a best_metric that evaluations by these rewards do not have, or if nothing is evaluated."""
     check_evaluates(settings)
     metric, metrics = settings["best_metric"], [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
     if metric and metric not in metrics:
-        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(metrics)}, or empty")
+        raise ValueError(
+            f"best_metric {metric!r} is not a figure of this run. Fix: one of {', '.join(metrics)}, or empty"
+        )
 
 
 def check_evaluates(settings: Mapping[str, object]) -> None:

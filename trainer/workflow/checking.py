@@ -66,7 +66,7 @@ def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]
 def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
     problems = []
     if why := getattr(node.cls, "REFUSED", None):
-        fix = "connect what it is connected to, so that none of our nodes needs it"
+        fix = "connect what it is connected to, so that our nodes do not need it"
         problems.append(graph.problem(node.id, None, None, f"class {node.class_type} {why}", fix))
     for name, declaration in node.declared.items():
         if declaration.required and name not in node.inputs:
@@ -91,13 +91,13 @@ def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
 def _link_problems(graph: DeclaredGraph, node: Node, name: str) -> Iterator[Problem]:
     (source, index), declaration = node.links[name], node.declared[name]
     if source not in graph.entries:
-        yield graph.problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
+        yield graph.problem(node.id, name, [source, index], f"the graph has no node {source}", declaration.wanted)
     if source not in graph.nodes:
         return  # an unknown class is reported as such
     returned, origin = graph.nodes[source].cls.RETURN_TYPES, f'node {source} "{graph.title(source)}"'
     message = ""
     if not 0 <= index < len(returned):
-        message = f"{origin} has {len(returned)} outputs, counted from 0: there is no output {index}"
+        message = f"{origin} has {len(returned)} outputs, counted from 0: it has no output {index}"
     elif "input_types" not in node.validates and not types_match(returned[index], declaration):
         message = f"takes {declaration.type_name}, but output {index} of {origin} is {type_name(returned[index])}"
     if message:

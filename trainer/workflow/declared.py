@@ -132,7 +132,7 @@ def _unwrapped(value: Any) -> Any:
         raise ValueError('neither a link nor a value, since lists are exported as {"__value__": [...]}')
     value = value["__value__"] if isinstance(value, dict) and "__value__" in value else value
     if value is None:  # which is what ComfyUI hands to VALIDATE_INPUTS for a link
-        raise ValueError("null is no value")
+        raise ValueError("null is not a value")
     return value
 
 
@@ -199,17 +199,17 @@ class DeclaredGraph:
         if not matches:
             close = did_you_mean(name, [word for id_ in self.entries for word in (id_, self.title(id_))])
             listed = ", ".join(f'{node_id} "{self.title(node_id)}"' for node_id in self.entries)
-            raise refusal(f"there is no node {name!r}", f"{close}use one of: {listed}")
+            raise refusal(f"the graph has no node {name!r}", f"{close}use one of: {listed}")
         if matches[0] not in self.nodes:
             message = f"class {self.entries[matches[0]]['class_type']} is not known here, so it has no inputs to set"
             raise WorkflowError([self.problem(matches[0], None, None, message, "set an input of another node")])
         return self.nodes[matches[0]]
 
     def declaration(self, node: Node, input_name: str, value: Any) -> Declaration:
-        """Of an input that is to be given `value`. Raises WorkflowError where the node has no such input."""
+        """The declaration of an input that is to be given `value`. Raises WorkflowError where the node has no such input."""
         if input_name not in node.declared:
             fix = suggest(input_name, node.declared)
-            raise WorkflowError([self.problem(node.id, input_name, value, "there is no such input", fix)])
+            raise WorkflowError([self.problem(node.id, input_name, value, "the node has no such input", fix)])
         return node.declared[input_name]
 
     def problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
@@ -230,7 +230,7 @@ class DeclaredGraph:
     # Loops, not recursion, since a graph may be deeper than Python's stack.
 
     def ancestors(self, targets: Iterable[str], results: Collection[str] = ()) -> set[str]:
-        """The targets and everything upstream of them that exists. Of nodes whose `results` are there, nothing upstream."""
+        """The targets and everything upstream of them that exists. Nothing upstream of nodes whose `results` are there."""
         needed, pending = set(), list(targets)
         while pending:
             node_id = pending.pop()

@@ -87,7 +87,7 @@ def folder_of(node_class: type, input_name: str) -> Any:
 
 def addresses(canvas: Any) -> dict[str, str]:
     """{name of a model file: its address}, as the nodes of a canvas have them in `properties.models`. A stranger's canvas may
-    hold anything; what is no address is left out. Nothing is ever fetched from there."""
+    hold anything; what is not an address is left out. Nothing is ever fetched from there."""
     found: dict[str, str] = {}
     for node in _canvas_nodes(canvas):
         properties = node.get("properties")

@@ -22,7 +22,7 @@ def wrapped(value: Any) -> Any:
 
 
 def constants(entry: Mapping) -> dict[str, Any]:
-    """The inputs of a node that are no links."""
+    """The inputs of a node that are not links."""
     return {name: value for name, value in entry["inputs"].items() if not is_link(value)}
 
 
@@ -57,7 +57,7 @@ def planned_iterations(graph: Mapping[str, Mapping]) -> int | None:
 
 
 def plain(graph: Mapping[str, Mapping]) -> dict[str, dict]:
-    """A graph without what ComfyUI writes into it while it runs: the answers of IS_CHANGED, of which some are no JSON (NaN)."""
+    """A graph without what ComfyUI writes into it while it runs: the answers of IS_CHANGED, some of which are not JSON (NaN)."""
     return {
         node_id: {key: value for key, value in entry.items() if key != "is_changed"} for node_id, entry in graph.items()
     }

@@ -2,7 +2,7 @@
 
 Two graphs have the same structure where they make the same kind of thing: the same node classes, wired alike, with the same
 rewards, model and adapter. Ids, titles and everything that a user tunes while training (w_min, a coefficient, a learning rate)
-are no structure. Imports no torch: the page's server reads graphs too.
+are not structure. Imports no torch: the page's server reads graphs too.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def fingerprint(graph: Graph, node_id: str) -> str:
 
 def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str, Any]]:
     """What differs in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
-    with class names, None where there is none. `node` in them is a title. Seeds that advance, names, and what decides how long
-    and where a run is kept are no difference.
+    with class names, None if a graph lacks the node. `node` in them is a title. Seeds that advance, names, and what decides how
+    long and where a run is kept do not count as a difference.
 
     Args:
         node: the Training Run that it is about, where there are several; None: the first.

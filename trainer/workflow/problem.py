@@ -88,7 +88,7 @@ class Misfit:
 
 
 def did_you_mean(name: Any, names: Iterable[Any]) -> str:
-    """The beginning of a fix: the known name that is closest to a wrong one; empty where none is close."""
+    """The beginning of a fix: the known name that is closest to a wrong one; empty if no name is close."""
     close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, names)), n=1)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -97,4 +97,4 @@ def suggest(name: Any, names: Iterable[Any]) -> str:
     """A fix: what there is instead of `name`, the closest first."""
     names = list(names)
     listed = ", ".join(map(str, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"{did_you_mean(name, names)}use one of: {listed or '(there is none)'}"
+    return f"{did_you_mean(name, names)}use one of: {listed or '(nothing)'}"

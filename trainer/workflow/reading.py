@@ -1,4 +1,4 @@
-"""Reads an exported workflow: a file of bounded size, and in it a graph of bounded depth. Whoever made it may mean harm."""
+"""Reads an exported workflow: a file of bounded size, and in it a graph of bounded depth. Its author may mean harm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _content(path: Path, most: int) -> bytes:
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise refusal(f"{path} is no plain file", "give the file that ComfyUI exported")
+            raise refusal(f"{path} is not a plain file", "give the file that ComfyUI exported")
         content = file.read(most + 1)
     if len(content) > most:
         message = f"{path} is larger than {most // MEGABYTE} MB, which no workflow is"
@@ -50,7 +50,7 @@ def _content(path: Path, most: int) -> bytes:
 
 
 def read_canvas(path: Path) -> Any:
-    """The JSON of the canvas that a .png carries beside its graph; None where there is none. Only hints are read of it."""
+    """The JSON of the canvas that a .png carries beside its graph; None without one. Only hints are read from it."""
     if path.suffix.lower() != ".png":
         return None
     try:
@@ -107,7 +107,7 @@ def api_graph(graph: Any) -> dict[str, dict]:
 
 
 def _unfit_parts(node_id: str, entry: dict) -> list[Problem]:
-    """Values that cannot be copied, shown or saved: nested too deep, or text that is no Unicode."""
+    """Values that cannot be copied, shown or saved: nested too deep, or text that is not Unicode."""
     parts = [(None, node_id, 1), *((key, value, 2) for key, value in entry.items() if key != "inputs")]
     parts += [(name, (name, value), 2) for name, value in entry["inputs"].items()]
     problems = []
@@ -123,7 +123,7 @@ def _unfit(value: Any, level: int) -> str | None:
     while pending:  # a loop, since what it looks for is what recursion could not bear
         value, level = pending.pop()
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            return "holds text that is no Unicode (half of a pair of surrogates)"
+            return "holds text that is not Unicode (half of a pair of surrogates)"
         if isinstance(value, dict | list | tuple):
             if level > MOST_DEPTH:
                 return f"is nested too deep (more than {MOST_DEPTH} levels)"

@@ -125,7 +125,7 @@ class Workflow:
     def advancing(self) -> list[tuple[str, str, Any]]:
         """(node id, input, value) of the constants that ComfyUI's queue would advance after every prompt.
 
-        Of our own nodes alone: what a canvas does with the number of another node is not in the API format.
+        Only of our own nodes: what a canvas does with the number of another node is not in the API format.
         """
         return [
             (node.id, name, value)
@@ -188,7 +188,7 @@ class Workflow:
         node = self._declared.resolve(name)
         full = class_type if class_type in self.node_classes else PREFIX + class_type
         if full not in self.node_classes:
-            raise refusal(f"there is no node class {class_type!r}", suggest(class_type, self.node_classes))
+            raise refusal(f"unknown node class {class_type!r}", suggest(class_type, self.node_classes))
         new = self.node_classes[full]
         if tuple(new.RETURN_TYPES) != tuple(node.cls.RETURN_TYPES):
             message = (
@@ -234,7 +234,7 @@ class Workflow:
         targets = self.output_nodes() if targets is None else tuple(targets)
         for target in targets:
             if target not in graph.nodes:
-                raise refusal(f"there is no node {target!r} to run", suggest(target, graph.nodes))
+                raise refusal(f"the graph has no node {target!r} to run", suggest(target, graph.nodes))
         results = results or {}
         needed = graph.ancestors(targets, results)
         self._refuse_errors(graph, targets, {node_id for node_id, _ in overrides or {}} & needed)

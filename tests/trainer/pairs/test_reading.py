@@ -47,10 +47,10 @@ def test_blank_lines_count_and_a_changed_list_is_read_again(folder_of):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"prompt": "x"', "it is no JSON"),
+        ('{"prompt": "x"', "it is not JSON"),
         ("[1]", "it has no prompt"),
         ({"chosen": "0a.png", "rejected": "more/0b.png"}, "it has no prompt"),
-        ({**GOOD, "prompt": None}, "it has prompt = None, which is no text"),
+        ({**GOOD, "prompt": None}, "it has prompt = None, which is not text"),
         ({**GOOD, "prompt": "\ud800"}, "it has half a character in its prompt"),
         ({"prompt": "x", "chosen": "0a.png"}, "it has rejected = None, which is not the name of a file"),
         ({**GOOD, "chosen": 7}, "it has chosen = 7, which is not the name of a file"),

@@ -125,7 +125,7 @@ def test_a_prompt_with_metadata():
     assert (one, other) == ("two cats", "a fox")
     assert metadata_of(one) == {"include": [{"class": "cat", "count": 2}]} and metadata_of(other) == {}
     for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox", '{"prompt": "a fox", "worth": NaN}'):
-        with pytest.raises(ValueError, match='is no object like {"prompt": "…"}.*Fix: '):
+        with pytest.raises(ValueError, match='is not an object like {"prompt": "…"}.*Fix: '):
             ranking.prompts_of(wrong, 1, False)
 
 

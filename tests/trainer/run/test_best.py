@@ -270,7 +270,9 @@ def test_an_unknown_metric_is_said_before_anything_is_trained(small_graph, tmp_p
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"best_metric": metric}})))
     assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
     known = ["sum", "clip_t", "colorfulness", "sharpness", "accuracy"]
-    told = f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(f'evaluation/{n}' for n in known)}"
+    told = (
+        f"best_metric {metric!r} is not a figure of this run. Fix: one of {', '.join(f'evaluation/{n}' for n in known)}"
+    )
     assert told in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -333,7 +335,9 @@ def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch,
 def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui, monkeypatch, tmp_path):
     monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow({"OTCA_TrainingRun": {**RUN, "best_metric": "nothing"}})
-    with pytest.raises(NodeError, match="best_metric 'nothing' is no figure of this run. Fix: one of evaluation/sum"):
+    with pytest.raises(
+        NodeError, match="best_metric 'nothing' is not a figure of this run. Fix: one of evaluation/sum"
+    ):
         workflow.run()
     workflow.set("OTCA_TrainingRun.best_metric", "evaluation/sum")
     workflow.run()

@@ -492,7 +492,7 @@ def test_everything_wrong_is_reported_at_once(kit):
     )
     assert found["2", "value"].startswith('node 2 "Second", input value: required input is missing. Fix: give INT')
     assert 'node 1 "First" has 1 outputs' in found["3", "a"] and "no output 1" in found["3", "a"]
-    assert "there is no node 77. Fix: connect a NUMBER" in found["5", "a"]
+    assert "the graph has no node 77. Fix: connect a NUMBER" in found["5", "a"]
     assert "unknown node class OTCA_Nubmer. Fix: did you mean OTCA_Number?" in found["6", None]
     with pytest.raises(WorkflowError) as caught:
         workflow.run()

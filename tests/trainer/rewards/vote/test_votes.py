@@ -151,7 +151,7 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path, change, wrong):
 def test_half_a_line_in_the_middle_is_damage(tmp_path):
     path = tmp_path / "votes.jsonl"
     path.write_text(f'{{"version": 1,\n{vote().line()}\n')
-    with pytest.raises(Damaged, match="line 1 is no JSON"):
+    with pytest.raises(Damaged, match="line 1 is not JSON"):
         votes.read(path)
 
 
