@@ -441,7 +441,7 @@ def comfyui(monkeypatch, tmp_path):
         str(file.relative_to(tmp_path / kind)) for file in sorted((tmp_path / kind).rglob("*.*"))
     ]
     paths.get_temp_directory = lambda: str(tmp_path / "temporary")
-    paths.folder_names_and_paths = {}
+    paths.folder_names_and_paths = dict.fromkeys(("diffusion_models", "text_encoders", "vae", "loras"))
     queue = types.SimpleNamespace(currently_running=state.running)
     instance = types.SimpleNamespace(prompt_queue=queue, send_sync=lambda *event: state.events.append(event))
     server.PromptServer = types.SimpleNamespace(instance=instance)
