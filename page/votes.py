@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import io
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ from ..host.json_files import is_number, is_whole
 from ..host.paths import ASSETS
 from ..host.questions import Desk, NotOpen, Question, desk
 from ..host.text import quoted
+from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
 from .requests import Field, Handler, Refused, answered, body, guard, object_or_null
@@ -225,23 +225,14 @@ def _decoded(content: bytes) -> Asked:
         raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
     if fps is not None and not (is_number(fps) and 1 <= fps <= MOST_FPS):
         raise Refused(400, f"fps is {quoted(fps)}. Fix: a number from 1 to {MOST_FPS}, or null")
-    pictures = []
-    for number, data in enumerate(encoded):
-        try:
-            pictures.append(_read(media, base64.b64decode(data, validate=True)))
-        except (OSError, ValueError, SyntaxError, binascii.Error) as error:
-            raise Refused(
-                400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it"
-            ) from error
+    contents = []
+    try:
+        for number, data in enumerate(encoded):
+            try:
+                contents.append(base64.b64decode(data, validate=True))
+            except binascii.Error as error:
+                raise ValueError(f"sample {number} cannot be read as {media}: {error}") from error
+        pictures = [*sent(media, contents)]
+    except ValueError as error:
+        raise Refused(400, f"{error}. Fix: look at who sent it") from error
     return Asked(pictures, list(prompts), _groups(list(prompts), groups), fps)
-
-
-def _read(media: str, content: bytes) -> np.ndarray:
-    if media == "mp4":
-        import imageio.v3 as iio
-
-        return iio.imread(content, extension=".mp4", plugin="FFMPEG")
-    import numpy as np
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))

@@ -1,7 +1,7 @@
 """A reward server to copy: `python -m comfyui_otca.assets.examples.reward_server --port 8189`, then the node Reward: HTTP.
 
 It scores brightness. Return your model's scores from `score` instead; nothing else has to change, and nothing of this pack is
-needed: aiohttp, numpy, Pillow, and imageio for videos.
+needed: aiohttp, numpy, Pillow, and av for videos.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 
-import imageio.v3 as iio
+import av
 import numpy as np
 from aiohttp import web
 from PIL import Image
@@ -36,7 +36,10 @@ def score(samples: Sequence[np.ndarray], prompts: Sequence[str], metadata: Seque
 def decode(media: str, data: str) -> np.ndarray:
     content = base64.b64decode(data)
     if media == "mp4":
-        return iio.imread(content, extension=".mp4", plugin="FFMPEG")
+        with av.open(
+            io.BytesIO(content), format="mp4"
+        ) as video:  # no other format, which might name files of this machine
+            return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
     return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))
 
 

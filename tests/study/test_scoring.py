@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +13,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino
+from comfyui_otca.trainer.pictures.media import mp4
 from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.types import metadata_of
 
@@ -146,7 +146,7 @@ def test_a_table_and_every_score(folder, rewards, capsys, tmp_path):
 
 def test_videos_beside_pictures(folder, rewards, capsys):
     frames = np.repeat(np.linspace(0, 204, 5, dtype=np.uint8), 32 * 32 * 3).reshape(5, 32, 32, 3)
-    iio.imwrite(folder / "clip.mp4", frames, plugin="FFMPEG", fps=8, codec="libx264", macro_block_size=2)
+    (folder / "clip.mp4").write_bytes(mp4(frames, fps=8))
     arguments = [str(folder / "clip.mp4"), str(folder / "2.png"), "--reward", "python:file=brightness.py"]
     assert main(["score", *arguments, "--prompt", ""]) == 0
     row = capsys.readouterr().out.splitlines()[2].split(" | ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.trainer.pictures import media
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("real_model")]
 
@@ -53,7 +53,7 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
     video = run / "samples" / "000002.mp4"
     assert video.is_file() == family.startswith("wan")
     if video.is_file():
-        assert len(iio.imread(video, plugin="FFMPEG")) == 5
+        assert len(media.read(video)) == 5
 
     (tmp_path / "prompts.txt").write_text("a red circle\na blue square")
     common = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "1", "--reward", "sharpness"]
@@ -62,7 +62,7 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
     base, trained, again = (np.array([row["scores"]["sharpness"] for row in rows[i : i + 2]]) for i in (0, 2, 4))
     assert (base != trained).all() and (trained == again).all()
     if family.startswith("wan"):
-        assert len(iio.imread(run / "evaluation" / "pictures" / "run" / "0002-0.mp4", plugin="FFMPEG")) == 5
+        assert len(media.read(run / "evaluation" / "pictures" / "run" / "0002-0.mp4")) == 5
 
     arguments = ["train", str(run), "--output", str(run), "--resume", "--iterations", "3"]
     assert main(arguments) == 0
@@ -72,8 +72,8 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
     video = run / "samples-1.mp4"
     assert video.is_file() == family.startswith("wan")
     if video.is_file():
-        frames = iio.imread(video, plugin="FFMPEG")
-        assert len(frames) == 5 and frames.shape[1:3] != iio.imread(run / "samples-1.png").shape[:2], "after alone"
+        frames = media.read(video)
+        assert len(frames) == 5 and frames.shape[1:3] != media.read(run / "samples-1.png").shape[:2], "after alone"
 
 
 KEPT = {"unconditional_gradient": False}
@@ -110,7 +110,7 @@ def test_a_bare_video_model(tmp_path, tiny_folder):
     options = ["--prompt", "a red circle", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "a.png")]
     assert main(["sample", str(path), *options]) == 2, "it does not say what size it is for"
     assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "9"]) == 0
-    assert len(iio.imread(tmp_path / "a.mp4", plugin="FFMPEG")) == 9
+    assert len(media.read(tmp_path / "a.mp4")) == 9
     assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "8"]) != 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
-MOST_PIXELS = 64_000_000
+MOST_PIXELS = 64_000_000  # of one picture, or one frame
+MOST_TOGETHER = 4 * MOST_PIXELS  # of all pictures and frames of one request: 768 MB
+SIGNS = {"png": (0, b"\x89PNG\r\n\x1a\n"), "mp4": (4, b"ftyp")}  # where a file says what it is, and how
 # What PIL raises of files that are not pictures.
 DAMAGES = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
 
@@ -30,10 +34,70 @@ def eight_bits(images: Tensor) -> Tensor:
 def read(file: Path) -> np.ndarray:
     """uint8 [H, W, 3] or, of a video, [F, H, W, 3]."""
     if file.suffix.lower() in VIDEOS:
-        import imageio.v3 as iio
-
-        return iio.imread(file, plugin="FFMPEG")
+        return np.stack([*_frames(file, None, MOST_TOGETHER)])
     return np.asarray(Image.open(file).convert("RGB"))
+
+
+def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
+    """What a stranger sent, one by one: uint8 [H, W, 3] of each `png`, [F, H, W, 3] of each `mp4`.
+
+    A file's first bytes must say that it is of this kind, and no other kind is tried. So a text that names other files, which
+    some formats of videos are, is never followed. Sizes are read before anything is decoded.
+
+    Raises:
+        ValueError: it is of another kind, damaged, or larger than MOST_TOGETHER allows; says which of them.
+    """
+    left = MOST_TOGETHER
+    place, sign = SIGNS[media]
+    for number, content in enumerate(contents):
+        try:
+            if content[place : place + len(sign)] != sign:
+                raise ValueError(f"its first bytes are not those of a {media} file")
+            if media == "png":
+                with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+                    _within(picture.width * picture.height, left)
+                    pixels = np.asarray(picture.convert("RGB"))
+            else:
+                pixels = np.stack([*_frames(io.BytesIO(content), "mp4", left)])
+        except ValueError as error:
+            raise ValueError(f"sample {number} cannot be read as {media}: {error}") from error
+        except DAMAGES as error:
+            raise ValueError(f"sample {number} cannot be read as {media}: it is damaged ({error})") from error
+        left -= pixels.size // 3
+        yield pixels
+
+
+def _within(pixels: int, left: int, one: str = "a picture") -> None:
+    if pixels > MOST_PIXELS:
+        raise ValueError(f"it has {pixels:,} pixels, and {one} may have {MOST_PIXELS:,}")
+    if pixels > left:
+        raise ValueError(f"all pictures and frames of one request may have {MOST_TOGETHER:,} pixels together")
+
+
+def _frames(file: Path | io.BytesIO, kind: str | None, left: int) -> Iterator[np.ndarray]:
+    """The frames [H, W, 3] uint8 of a video. `kind`: its format; None: whatever it says, which is for our own files alone.
+
+    Raises:
+        ValueError: it cannot be read, has no frame, or has more pixels than are `left`.
+    """
+    import av
+
+    try:
+        with av.open(file, format=kind) as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None:
+                raise ValueError("it has no pictures")
+            # Before a frame has its memory; FFmpeg counts a margin of its own around it.
+            stream.codec_context.options = {"max_pixels": str(MOST_PIXELS + 2**22)}
+            before = left
+            for frame in container.decode(stream):
+                _within(frame.width * frame.height, left, "a frame")
+                left -= frame.width * frame.height
+                yield frame.to_ndarray(format="rgb24")
+            if left == before:
+                raise ValueError("it has no pictures")
+    except av.FFmpegError as error:
+        raise ValueError(f"it is damaged ({error.strerror or type(error).__name__})") from error
 
 
 def fitted(content: bytes, width: int, height: int) -> np.ndarray:
@@ -78,17 +142,21 @@ def _upright(picture: Image.Image) -> Image.Image:
 
 
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
-    """H.264 of frames [F, H, W, 3] uint8; an odd side loses a pixel, which the codec cannot keep."""
-    import imageio.v3 as iio
+    """H.264 of frames [F, H, W, 3] uint8; an odd side loses a pixel, which the codec cannot keep.
+
+    Args:
+        quality: 0 … 10, the best.
+    """
+    import av
 
     height, width = (side // 2 * 2 for side in frames.shape[1:3])
-    return iio.imwrite(
-        "<bytes>",
-        frames[:, :height, :width],
-        extension=".mp4",
-        plugin="FFMPEG",
-        fps=fps,
-        codec="libx264",
-        quality=quality,
-        macro_block_size=2,
-    )
+    content = io.BytesIO()
+    with av.open(content, "w", format="mp4") as container:
+        # libx264's quantizer goes from 51, the worst, to 0.
+        options = {"crf": str(round((10 - quality) * 5.1))}
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=options)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for frame in frames[:, :height, :width]:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    return content.getvalue()

@@ -120,3 +120,39 @@ def test_damaged_files_raise_nothing_else(kind):
         except ValueError:
             pass
     assert read < 300
+
+
+PLAYLIST = """<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT1S"><Period><AdaptationSet
+mimeType="video/mp4"><Representation id="1" bandwidth="1" width="16" height="16"><BaseURL>{}</BaseURL></Representation>
+</AdaptationSet></Period></MPD>"""
+
+
+def test_what_a_stranger_sends_names_no_file_of_ours(tmp_path):
+    ours = tmp_path / "ours.mp4"
+    ours.write_bytes(media.mp4(np.full((4, 16, 16, 3), 90, np.uint8), 8.0))
+    (frames,) = media.sent("mp4", [ours.read_bytes()])
+    assert frames.shape == (4, 16, 16, 3) and abs(frames.astype(int) - 90).max() <= 2
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    songs = f"ffconcat version 1.0\nfile {ours}\n", f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{ours}\n"
+    for text in (PLAYLIST.format(ours), *songs, f"....ftyp{PLAYLIST.format(ours)}"):
+        with pytest.raises(ValueError, match="sample 0 cannot be read as mp4: it"):
+            list(media.sent("mp4", [text.encode()]))
+    for kind, content in (("mp4", picture.getvalue()), ("png", ours.read_bytes())):
+        with pytest.raises(ValueError, match=f"its first bytes are not those of a {kind} file"):
+            list(media.sent(kind, [content]))
+
+
+def test_what_a_stranger_sends_is_measured_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(media, "MOST_PIXELS", 40 * 40)
+    monkeypatch.setattr(media, "MOST_TOGETHER", 5 * 32 * 32)
+    clip = media.mp4(np.zeros((3, 32, 32, 3), np.uint8), 8.0)
+    assert [clip.shape for clip in media.sent("mp4", [clip])] == [(3, 32, 32, 3)]
+    with pytest.raises(ValueError, match="sample 1 .*all pictures and frames of one request may have 5,120 pixels"):
+        list(media.sent("mp4", [clip, clip]))
+    wide = io.BytesIO()
+    Image.new("RGB", (48, 48)).save(wide, "PNG")
+    with pytest.raises(ValueError, match="2,304 pixels, and a picture may have 1,600"):
+        list(media.sent("png", [wide.getvalue()]))
+    with pytest.raises(ValueError, match="2,304 pixels, and a frame may have 1,600"):
+        list(media.sent("mp4", [media.mp4(np.zeros((1, 48, 48, 3), np.uint8), 8.0)]))
