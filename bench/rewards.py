@@ -13,7 +13,7 @@
   again, as the reference packages are. *Batched*: the same, but all pictures at once and each prompt once. *Stack*: as a Reward
   Stack does it, where CLIP-T and Aesthetic also share a forward pass.
 - published: scores by the published weights that are on this machine against a second implementation on the same weights, and
-  against the authors' package `ImageReward` if it can be imported.
+  against the authors' packages `hpsv2` and `ImageReward` if they can be imported.
 - judge: Reward: VLM Judge with a tiny model in `transformers serve` (needs fastapi, uvicorn, openai), the same model asked
   directly, and a server that computes nothing and answers after 50 ms.
 - words: 50 words, written by Pillow in five fonts on plain, shaded and noisy ground, at four sizes, read back by Reward: Text.
@@ -232,6 +232,9 @@ def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.I
             return torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens))[0]
 
         yield "open_clip, written out", open_clip
+        if importlib.util.find_spec("hpsv2"):
+            package = hps.HPSv2(provider="hpsv2")
+            yield "package hpsv2", lambda picture, prompt: _each(package, [picture], [prompt])[0]
     elif kind == "image_reward":
         state = image_reward.FILE.read(own.path)
 

@@ -55,6 +55,7 @@ THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
 JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
+HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
 PREFIX = "OTCA_"

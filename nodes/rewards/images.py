@@ -1,7 +1,8 @@
 """Rewards that look at a picture: by a network, at its pixels, and for what the prompt says in so many words."""
 
 from ...host import paths, search
-from ..inputs import complaint, found, number, switch, text
+from ...trainer.types import HPS_PROVIDERS
+from ..inputs import choice, complaint, found, number, switch, text
 from .base import JUDGE, REWARD, NetworkReward, RewardNode
 
 MARKER = "preprocessor_config.json"
@@ -108,15 +109,22 @@ class RewardHPSv2(NetworkReward):
             "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
             "do."
         ),
+        "provider": choice(HPS_PROVIDERS, advanced=True).tip(
+            "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
+            "authors' package, where you have one that works."
+        ),
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", tokenizer="", clip=""):
+    def VALIDATE_INPUTS(cls, path="", tokenizer="", provider="transformers", clip=""):
         from ...trainer.rewards import hps
 
+        if provider not in (None, *HPS_PROVIDERS):
+            return f"provider: {provider!r} is unknown. Fix: choose {' or '.join(HPS_PROVIDERS)}"
+        wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
-            or complaint("tokenizer", hps.TOKENIZER.find_folder, tokenizer, "tokenizer_config.json")
+            or complaint("tokenizer", hps.TOKENIZER.find_folder, wanted, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )
 

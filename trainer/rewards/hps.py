@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..networks import preprocess
+from ..networks import RewardError, preprocess
 from ..networks.features import VIT_L, Clip
 from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
@@ -143,17 +143,63 @@ def clean(text: str) -> str:
     return html.unescape(html.unescape(ftfy.fix_text(text))).strip()
 
 
+class HPSv2Package(Network):
+    """The authors' own `hpsv2` package instead of transformers, kept in memory and asked for a batch at once.
+
+    Its base weights are not needed and not downloaded: the published file holds all of the network.
+    """
+
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
+        try:
+            from hpsv2.src.open_clip import create_model_and_transforms, get_tokenizer
+        except Exception as error:  # whatever it needs, or lacks: its release on PyPI is without its own vocabulary
+            raise RewardError(
+                f"provider 'hpsv2': the package cannot be used ({type(error).__name__}: {error}). Fix: set provider to "
+                "transformers, which needs no package and gives the same scores, or pip install --no-deps hpsv2, and put "
+                "bpe_simple_vocab_16e6.txt.gz of its repository into hpsv2/src/open_clip"
+            ) from error
+        self.model, _, self.transform = create_model_and_transforms("ViT-H-14", None, device="cpu", output_dict=True)
+        self.model.load_state_dict(read_checkpoint(path))
+        self.model.eval().requires_grad_(False).to(dtype)
+        self.tokenizer = get_tokenizer("ViT-H-14")
+        self.settle(device)
+
+    def _networks(self) -> list[torch.nn.Module]:
+        return [self.model]
+
+    def pictures(self, images: Tensor) -> Tensor:
+        pixels = torch.stack([self.transform(picture) for picture in preprocess.pil(images)])
+        return self.model.encode_image(pixels.to(self.device, self.dtype)).float()
+
+    def texts(self, prompts: Sequence[str]) -> Tensor:
+        return self.model.encode_text(self.tokenizer(list(prompts)).to(self.device)).float()
+
+
 class HPSv2(ClipReward):
     """cos(image, text), unscaled (Wu et al., 2306.09341); mostly between 0.20 and 0.35.
 
     Args:
         path: HPS_v2.1_compressed.pt, by its path or by its published name.
         tokenizer: a folder with a CLIP tokenizer, the name of one, or a hub id in the local cache.
+        provider: one of types.HPS_PROVIDERS.
     """
 
-    def __init__(self, name: str = "hpsv2", *, path: str = "", tokenizer: str = TOKENIZER.source, **use):
-        folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-        super().__init__(name, HPSv2Clip, FILE.find(path), {"tokenizer": folder}, **use)
+    def __init__(
+        self,
+        name: str = "hpsv2",
+        *,
+        path: str = "",
+        tokenizer: str = TOKENIZER.source,
+        provider: str = "transformers",
+        **use,
+    ):
+        file = FILE.find(path)
+        if provider == "hpsv2":
+            super().__init__(name, HPSv2Package, file, **use)
+        else:
+            folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
+            super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)

@@ -54,7 +54,7 @@ _STRUCTURE = {
     MAKE_NODE: {"start_from", "boundary", "lora_rank", "lora_alpha", "lora_targets", "seed"},
     "OTCA_EmbeddedModel": {"model"},
 }
-_REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "file", "function", "url"}
+_REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.trainer.rewards import hps
+from comfyui_otca.trainer.rewards import RewardError, hps
 from comfyui_otca.trainer.rewards.hps import HPSv2, clean
 
 pytestmark = pytest.mark.anywhere
@@ -118,3 +122,84 @@ def test_a_plain_state_dict_will_do(tiny, tmp_path, images, prompts):
     torch.save(torch.load(tiny / "hps.pt")["state_dict"], tmp_path / "plain.pt")
     judge = HPSv2(path=str(tmp_path / "plain.pt"), tokenizer=str(tiny / "clip"))
     assert torch.equal(judge.score(images, prompts), scorer(tiny).score(images.clone(), prompts))
+
+
+# -- the authors' own package -------------------------------------------------------------------------------------------------
+
+
+class OpenClip(torch.nn.Module):
+    """What the package's model offers, by the architecture written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.batches = []
+
+    def load_state_dict(self, state):
+        self.state = state
+
+    def encode_image(self, pixels):
+        self.batches.append(len(pixels))
+        return reference_rewards.open_clip(self.state, pixels, [[0]])[0]
+
+    def encode_text(self, ids):
+        rows = [row[: row.argmax() + 1].tolist() for row in ids]
+        return reference_rewards.open_clip(self.state, torch.zeros(1, 3, 32, 32), rows)[1]
+
+
+@pytest.fixture
+def package(tiny, monkeypatch):
+    """A stand-in for `hpsv2`, with the calls that are made of it."""
+    made = []
+
+    def create_model_and_transforms(name, pretrained, **options):
+        assert (name, pretrained) == ("ViT-H-14", None), "base weights would be downloaded"
+        made.append(OpenClip())
+        return made[-1], None, lambda picture: reference_rewards.letterbox(picture, 32)
+
+    def tokenizer(texts):
+        ids = torch.zeros(len(texts), 77, dtype=torch.long)
+        for row, told in enumerate(tokens(tiny, texts)):
+            ids[row, : len(told)] = torch.tensor(told)
+        return ids
+
+    module = types.ModuleType("hpsv2.src.open_clip")
+    module.create_model_and_transforms = create_model_and_transforms
+    module.get_tokenizer = lambda name: tokenizer
+    for name in ("hpsv2", "hpsv2.src"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hpsv2.src.open_clip", module)
+    return made
+
+
+@pytest.mark.host  # a stand-in on the CPU
+def test_the_package_gives_the_same_scores_a_batch_at_once(tiny, images, prompts, package):
+    judge = scorer(tiny, provider="hpsv2")
+    scores = judge.score(images, prompts)
+    torch.testing.assert_close(scores, scorer(tiny).score(images.clone(), prompts), atol=1e-5, rtol=1e-4)
+    scorer(tiny, provider="hpsv2").score(images.clone(), prompts)
+    [model] = package
+    assert model.batches == [3, 3], "one model for both, asked for three pictures at a time"
+    assert judge.network.leave() is False
+
+
+@pytest.mark.host  # after the stand-in
+def test_a_package_that_does_not_work_is_an_error_with_its_reason(tiny, monkeypatch):
+    for name in ("hpsv2", "hpsv2.src", "hpsv2.src.open_clip"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        RewardError, match=r"provider 'hpsv2'.*ModuleNotFoundError.*Fix: set provider to transformers.*--no-deps"
+    ):
+        scorer(tiny, provider="hpsv2")
+
+
+def test_its_node_says_what_is_missing(tiny):
+    node = NODE_CLASS_MAPPINGS["OTCA_RewardHPSv2"]
+    there = {"path": str(tiny / "hps.pt"), "tokenizer": str(tiny / "clip")}
+    assert node.VALIDATE_INPUTS(**there) is True
+    assert "HPS_v9.pt (3.9 GB) was not found" in node.VALIDATE_INPUTS(**{**there, "path": "HPS_v9.pt"})
+    assert "tokenizer: " in node.VALIDATE_INPUTS(**{**there, "tokenizer": "nowhere"})
+    assert node.VALIDATE_INPUTS(**{**there, "tokenizer": "nowhere"}, provider="hpsv2") is True
+    assert "provider: 'other'" in node.VALIDATE_INPUTS(**there, provider="other")
+    [judge] = node().build(**there, provider="transformers", coefficient=1.0, held_out=True)
+    assert judge.name == "hpsv2" and judge.held_out
