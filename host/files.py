@@ -117,11 +117,13 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the fil
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one."""
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one. `mode` is
+    what the file is created with, as by `os.open`."""
     aside = beside(path)
     try:
-        aside.write_text(text, encoding="utf-8")
+        with open(aside, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
         flush(aside)
         put_in_place(aside, path)
     finally:

@@ -21,9 +21,12 @@ from .opening import SHOWN, shown
 
 FOLDERS, HOSTS, DOWNLOADS = "OTCA_ALLOW_FOLDERS", "OTCA_ALLOW_HOSTS", "OTCA_ALLOW_DOWNLOADS"
 PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
-FROM_PAGE = "OTCA_STARTED_BY_PAGE"  # set for a trainer that nobody typed: the folder it runs in is not the user's word
+FROM_PAGE = (
+    "OTCA_STARTED_BY_PAGE"  # set for a trainer that the page started: the folder it runs in is not the user's word
+)
 READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
-_VARIABLES = ((READ, FOLDERS, os.pathsep), (POST, HOSTS, ","), (DOWNLOAD, DOWNLOADS, ","), (RUN, PYTHON, os.pathsep))
+# By which variable the user allows a kind, and what stands between its entries.
+_VARIABLES = {READ: (FOLDERS, os.pathsep), POST: (HOSTS, ","), DOWNLOAD: (DOWNLOADS, ","), RUN: (PYTHON, os.pathsep)}
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
@@ -102,12 +105,11 @@ def fix(want: Want) -> str:
 
 def folders(why: str) -> list[str]:
     """All folders, absolute, whose files or models a workflow may name for that; also single files that the user named."""
-    by_user = [*map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
-    return [*known_folders(why), *by_user]
+    return [*known_folders(why), *map(_absolute, _by_user(READ))]
 
 
 def known_folders(why: str) -> list[str]:
-    """Folders that nobody has to allow, the one where a command was typed among them. For prompts and pairs they are few: the
+    """Folders that need no permission, the one where a command was typed among them. For prompts and pairs they are few: the
     hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
     readable = paths.input_folders() if why in (PROMPTS, PAIRS) else _model_folders()
     if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
@@ -142,13 +144,12 @@ def _may_read(want: Want) -> bool:
 def _may_post(want: Want) -> bool:
     what = want.what
     name = what.rpartition(":")[0]
-    entries = {entry.lower() for entry in [*_entries(HOSTS, ","), *remembered.entries()[remembered.HOSTS]]}
+    entries = set(map(str.lower, _by_user(POST)))
     return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(named_only=True)
 
 
 def _may_download(want: Want) -> bool:
-    entries = {*_entries(DOWNLOADS, ","), *remembered.entries()[remembered.DOWNLOADS]}
-    return "1" in entries or want.what in entries
+    return not {"1", want.what}.isdisjoint(_by_user(DOWNLOAD))
 
 
 def _may_run(want: Want) -> bool:
@@ -167,7 +168,7 @@ _RULES: dict[str, Callable[[Want], bool]] = {
 }
 _WRONG = {
     READ: "lies in no folder that workflows may read",
-    POST: "is a host that nobody has allowed",
+    POST: "is a host that you have not allowed",
     DOWNLOAD: "may not be downloaded",
     RUN: "is Python code, which would run with all your rights, and no folder is allowed",
 }
@@ -245,10 +246,10 @@ def python_file(name: str) -> Path:
 
     Raises:
         NotAllowed: no folder is allowed, or the file lies outside all of them.
-        FileNotFoundError: it lies in none of them.
+        FileNotFoundError: no such folder has it.
     """
     want = Want(RUN, str(name), "a reward")
-    allowed_folders = [os.path.realpath(folder) for folder in _entries(PYTHON, os.pathsep)]
+    allowed_folders = [os.path.realpath(folder) for folder in _by_environment(RUN)]
     if not allowed_folders:
         raise NotAllowed(f"{shown(name)} {_WRONG[RUN]}. Fix: {fix(want)}")
     listed = ", ".join(allowed_folders)
@@ -293,7 +294,7 @@ def user_named(path: str | os.PathLike) -> None:
     it too."""
     name = os.path.expanduser(os.fspath(path))
     if name and os.pathsep not in name and os.path.exists(name) and os.path.dirname(_absolute(name)) != _absolute(name):
-        _add(FOLDERS, os.pathsep, _absolute(name))
+        _add(READ, _absolute(name))
 
 
 def user_wants(wants: Iterable[Want]) -> None:
@@ -301,10 +302,8 @@ def user_wants(wants: Iterable[Want]) -> None:
     for want in wants:
         if want.kind == READ:
             user_named(want.what)
-        elif want.kind == POST:
-            _add(HOSTS, ",", want.what)
-        elif want.kind == DOWNLOAD:
-            _add(DOWNLOADS, ",", want.what)
+        elif want.kind != RUN:
+            _add(want.kind, want.what)
 
 
 def user_allows(
@@ -312,15 +311,9 @@ def user_allows(
 ) -> None:
     """The options of a command line, into the environment. `download` also asks for what is missing, as Load Flow Model does."""
     _asked["download"] = download
-    for variable, separator, values in (
-        (FOLDERS, os.pathsep, folders),
-        (HOSTS, ",", hosts),
-        (PYTHON, os.pathsep, python),
-    ):
+    for kind, values in ((READ, folders), (POST, hosts), (RUN, python), (DOWNLOAD, ["1"] if download else [])):
         for value in values:
-            _add(variable, separator, str(value))
-    if download:
-        _add(DOWNLOADS, ",", "1")
+            _add(kind, str(value))
 
 
 _asked = {"download": False}
@@ -333,7 +326,7 @@ def downloads_wanted() -> bool:
 
 def granted() -> dict[str, str]:
     """What the user's environment and command line allow, for another process of the same training."""
-    return {variable: os.environ.get(variable, "") for variable in (FOLDERS, HOSTS, DOWNLOADS, PYTHON)}
+    return {variable: os.environ.get(variable, "") for variable, _ in _VARIABLES.values()}
 
 
 def grant(allowed: Mapping[str, str]) -> None:
@@ -364,7 +357,9 @@ def remember(kind: str, what: str) -> str:
     """
     if kind not in BY_CLICK:
         raise ValueError(f"must be one of {', '.join(BY_CLICK)}. Fix: Python code is allowed by {PYTHON} alone")
-    value = {READ: _checked_folder, POST: _checked_host, DOWNLOAD: _checked_repository}[kind](what)
+    if kind == DOWNLOAD and not is_hub_id(what):
+        raise ValueError("is not a repository of the hub. Fix: for example black-forest-labs/FLUX.1-dev")
+    value = what if kind == DOWNLOAD else _checked_host(what) if kind == POST else _checked_folder(what)
     remembered.add(BY_CLICK[kind], value)
     return value
 
@@ -375,7 +370,7 @@ def _checked_folder(what: str) -> str:
     except ValueError as error:
         raise ValueError(f"{error}. Fix: give a folder of this machine, or use {FOLDERS}") from None
     if not os.path.isabs(what) or not os.path.isdir(what):
-        raise ValueError("is no absolute path of a folder that is there. Fix: give one")
+        raise ValueError("is not the absolute path of a folder that is there. Fix: give one")
     real = os.path.realpath(what)
     if too_wide(real) or too_wide(_absolute(what)):
         raise ValueError(
@@ -387,14 +382,8 @@ def _checked_folder(what: str) -> str:
 def _checked_host(what: str) -> str:
     match = HOST.fullmatch(what.lower()) if isinstance(what, str) else None
     if not match or not 0 < int(match["port"] or 0) < 65536:
-        raise ValueError("is no host with its port. Fix: for example score.example.org:443")
+        raise ValueError("is not a host with its port. Fix: for example score.example.org:443")
     return f"{match['name']}:{int(match['port'])}"
-
-
-def _checked_repository(what: str) -> str:
-    if not is_hub_id(what):
-        raise ValueError("is no repository of the hub. Fix: for example black-forest-labs/FLUX.1-dev")
-    return what
 
 
 @dataclass(frozen=True)
@@ -411,7 +400,7 @@ def given() -> list[Given]:
     clicked = remembered.entries()
     return [
         *(Given(kind, what, "") for kind, name in BY_CLICK.items() for what in clicked[name]),
-        *(Given(kind, what, name) for kind, name, separator in _VARIABLES for what in _entries(name, separator)),
+        *(Given(kind, what, name) for kind, (name, _) in _VARIABLES.items() for what in _by_environment(kind)),
     ]
 
 
@@ -430,12 +419,19 @@ def take_back(kind: str, what: str) -> None:
 # --- small parts ------------------------------------------------------------------------------------------------------
 
 
-def _entries(variable: str, separator: str) -> list[str]:
+def _by_environment(kind: str) -> list[str]:
+    variable, separator = _VARIABLES[kind]
     return [part.strip() for part in os.environ.get(variable, "").split(separator) if part.strip()]
 
 
-def _add(variable: str, separator: str, value: str) -> None:
-    os.environ[variable] = separator.join(dict.fromkeys([*_entries(variable, separator), value]))
+def _by_user(kind: str) -> list[str]:
+    """What the environment and clicks allow."""
+    return [*_by_environment(kind), *remembered.entries()[BY_CLICK[kind]]]
+
+
+def _add(kind: str, value: str) -> None:
+    variable, separator = _VARIABLES[kind]
+    os.environ[variable] = separator.join(dict.fromkeys([*_by_environment(kind), value]))
 
 
 def _absolute(path: str) -> str:

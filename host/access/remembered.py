@@ -22,7 +22,7 @@ FOLDERS, HOSTS, DOWNLOADS = LISTS = ("folders", "hosts", "downloads")
 MOST_BYTES, MOST_ENTRIES = 1024**2, 1000
 
 _cache: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state, what it says)
-_adding = threading.Lock()
+_changing = threading.Lock()
 
 
 def file() -> Path | None:
@@ -43,20 +43,20 @@ def is_named() -> bool:
 
 def entries() -> dict[str, list[str]]:
     """What each of LISTS holds. A damaged file counts as an empty one, and the log says so once."""
-    path = file()
+    path, nothing = file(), {name: [] for name in LISTS}
     try:
         state = path.stat() if path else None
     except OSError:  # nothing was allowed yet
         state = None
     if path is None or state is None:
-        return {name: [] for name in LISTS}
+        return nothing
     seen = (state.st_mtime_ns, state.st_size, state.st_ino)
     if path not in _cache or _cache[path][0] != seen:
         try:
             content = _read(path)
         except files.Damaged as error:
             logger.warning("what was allowed by clicks is not allowed now: %s", error)
-            content = {name: [] for name in LISTS}
+            content = nothing
         _cache[path] = seen, content
     return _cache[path][1]
 
@@ -71,26 +71,26 @@ def add(name: str, value: str) -> None:
     path = file()
     if path is None:
         raise ValueError(f"nothing is remembered here, since {FILE}=none. Fix: allow it by the environment")
-    with _adding:
+    with _changing:
         lists = _read(path)  # and not `entries`: a file written by hand, with a comma too many, must not be lost
         if value in lists[name]:
             return
         if sum(map(len, lists.values())) >= MOST_ENTRIES:
             raise ValueError(f"{path} has {MOST_ENTRIES} entries already. Fix: take out those that you need no more")
         path.parent.mkdir(parents=True, exist_ok=True)
-        changed = {**lists, name: [*lists[name], value]}
-        files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+        _write(path, {**lists, name: [*lists[name], value]})
 
 
 def remove(name: str, value: str) -> None:
-    """Takes a value out of one of LISTS; nothing where it is not there. Raises Damaged, or OSError as `add`."""
+    """Takes a value out of one of LISTS, if it is there. Raises Damaged, or OSError as `add`."""
     path = file()
-    with _adding:
-        lists = _read(path) if path else {}
-        if path is None or value not in lists[name]:
-            return
-        changed = {**lists, name: [each for each in lists[name] if each != value]}
-        files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+    with _changing:
+        if path and value in (lists := _read(path))[name]:
+            _write(path, {**lists, name: [each for each in lists[name] if each != value]})
+
+
+def _write(path: Path, lists: dict[str, list[str]]) -> None:
+    files.write_text(path, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
 
 
 def _read(path: Path) -> dict[str, list[str]]:

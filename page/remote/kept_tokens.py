@@ -50,15 +50,8 @@ def forget(key: str) -> None:
 
 def _write(path: Path, content: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = files.beside(path)
-    try:
-        # Created for the owner alone: permissions that come later come too late.
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-        files.put_in_place(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    # Created for the owner alone: permissions that come later come too late.
+    files.write_text(path, json.dumps(content, indent=1), mode=0o600)
 
 
 def _file() -> Path | None:

@@ -118,7 +118,7 @@ def test_an_unknown_host(comfyui, graph, listening):
     url, reached = listening
     said = refused_when_queued(comfyui, with_server(graph(), url))
     host = url.removeprefix("http://").removesuffix("/score")
-    assert host in said["OTCA_RewardHTTP"] and "nobody has allowed" in said["OTCA_RewardHTTP"]
+    assert host in said["OTCA_RewardHTTP"] and "you have not allowed" in said["OTCA_RewardHTTP"]
     linked = with_server(graph(), url)
     linked["900"] = {"class_type": "PrimitiveString", "inputs": {"value": url}}
     linked["70"]["inputs"]["url"] = ["900", 0]

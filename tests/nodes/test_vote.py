@@ -14,7 +14,7 @@ NODE = NODE_CLASS_MAPPINGS["OTCA_RewardVote"]
     [
         ({"votes": "../elsewhere"}, "votes: must be a plain name"),
         ({"url": "ftp://here"}, "url: 'ftp://here' is not the address"),
-        ({"url": "http://votes.example/score"}, "a host that nobody has allowed"),
+        ({"url": "http://votes.example/score"}, "a host that you have not allowed"),
         ({"token_variable": "HF_TOKEN"}, "token_variable: 'HF_TOKEN' does not begin with OTCA_REWARD_TOKEN"),
         ({"learn": True, "encoder": "no-such-encoder"}, "encoder: "),
         ({"learn": True, "encoder": "shapes-clip", "url": "http://127.0.0.1:8190/score"}, "otca vote with --learn"),
