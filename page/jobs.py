@@ -128,11 +128,22 @@ class Jobs:
     def at_rest(self, run: Run) -> Iterator[None]:
         """Keeps the page from training the run meanwhile. Raises Refused (409) if something trains it already."""
         with self._starting:
-            if unseen := claim.doubt(run.folder):
-                raise Refused(409, unseen)
-            if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
-                raise Refused(409, _busy(run))
+            self._refuse_busy(run)
             yield
+
+    def _refuse_busy(self, run: Run, patience: float = 0.0) -> None:
+        """Raises Refused (409) if something trains the run, or will; waits so many seconds for a process that is ending."""
+        if unseen := claim.doubt(run.folder):  # which no waiting would change
+            raise Refused(409, unseen)
+        deadline = time.monotonic() + patience
+        while run.busy() and _is_ending(run.status()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if run.busy() or self._waiting(run):
+            raise Refused(409, _busy(run))
+
+    def _waiting(self, run: Run) -> Waiting | None:
+        """The run's place in the queue."""
+        return next((waiting for waiting in self._queue if waiting.run.id == run.id), None)
 
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
         """Continues from the last checkpoint, to `iterations` in all; returns a line for a human where something differs.
@@ -153,13 +164,7 @@ class Jobs:
         graph = resumable(begun)
         self._ready(graph, total, gpus)
         with self._starting:
-            if unseen := claim.doubt(run.folder):  # which no waiting would change
-                raise Refused(409, unseen)
-            deadline = time.monotonic() + ENDING_SECONDS
-            while run.busy() and _is_ending(run.status()) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
-                raise Refused(409, _busy(run))
+            self._refuse_busy(run, ENDING_SECONDS)
             try:
                 claim.check(run.folder)
             except claim.Claimed as error:
@@ -169,7 +174,11 @@ class Jobs:
             if total < done or total == done and run.summary()["status"] == "finished":
                 why = f"run {run.id} has done {done} iterations of {total}"
                 raise Refused(409, f"{why}. Fix: give a larger number of iterations")
-            _remove_file(run.folder / STOP)
+            try:
+                (run.folder / STOP).unlink(missing_ok=True)  # also a link, but not what it leads to
+            except OSError as error:  # a folder
+                why = f"{run.folder / STOP} is in the way ({error.strerror})"
+                raise Refused(409, f"{why}. Fix: remove it") from error
             changes, message = [], None
             if ended := run.status().reason:
                 message = f"continues without stop_after_decline, which would end it at once: {ended}"
@@ -222,9 +231,10 @@ class Jobs:
     def move_up(self, run: Run) -> None:
         """One place forward in the queue; the first one stays. Raises Refused (409)."""
         with self._starting:
-            place = next((place for place, waiting in enumerate(self._queue) if waiting.run.id == run.id), None)
-            if place is None:
+            waiting = self._waiting(run)
+            if waiting is None:
                 raise Refused(409, f"run {run.id} is not in the queue (any more). Fix: reload the list of runs")
+            place = self._queue.index(waiting)
             self._queue.insert(max(0, place - 1), self._queue.pop(place))
 
     def _watch(self) -> None:
@@ -265,7 +275,7 @@ class Jobs:
     def stop(self, run: Run) -> None:
         """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
         with self._starting:
-            if waiting := next((waiting for waiting in self._queue if waiting.run.id == run.id), None):
+            if waiting := self._waiting(run):
                 self._queue.remove(waiting)
                 if _is_queued(run):
                     self._write_status(run, "stopped", None, waiting.iterations)
@@ -381,14 +391,6 @@ def _claimed(run: Run) -> bool:
         return claim.holder(run.folder) is not None
     except files.Damaged:
         return True
-
-
-def _remove_file(path: Path) -> None:
-    """Also a link, but not what it leads to."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:  # a folder
-        raise Refused(409, f"{path} is in the way ({error.strerror}). Fix: remove it") from error
 
 
 def _busy(run: Run) -> str:

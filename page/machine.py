@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -72,28 +71,20 @@ def _accelerators() -> list[Memory]:
         module = getattr(torch, kind, None)
         if module is None or not hasattr(module, "mem_get_info") or not module.is_initialized():
             continue
-        for number in _at_work(torch, kind, module):
+        # The devices on which this process has memory already.
+        has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None) if kind == "cuda" else None
+        numbers = filter(has_context, range(module.device_count())) if has_context else [module.current_device()]
+        for number in numbers:
             try:
                 free, total = module.mem_get_info(number)
             except RuntimeError:  # a driver that cannot say: the line is about the others then
                 continue
-            found.append(Memory(f"{kind}:{number}", total - free, total, _held(kind, number)))
+            try:
+                held = devices.held_on(kind, number)
+            except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
+                held = None
+            found.append(Memory(f"{kind}:{number}", total - free, total, held))
     return found
-
-
-def _held(kind: str, number: int) -> int | None:
-    try:
-        return devices.held_on(kind, number)
-    except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
-        return None
-
-
-def _at_work(torch: ModuleType, kind: str, module: ModuleType) -> list[int]:
-    """The devices of a kind on which this process has memory already."""
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None) if kind == "cuda" else None
-    if has_context is None:
-        return [module.current_device()]
-    return [number for number in range(module.device_count()) if has_context(number)]
 
 
 def _main_memory(processes: Iterable[int]) -> Memory:

@@ -83,6 +83,16 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     return Template(template).substitute(title=escape(folder.resolve().name), body="\n".join(filter(None, body)))
 
 
+def _card(content: str, caption: str = "", kind: str = "wide") -> str:
+    shown = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="card"><div class="{kind}">{content}</div>{shown}</figure>'
+
+
+def _table(heads: Iterable[str], lines: Iterable[str]) -> str:
+    """A table of lines of HTML; the heads are text."""
+    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{''.join(lines)}</table>"
+
+
 def _section(heading: str, content: str) -> str:
     return f"<section><h2>{heading}</h2>\n{content}</section>" if content else ""
 
@@ -139,11 +149,7 @@ def _changes(changes: Sequence[Mapping]) -> str:
         for row in changes
         for change in row["changes"]
     ]
-    if not lines:
-        return ""
-    return (
-        f'<div class="card wide"><table><tr><th>from iteration</th><th>change</th></tr>{"".join(lines)}</table></div>'
-    )
+    return f'<div class="card wide">{_table(("from iteration", "change"), lines)}</div>' if lines else ""
 
 
 def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
@@ -152,7 +158,7 @@ def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
         return ""
     first = min(evaluations, key=lambda row: row["iteration"])
     held_out = {name: figures["held_out"] for row in evaluations for name, figures in row["rewards"].items()}
-    heads = "".join(f"<th>{escape(name)}{' (held out)' if out else ''}</th>" for name, out in held_out.items())
+    heads = [f"{name}{' (held out)' if out else ''}" for name, out in held_out.items()]
     lines = []
     for row in evaluations:
         cells = "".join(f'<td class="nowrap">{_figure(first, row, name)}</td>' for name in held_out)
@@ -165,10 +171,7 @@ def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
     caption += f"{first['iteration']} in standard deviations of that evaluation, coloured beyond two standard errors."
     if best:
         caption += f" ★ best by {best['metric']} ({best['value']:.4g}): its adapter is in {BEST}/."
-    return (
-        f'<figure class="card"><div class="wide"><table><tr><th>iteration</th>{heads}</tr>{"".join(lines)}</table></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    return _card(_table(["iteration", *heads], lines), caption)
 
 
 def _figure(first: Mapping, row: Mapping, name: str) -> str:
@@ -217,8 +220,7 @@ def _picture(path: Path, caption: str) -> str:
     with io.BytesIO() as content:
         image.save(content, "JPEG", quality=88, subsampling=0)
         data = base64.b64encode(content.getvalue()).decode()
-    picture = f'<img src="data:image/jpeg;base64,{data}" alt="{escape(caption)}">'
-    return f'<figure class="card"><div class="wide">{picture}</div><figcaption>{escape(caption)}</figcaption></figure>'
+    return _card(f'<img src="data:image/jpeg;base64,{data}" alt="{escape(caption)}">', caption)
 
 
 # --- credit and time --------------------------------------------------------------------------------------------------
@@ -228,8 +230,7 @@ def _credit(history: Sequence[Mapping]) -> str:
     steps = heatmaps.credit_steps(history)
     if not steps:
         return ""
-    drawn = figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps]))
-    return f'<figure class="card"><div class="wide">{drawn}</div></figure>'
+    return _card(figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps])))
 
 
 def _time(history: Sequence[Mapping]) -> str:
@@ -254,10 +255,7 @@ def _time(history: Sequence[Mapping]) -> str:
         f"{_duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
         "counted. Medians of an iteration, and shares of all."
     )
-    return (
-        '<figure class="card"><div class="wide"><table><tr><th>phase</th><th>an iteration</th><th>share</th><th></th></tr>'
-        f"{''.join(lines)}</table></div><figcaption>{caption}</figcaption></figure>"
-    )
+    return _card(_table(("phase", "an iteration", "share", ""), lines), caption)
 
 
 def _seconds(history: Sequence[Mapping], phase: str) -> list[float]:
@@ -275,10 +273,8 @@ def _duration(seconds: float) -> str:
 def _workflow(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
     drawn = figures.svg(lambda: diagram.figure(workflow, node_classes))
     code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
-    return (
-        f'<figure class="card"><div class="wide diagram">{drawn}</div></figure>\n'
-        f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
-    )
+    details = f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
+    return f"{_card(drawn, kind='wide diagram')}\n{details}"
 
 
 def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:

@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import stat
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
@@ -48,7 +49,6 @@ from .requests import Refused
 
 MOST_LOG = 64 * 1024
 MOST_PICTURES = 32  # in a grid, as `save_pictures` of trainer/run/evaluation.py makes it
-PNG, HEADER = b"\x89PNG\r\n\x1a\n", struct.Struct(">8s8xII")
 MOST_OPENED = 16  # runs whose rows are kept in memory
 SAVE_NODE = "OTCA_SaveLoRA"
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
@@ -156,7 +156,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
-        iteration, total = self.iteration(), written.total or self.planned()
+        iteration, total = self.iteration(), written.total or planned_iterations(self._graph())
         stands = status.now(self.folder, written, done=iteration, planned=total, executing=self.canvas_at_work(self.id))
         reasons = problems or list(filter(None, [written.error]))
         if stands == "interrupted" and written.status == "running":
@@ -180,17 +180,13 @@ class Run:
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
             "score": reading.score(self.file(EVALUATIONS)),
-            "notes": self.notes(),
+            "notes": (read_own(self.folder, NOTES, _quietly) or {}).get("notes") or "",
         }
 
     def _failed_at(self, written: Status) -> dict[str, str] | None:
         """The node of the run's workflow that raised the error, by id and title."""
         entry = self._graph().get(written.node) if written.node else None
         return {"node": written.node, "title": title(entry)} if written.node and entry else None
-
-    def notes(self) -> str:
-        """What the user says of the run."""
-        return (read_own(self.folder, NOTES, _quietly) or {}).get("notes") or ""
 
     def _problems(self) -> list[str]:
         """What keeps the run from being resumed, a line each."""
@@ -229,6 +225,8 @@ class Run:
 
     def details(self) -> dict[str, Any]:
         last = self.reader.last(self.file(METRICS)) or {}
+        texts, _ = self.reader.texts(self.file(METRICS), max(0, self.iteration() - verdicts.WINDOW))
+        warning = verdicts.warning(list(map(json.loads, texts)), self._evaluations())
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -236,13 +234,8 @@ class Run:
             "held_out": keys.rewards(last, keys.HELD_OUT),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
-            "warning": self.warning() or self.status().reason,
+            "warning": warning or self.status().reason,  # what the trainer would say of the run as it stands
         }
-
-    def warning(self) -> str | None:
-        """What the trainer would say of the run as it stands."""
-        texts, _ = self.reader.texts(self.file(METRICS), max(0, self.iteration() - verdicts.WINDOW))
-        return verdicts.warning(list(map(json.loads, texts)), self._evaluations())
 
     def status(self) -> Status:
         """What was last written about the run."""
@@ -259,10 +252,6 @@ class Run:
 
     def iteration(self) -> int:
         return (self.reader.last(self.file(METRICS)) or {}).get("iteration", 0)
-
-    def planned(self) -> int | None:
-        """The number of iterations that the workflow asks for."""
-        return planned_iterations(self._graph())
 
     def has_node(self, class_type: str) -> bool:
         return any(entry["class_type"] == class_type for entry in self._graph().values())
@@ -432,8 +421,7 @@ def _pairs(row: dict[str, Any]) -> list[tuple[str, int]]:
 def _size(path: Path) -> tuple[int, int] | None:
     """Width and height of a PNG, by its header."""
     try:
-        with os.fdopen(open_plain(path), "rb") as file:
-            magic, width, height = HEADER.unpack(file.read(HEADER.size))
-    except (OSError, struct.error):
+        with os.fdopen(open_plain(path), "rb") as file, Image.open(file, formats=["PNG"]) as picture:
+            return picture.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    return (width, height) if magic == PNG else None
