@@ -172,6 +172,18 @@ def this_process():
 
 
 @pytest.fixture
+def claimed_elsewhere():
+    """claimed_elsewhere(folder): a process of another machine says that it trains there; returns the claim's file."""
+
+    def claim(folder):
+        who = {"host": "elsewhere", "machine": "m", "boot": "b", "pid_namespace": "", "pid": 5, "token": "t"}
+        (folder / "claim.json").write_text(json.dumps({**who, "process_started": 1.0, "since": 1.0}))
+        return folder / "claim.json"
+
+    return claim
+
+
+@pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """stand_in(script): trainings are processes of that shell script in place of Python from now on."""
 

@@ -61,11 +61,6 @@ def test_bad_requests(site, content, said):
     assert answer.status == 400 and said in answer.error
 
 
-def test_another_site_may_not_ask(site, small_graph):
-    answer = site.post("/otca/bundle", {"prompt": small_graph()}, **{"Sec-Fetch-Site": "cross-site"})
-    assert answer.status == 403 and not (site.output / FOLDER).exists()
-
-
 @pytest.mark.parametrize("name", ["..%2Fsecret.zip", "secret.txt", "link.zip", "nothing.zip", ".hidden.zip"])
 def test_nothing_else_is_downloaded(site, name):
     folder = site.output / FOLDER

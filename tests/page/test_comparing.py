@@ -54,18 +54,6 @@ def test_figures_of_another_run_that_got_the_name(site, made):
     assert columns(site)["iterations"] == [1, 2]
 
 
-def test_only_new_lines_are_parsed(site, made, monkeypatch):
-    from comfyui_otca.page import reading
-
-    path = made(rows=400) / "metrics.jsonl"
-    columns(site)
-    parsed, parse = [], reading.parsed
-    monkeypatch.setattr(reading, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
-    with open(path, "a") as file:
-        file.write(made.row(401))
-    assert columns(site)["iterations"][-1] == 401 and len(parsed) <= 2, "the last line, and the new one"
-
-
 def test_figures_of_runs_that_were_looked_at_long_ago_are_read_again(site, made, monkeypatch):
     from comfyui_otca.page import runs
 

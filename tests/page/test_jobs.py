@@ -379,18 +379,16 @@ def test_a_status_that_cannot_be_read_of_a_run_in_training(site, made, monkeypat
 
 
 @pytest.mark.parametrize("status", ["running", "stopped"])
-def test_a_claim_from_elsewhere_is_told_with_what_helps(site, made, monkeypatch, started, status):
+def test_a_claim_from_elsewhere_is_told_with_what_helps(site, made, monkeypatch, started, status, claimed_elsewhere):
     """Seen before: 20 s of waiting, and `is running, or about to end. Fix: stop it, or wait a moment`."""
     monkeypatch.setattr("comfyui_otca.page.jobs.ENDING_SECONDS", 1e9)
-    other = {"host": "elsewhere", "machine": "m", "boot": "b", "pid_namespace": "", "pid": 5, "token": "t"}
-    written = json.dumps({**other, "process_started": 1.0, "since": 1.0}).encode()
-    folder = made(status={"status": status, "total": 9}, files={"claim.json": written})
+    file = claimed_elsewhere(made(status={"status": status, "total": 9}))
     answer = site.post("/otca/runs/first/resume")
     assert answer.status == 409 and "is claimed by process 5 on elsewhere" in answer.error
-    fix = f"Fix: stop it, or if nothing trains there, remove {folder / 'claim.json'} (headlessly: --take-over)"
+    fix = f"Fix: stop it, or if nothing trains there, remove {file} (headlessly: --take-over)"
     assert fix in answer.error and not started
     assert (summary(site, "first")["error"] is not None) == (status == "running"), "why it is running for ever"
-    (folder / "claim.json").unlink()
+    file.unlink()
     site.post("/otca/runs/first/resume")
     assert len(started) == 1
 

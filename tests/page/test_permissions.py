@@ -79,9 +79,10 @@ def test_a_click_is_remembered(site, file, graph):
 
 
 NO_CLICKS = [
-    *[("run", "/tmp"), ("read", "/"), ("read", os.path.expanduser("~")), ("read", "//server/share")],
-    *[("read", "/nowhere"), ("post", "*"), ("post", "score.example.org"), ("download", "1"), ("read", "")],
-    *[("read", "x" * 1001), ("read", 7)],
+    *[("run", "/tmp"), ("all", "x"), ("read", "/"), ("read", os.path.expanduser("~")), ("read", "//server/share")],
+    *[("read", "/nowhere"), ("read", "relative"), ("read", ""), ("read", "x" * 1001), ("read", 7), ("post", "*")],
+    *[("post", "score.example.org"), ("post", "https://evil.example:443"), ("post", "evil.example:99999")],
+    *[("download", "1"), ("download", "../x")],
 ]
 
 

@@ -7,10 +7,10 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -75,11 +75,35 @@ def served(folder, work, token=TOKEN, app=None):
     return asyncio.run(run())
 
 
-def watched(here, there, name=None, app=None):
+def followed(here, there, script, app=None, name=None):
+    """What `script(remotes, run)` comes to with a new copy while the run is served."""
+
     async def work(url):
-        return await Remotes(here).watch(url, TOKEN, name)
+        remotes = Remotes(here)
+        return await script(remotes, await remotes.watch(url, TOKEN, name))
 
     return served(there, work, app=app)
+
+
+def watched(here, there, app=None):
+    async def nothing_more(remotes, run):
+        return run
+
+    return followed(here, there, nothing_more, app)
+
+
+@pytest.fixture
+def listening(there):
+    """A server of the run, and the (path, Range) of all that was asked of it."""
+    asked, app = [], server.application(there, TOKEN)
+
+    @web.middleware
+    async def listen(request, handler):
+        asked.append((request.path, request.headers.get("Range")))
+        return await handler(request)
+
+    app.middlewares.append(listen)
+    return app, asked
 
 
 # --- the copy ---------------------------------------------------------------------------------------------------------
@@ -101,9 +125,7 @@ def test_it_follows_what_is_added_and_what_is_taken_back(here, there):
     """Of a file that grew only the end is read again; where the beginning is another, all of it."""
     sent = []
 
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, "copy")
+    async def script(remotes, run):
         steps = [lambda text: text + row(4), lambda text: row(1) + row(2, 9.0), lambda text: text + row(3, 9.0)]
         for change in steps:
             file = there / "metrics.jsonl"
@@ -118,73 +140,44 @@ def test_it_follows_what_is_added_and_what_is_taken_back(here, there):
         await remotes._look(run.id)
         return remotes.told(run.details())
 
-    told = served(there, work)
+    told = followed(here, there, script, name="copy")
     assert [text.count("\n") for text in sent] == [4, 2, 3]
     assert told["status"] == "failed" and "out of memory" in told["error"] and told["samples"][-1] == "000008.png"
 
 
-def test_a_long_file_is_not_sent_again(here, there):
+def test_a_long_file_is_not_sent_again(here, there, listening):
     """Requests for a file that grew begin near its old end."""
     (there / "metrics.jsonl").write_text("".join(row(i) for i in range(1, 2000)))
-    asked = []
+    app, asked = listening
 
-    @web.middleware
-    async def listening(request, handler):
-        asked.append((request.path, request.headers.get("Range")))
-        return await handler(request)
-
-    app = server.application(there, TOKEN)
-    app.middlewares.append(listening)
-
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, None)
+    async def script(remotes, run):
         size = (there / "metrics.jsonl").stat().st_size
         asked.clear()
         (there / "metrics.jsonl").open("a").write(row(2000))
         await remotes._look(run.id)
         return size
 
-    size = served(there, work, app=app)
+    size = followed(here, there, script, app)
     assert asked == [("/run", None), ("/run/files/metrics.jsonl", f"bytes={size - watching.OVERLAP}-")]
 
 
-def test_the_adapter_comes_when_it_is_asked_for(here, there, tmp_path):
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, None)
+def test_the_adapter_comes_when_it_is_asked_for_and_once(here, there, tmp_path, listening):
+    app, asked = listening
+
+    async def script(remotes, run):
         assert not run.adapters() and remotes.told(run.summary())["has_lora"]
+        await remotes.fetch_adapters(run)
+        assert run.copy_lora(tmp_path / "loras") == [f"otca{os.sep}flowers.safetensors"]
+        asked.clear()
+        await remotes.fetch_adapters(run)
+        assert asked == [("/run", None)]
+        (there / "lora.safetensors").write_bytes(b"another one")
         await remotes.fetch_adapters(run)
         return run
 
-    run = served(there, work)
-    assert run.copy_lora(tmp_path / "loras") == [f"otca{os.sep}flowers.safetensors"]
+    run = followed(here, there, script, app)
     assert (tmp_path / "loras" / "otca" / "flowers.safetensors").read_bytes() == b"an adapter"
-
-
-def test_an_adapter_that_is_here_is_not_sent_again(here, there):
-    asked, app = [], server.application(there, TOKEN)
-
-    @web.middleware
-    async def listening(request, handler):
-        asked.append(request.path)
-        return await handler(request)
-
-    app.middlewares.append(listening)
-
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, None)
-        await remotes.fetch_adapters(run)
-        asked.clear()
-        await remotes.fetch_adapters(run)
-        again = list(asked)
-        (there / "lora.safetensors").write_bytes(b"another one")
-        await remotes.fetch_adapters(run)
-        return run, again
-
-    run, again = served(there, work, app=app)
-    assert again == ["/run"] and (run.folder / "lora.safetensors").read_bytes() == b"another one"
+    assert (run.folder / "lora.safetensors").read_bytes() == b"another one"
 
 
 def test_an_end_of_the_connection_loses_nothing(here, there):
@@ -356,12 +349,10 @@ def test_more_than_was_announced_is_not_kept(here, there, monkeypatch):
     content = {"run": lambda: web.json_response({**GOOD, "files": [["train.log", 10, 1]]})}
     app = stranger(**content, **{"run/files/train.log": lambda: web.Response(body=b"x" * 100_000)})
 
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, None)
+    async def script(remotes, run):
         return run, remotes.told(run.summary())
 
-    run, told = served(there, work, app=app)
+    run, told = followed(here, there, script, app)
     assert "more of train.log than the 10 bytes" in told["error"] and not (run.folder / "train.log").exists()
 
 
@@ -372,14 +363,12 @@ def test_a_file_that_grows_without_end_is_not_read_to_it(here, there, monkeypatc
     log = {"status": 200, "body": b"x" * 10}
     app = stranger(run=lambda: web.json_response(state), **{"run/files/train.log": lambda: web.Response(**log)})
 
-    async def work(url):
-        remotes = Remotes(here)
-        run = await remotes.watch(url, TOKEN, None)
+    async def script(remotes, run):
         state["files"], log["status"], log["body"] = [["train.log", 20, 2]], 206, b"x" * 100_000
         await remotes._look(run.id)
         return run, remotes.told(run.summary())
 
-    run, told = served(there, work, app=app)
+    run, told = followed(here, there, script, app)
     assert "more of train.log than the 20 bytes" in told["error"] and (run.folder / "train.log").stat().st_size == 10
 
 
@@ -411,7 +400,7 @@ def test_names_that_are_shown():
 # --- a real one -------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_elsewhere_is_watched_and_stopped(here, tmp_path, small_graph):
+def test_a_training_elsewhere_is_watched_and_stopped(here, tmp_path, small_graph, until):
     """`otca train` and `otca serve` as processes of their own. Stop ends the training, with everything saved."""
     folder = tmp_path / "there" / "long"
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 500, "checkpoint_every": 100}})
@@ -425,8 +414,12 @@ def test_a_training_elsewhere_is_watched_and_stopped(here, tmp_path, small_graph
     with contextlib.ExitStack() as ended:
         training = ended.enter_context(otca("train", tmp_path / "workflow.json", "--output", folder))
         ended.callback(training.kill)
-        until(lambda: rows_in(folder) or training.poll() is not None, 120)
-        serving = ended.enter_context(otca("serve", folder, "--port", port := free_port()))
+        rows = folder / "metrics.jsonl"
+        until(lambda: rows.exists() and rows.read_text() or training.poll() is not None)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        serving = ended.enter_context(otca("serve", folder, "--port", port))
         ended.callback(serving.kill)
         said = [serving.stdout.readline() for _ in range(3)]
         assert said[1] == f"address  http://127.0.0.1:{port}\n" and TOKEN in said[2]
@@ -449,23 +442,3 @@ def test_a_training_elsewhere_is_watched_and_stopped(here, tmp_path, small_graph
     assert run.summary()["status"] == "stopped"
     assert (run.folder / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert (run.folder / "lora.safetensors").read_bytes() == (folder / "lora.safetensors").read_bytes()
-
-
-def rows_in(folder):
-    file = folder / "metrics.jsonl"
-    return file.read_text().count("\n") if file.exists() else 0
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
-
-
-def until(holds, seconds):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not begin"
-        time.sleep(0.1)

@@ -58,11 +58,15 @@ OTHER_SITES = [
 def test_other_sites_change_nothing(site, made):
     made()
     complaints = []
-    for path, headers in itertools.product(POSTS, OTHER_SITES):
+    for path, headers in itertools.product([*POSTS, "/otca/bundle"], OTHER_SITES):
         answer = site.post(path, {}, **headers)
         if answer.status != 403 or "another site" not in answer.error:
             complaints.append((path, headers, answer.content))
-        if untouched(site) != ["first"] or (site.folder / "first" / "stop").exists():
+        if (
+            untouched(site) != ["first"]
+            or list(site.output.iterdir()) != [site.folder]
+            or (site.folder / "first" / "stop").exists()
+        ):
             complaints.append((path, headers, "something changed"))
     assert complaints == []
 
@@ -206,13 +210,20 @@ def test_no_path_leads_out(site, made):
     assert complaints == []
 
 
+BODIES = {**dict.fromkeys(["stop", "resume", "lora", "delete"], b"{}"), "note": b'{"notes": "mine"}'}
+NOT_A_RUN = ["..%2foutside", "%2e%2e%2foutside", "%2e%2e", "missing", ".hidden"]
+
+
 def test_no_action_leads_out(site, made):
-    outside = made("../outside", files={"lora.safetensors": SECRET})
-    for action, name in itertools.product(["stop", "resume", "lora"], ["..%2foutside", "%2e%2e%2foutside", "missing"]):
-        request = f"POST /otca/runs/{name}/{action} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2"
-        status, _ = site.raw(request.encode(), b"{}")
-        assert status in (400, 404), (action, name)
-        assert not (outside / "stop").exists() and not list(site.loras.rglob("*.safetensors"))
+    others = [made(name, files={"lora.safetensors": SECRET}) for name in ("../outside", ".hidden")]
+    before = [sorted(other.rglob("*")) for other in others]
+    for (action, body), name in itertools.product(BODIES.items(), NOT_A_RUN):
+        head = (
+            f"POST /otca/runs/{name}/{action} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        status, _ = site.raw(head.encode(), body)
+        assert status in (400, 403, 404), (action, name)
+    assert [sorted(other.rglob("*")) for other in others] == before and not list(site.loras.rglob("*.safetensors"))
 
 
 def test_links_out_of_the_runs_folder_are_no_runs(site, made):

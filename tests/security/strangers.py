@@ -30,31 +30,9 @@ def deep(levels):
 
 NUMBERS = [0, 1, -1, 2, 3, 5, 8, 2**31, 2**63 - 1, 2**63, 10**30, -(10**30), 0.5, 1.0, 1e-12, 1e300]
 NUMBERS += [math.nan, math.inf, -math.inf]
-TEXTS = [
-    "",
-    " ",
-    "auto",
-    "cpu",
-    "evaluation/sum",
-    "../x",
-    "/proc/self/environ",
-    "C:\\x",
-    "\\\\host\\share",
-    "\0",
-    "\ud800",
-]
-TEXTS += [
-    "é\u202e\u2028",
-    "{}",
-    "$\\frac$",
-    "nan",
-    "-1",
-    "1e999",
-    "http://127.0.0.1:99999",
-    "x" * 100_000,
-    "a,b,," * 1000,
-]
-TEXTS += ["none", "true", "\n\n", "Fix: ", "%s%n"]
+TEXTS = ["", " ", "auto", "cpu", "evaluation/sum", "../x", "/proc/self/environ", "C:\\x", "\\\\host\\share", "\0"]
+TEXTS += ["\ud800", "é\u202e\u2028", "{}", "$\\frac$", "nan", "-1", "1e999", "http://127.0.0.1:99999", "x" * 100_000]
+TEXTS += ["a,b,," * 1000, "none", "true", "\n\n", "Fix: ", "%s%n"]
 SHAPES = [None, True, False, [], {}, [[]], [1], ["1", 0, 0], ["1", "0"], ["1", 0.0], ["1", True], [None, 0]]
 SHAPES += [deep(8), deep(40), deep(3000), [1] * 10_000]
 SHAPES += [{"__value__": [1, 2]}, {"__value__": None}, {"__value__": {"__value__": 1}}, {"content": "x"}]
@@ -104,11 +82,8 @@ def _offers(class_type):
     """{input: some values} of the constants that a node declares."""
     known = NODE_CLASS_MAPPINGS[class_type]
     found = {}
-    for name, (type_, *options) in {
-        name: declared
-        for part in ("required", "optional")
-        for name, declared in known.INPUT_TYPES().get(part, {}).items()
-    }.items():
+    inputs = known.INPUT_TYPES()
+    for name, (type_, *options) in {**inputs.get("required", {}), **inputs.get("optional", {})}.items():
         own = options[0] if options else {}
         low, high = own.get("min", 0), own.get("max", 0)
         if isinstance(type_, list):

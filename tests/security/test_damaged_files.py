@@ -14,6 +14,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.bench.reliability import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record
 from comfyui_otca.trainer.run import loop as run
@@ -213,8 +214,6 @@ def test_iterations_that_were_lost_leave_a_gap(finished_run, tmp_path, monkeypat
         for row in map(json.loads, open(folder / "metrics.jsonl"))
     ]
     lines(folder / "metrics.jsonl", *rows)
-    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-
     page = report.page(folder, NODE_CLASS_MAPPINGS)
     assert "in 3 iterations" in page, "only those that are known have a time"
     read = record.Run(folder, record.RunSettings(1, 1), {})
@@ -222,8 +221,6 @@ def test_iterations_that_were_lost_leave_a_gap(finished_run, tmp_path, monkeypat
 
 
 def test_a_page_leaves_out_a_picture_that_is_none(finished_run, tmp_path, caplog):
-    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-
     folder = shutil.copytree(finished_run, tmp_path / "run")
     (folder / "samples.png").write_bytes(b"no picture")
     os.remove(folder / "samples" / "000000.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -32,21 +33,13 @@ def complaint(read, name):
     return str(caught.value)
 
 
-@both
-def test_a_fifo_neither_hangs_nor_is_read(folder, read):
-    os.mkfifo(folder / "a.txt")
-    assert "not a regular file" in complaint(read, folder / "a.txt")
+NOT_REGULAR = {"pipe": os.mkfifo, "link to a device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}
 
 
 @both
-def test_a_device_by_a_link(folder, read):
-    (folder / "a.txt").symlink_to("/dev/zero")
-    assert "not a regular file" in complaint(read, folder / "a.txt")
-
-
-@both
-def test_a_folder(folder, read):
-    (folder / "a.txt").mkdir()
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_what_is_not_a_regular_file_neither_hangs_nor_is_read(folder, read, kind):
+    NOT_REGULAR[kind](folder / "a.txt")
     assert "not a regular file" in complaint(read, folder / "a.txt")
 
 

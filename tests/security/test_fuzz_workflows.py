@@ -33,10 +33,9 @@ def folders_do_not_change():
             (search, "in_hub_cache"),
             (configured, "read_object"),
             (configured, "modules"),
+            (folder, "_check_header"),
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
-        header = functools.cache(folder._check_header)
-        patch.setattr(folder, "_check_header", header)
         yield
 
 

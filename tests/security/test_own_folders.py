@@ -79,7 +79,7 @@ def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path)
 def test_a_linked_name_does_not_leave_the_runs_folder(monkeypatch, tmp_path):
     """Seen before: a linked run_name was no constant, so nobody checked it, and whole runs were written anywhere."""
     monkeypatch.chdir(tmp_path)
-    for name in ("../x", "/tmp/x", "a/b", "..", "", "C:\\x", 3):
+    for name in ("../x", "/tmp/x", "a/b", "..", "", "C:\\x", "x\\y", "NUL", 3, None, ["7", 0]):
         with pytest.raises(ValueError, match="run_name = .* Fix: "):
             paths.run_folder(name)
     assert paths.run_folder("mine").name == "mine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,6 @@ from comfyui_otca import page
 from comfyui_otca.host import claim
 from comfyui_otca.page import jobs, machine
 from comfyui_otca.page.requests import Refused
-
-
-@pytest.fixture
-def tiny(small_graph):
-    return small_graph()
 
 
 @pytest.fixture
@@ -42,6 +38,18 @@ def trainers(site, monkeypatch, stand_in):
         thread.join(20)
 
 
+@pytest.fixture
+def begin(site, small_graph, trainers, monkeypatch):
+    """begin(name, …): these trainings are asked for; the first is at work, and the others are in the queue."""
+    monkeypatch.setenv(jobs.TRAININGS, "1")
+
+    def ask(*names):
+        answers = [site.post("/otca/train", {"name": name, "iterations": 5, "prompt": small_graph()}) for name in names]
+        return [answer.status for answer in answers]
+
+    return ask
+
+
 def state(site, name):
     return site.get(f"/otca/runs/{name}").json["status"]
 
@@ -50,9 +58,10 @@ def states(site):
     return [run["status"] for run in site.get("/otca/runs").json["runs"]]
 
 
-def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkeypatch, until):
+def test_a_hundred_requests_start_as_many_as_may_be(site, small_graph, trainers, monkeypatch, until):
     """Seen before: a hundred trainings."""
     monkeypatch.setenv(jobs.TRAININGS, "3")
+    tiny = small_graph()
     monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
     threads = [
         threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
@@ -68,14 +77,12 @@ def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkey
     assert sorted(states(site)).count("running") == 3
 
 
-def test_the_queue_is_in_order_and_can_be_left(site, tiny, trainers, monkeypatch, until):
-    monkeypatch.setenv(jobs.TRAININGS, "1")
-    for name in ("first", "second", "third"):
-        assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
+def test_the_queue_is_in_order_and_can_be_left(site, begin, trainers, until):
+    assert begin("first", "second", "third") == [200] * 3
     assert [state(site, name) for name in ("first", "second", "third")] == ["running", "queued", "queued"]
     refused = site.post("/otca/runs/second/resume")
     assert refused.status == 409 and "is in the queue. Fix: wait, or stop it" in refused.error
-    assert site.post("/otca/train", {"name": "second", "iterations": 5, "prompt": tiny}).status == 409
+    assert begin("second") == [409]
     assert site.post("/otca/runs/second/stop").status == 200 and state(site, "second") == "stopped"
     assert not (site.folder / "second" / "stop").exists()
     trainers[0].send_signal(signal.SIGKILL)
@@ -87,7 +94,7 @@ def test_the_queue_is_in_order_and_can_be_left(site, tiny, trainers, monkeypatch
     assert "--resume" in psutil.Process(trainers[2].pid).cmdline() or state(site, "second") == "running"
 
 
-def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume(site, made, trainers, monkeypatch):
+def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume(site, made, trainers):
     ended = subprocess.Popen(["true"])
     ended.wait()
     gone = {"status": "queued", "pid": ended.pid, "process_started": 1.0, "total": 7}
@@ -96,16 +103,12 @@ def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume
     assert site.post("/otca/runs/waited/resume").status == 200 and state(site, "waited") == "running"
 
 
-def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, tiny, trainers, monkeypatch, until):
-    import shutil
-
-    monkeypatch.setenv(jobs.TRAININGS, "1")
-    for name in ("first", "gone", "taken", "last"):
-        site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny})
+def test_a_queued_run_whose_folder_went_or_is_taken_keeps_no_other_waiting(
+    site, begin, trainers, until, claimed_elsewhere
+):
+    begin("first", "gone", "taken", "last")
     shutil.rmtree(site.folder / "gone")
-    other = {"host": "elsewhere", "machine": "m", "boot": "b", "pid_namespace": "", "pid": 5, "token": "t"}
-    other |= {"process_started": 1.0, "since": 1.0}
-    (site.folder / "taken" / claim.CLAIM).write_text(json.dumps(other))
+    claimed_elsewhere(site.folder / "taken")
     trainers[0].kill()
     until(lambda: len(trainers) == 2)
     assert state(site, "last") == "running"
@@ -113,31 +116,18 @@ def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, t
 
 
 @pytest.fixture
-def one_waits(site, tiny, trainers, monkeypatch):
+def one_waits(begin, trainers):
     """`first` is at work, and `second` and `third` are in the queue."""
-    monkeypatch.setenv(jobs.TRAININGS, "1")
-    for name in ("first", "second", "third"):
-        assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
+    assert begin("first", "second", "third") == [200] * 3
     return trainers
 
 
-def goes_on_in_a_terminal(site, name, status):
-    """As a trainer there says it: this process stands for it."""
-    this = psutil.Process()
-    content = {
-        "status": status,
-        "place": "headless",
-        "pid": this.pid,
-        "process_started": this.create_time(),
-        "total": 5,
-    }
-    (site.folder / name / "status.json").write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize("status", ["running", "finished"])
-def test_a_queued_run_that_goes_on_elsewhere_keeps_its_status(site, one_waits, until, status):
+def test_a_queued_run_that_goes_on_elsewhere_keeps_its_status(site, one_waits, until, status, this_process):
     """Seen before: failed, also while it trained, so that Stop was refused."""
-    goes_on_in_a_terminal(site, "second", status)
+    # As a trainer in a terminal says it: this process stands for it.
+    content = {**this_process, "status": status, "place": "headless", "total": 5}
+    (site.folder / "second" / "status.json").write_text(json.dumps(content))
     with claim.take(site.folder / "second"):
         one_waits[0].kill()
         if status == "finished":  # then nobody trains but who is begun next
@@ -227,7 +217,7 @@ def test_what_the_user_of_a_page_has_set():
 # --- one claim --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_starts_nothing_where_somebody_trains(site, made, trainers, monkeypatch):
+def test_the_page_starts_nothing_where_another_process_trains(site, made, trainers, monkeypatch):
     monkeypatch.setattr(jobs, "ENDING_SECONDS", 0.2)
     folder = made(rows=3, status={"status": "stopped", "total": 9})
     with claim.take(folder):
@@ -287,25 +277,17 @@ def test_loops_and_pipes_hide_no_other_run(site, made):
     assert "is a link, and no plain file" in found["looped status.json"]["error"]
 
 
-def test_a_title_that_is_no_text(site, made, small_graph):
-    """Seen before: 500."""
-    for number, meta in enumerate([3, [], "x", {"title": 5}, {"title": []}, None]):
-        graph = {node: {**entry, "_meta": meta} for node, entry in small_graph().items()}
-        made(f"run{number}", files={"workflow.json": json.dumps(graph).encode()})
-        assert "OTCA_TrainingRun" in site.get(f"/otca/runs/run{number}").json["settings"], meta
-
-
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["stop", "train.log"])
 @pytest.mark.parametrize("windows", [False, True])
-def test_a_link_at_a_name_that_is_written_is_not_followed(site, made, trainers, tmp_path, monkeypatch, name, windows):
+def test_a_link_at_a_name_that_is_written_is_not_followed(
+    site, made, trainers, tmp_path, monkeypatch, this_process, name, windows
+):
     if windows:
         monkeypatch.setattr(os, "O_NOFOLLOW", 0)
-    this = psutil.Process()
-    running = {"status": "running", "pid": this.pid, "process_started": this.create_time()}
-    folder = made(rows=3, status=running if name == "stop" else {"total": 9})
+    folder = made(rows=3, status=this_process if name == "stop" else {"total": 9})
     victim = tmp_path / "victim"
     os.symlink(victim, folder / name)
     answer = site.post(f"/otca/runs/first/{'stop' if name == 'stop' else 'resume'}")

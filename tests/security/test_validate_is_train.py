@@ -36,36 +36,32 @@ class Graph:
         self.content[node_id] = {"class_type": f"OTCA_{kind}", "inputs": inputs}
 
 
+# --- what damages a graph -------------------------------------------------------------------------------------------
+
+
+def sets(name, **inputs):
+    return lambda graph: graph.inputs(name).update(inputs)
+
+
+def copied(name, node_id, **inputs):
+    return lambda graph: graph.copy(name, node_id).update(inputs)
+
+
+def added(node_id, kind, **inputs):
+    return lambda graph: graph.add(node_id, kind, **inputs)
+
+
+def window(length=1):
+    return added("window", "MixGRPOWindow", iteration=0, steps=4, length=length, mode="progressive", every=1, stride=1)
+
+
+def memory(**changes):
+    off = dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing", "compile"), False)
+    return added("memory", "ModelMemory", **{**off, "attention": "auto", **changes})
+
+
 def no_training_run(graph):
     del graph.content[graph.find("TrainingRun")]
-
-
-def two_training_runs(graph):
-    graph.copy("TrainingRun", "run2")["run_name"] = "other"
-
-
-def two_grpo_steps(graph):
-    graph.copy("GRPOStep", "step2")
-
-
-def two_models(graph):
-    graph.copy("LoadFlowModel", "model2")
-    graph.inputs("GRPOStep")["model"] = ["model2", 0]
-
-
-def the_run_keeps_another_model(graph):
-    graph.copy("LoadFlowModel", "model2")
-    graph.inputs("TrainingRun")["model"] = ["model2", 0]
-
-
-def two_samplers(graph):
-    graph.copy("SDESampler", "sampler2")["group_size"] = 4
-    graph.inputs("TCDWeights")["trajectories"] = ["sampler2", 0]
-
-
-def scores_of_other_trajectories(graph):
-    graph.copy("SDESampler", "sampler2")
-    graph.inputs("RewardStack")["trajectories"] = ["sampler2", 0]
 
 
 def the_same_reward_twice(graph):
@@ -73,94 +69,10 @@ def the_same_reward_twice(graph):
     stack["reward_7"] = stack["reward_1"]
 
 
-def two_rewards_of_one_name(graph):
-    graph.add("sharp1", "RewardSharpness", coefficient=1.0, name="mine")
-    graph.add("sharp2", "RewardColorfulness", coefficient=1.0, name="mine")
-    graph.inputs("RewardStack").update(reward_7=["sharp1", 0], reward_8=["sharp2", 0])
-
-
 def all_rewards_held_out(graph):
     for name, (source, _) in list(graph.inputs("RewardStack").items()):
         if name.startswith("reward_"):
             graph.content[source]["inputs"]["held_out"] = True
-
-
-def a_width_that_the_model_refuses(graph):
-    graph.inputs("SDESampler")["width"] = 36
-
-
-def a_height_that_the_model_refuses(graph):
-    graph.inputs("SDESampler")["height"] = 44
-
-
-def frames_of_a_picture_model(graph):
-    graph.inputs("SDESampler")["frames"] = 5
-
-
-def a_model_that_is_null(graph):
-    graph.inputs("LoadFlowModel").update(model=None, path="")
-
-
-def a_port_that_no_server_has(graph):
-    graph.add("http", "RewardHTTP", url="http://127.0.0.1:99999/score", coefficient=1.0)
-    graph.inputs("RewardStack")["reward_8"] = ["http", 0]
-
-
-def an_eta_that_cps_cannot_have(graph):
-    graph.inputs("SDESampler").update(kind="cps", eta=1.5)
-
-
-def fewer_steps_after_no_window(graph):
-    graph.inputs("SDESampler")["fraction_after_window"] = 0.5
-
-
-def a_window_after_the_last_step(graph):
-    graph.inputs("SDESampler").update(window_start=500, window_length=2)
-
-
-def only_a_deterministic_step(graph):
-    graph.inputs("SDESampler").update(kind="ddim_sde", window_start=0, window_length=1)
-
-
-def a_window_longer_than_the_steps(graph):
-    graph.add("window", "MixGRPOWindow", iteration=0, steps=4, length=9, mode="progressive", every=1, stride=1)
-    graph.inputs("SDESampler").update(window_start=["window", 0], window_length=["window", 1])
-
-
-def a_linked_group_of_one(graph):
-    graph.add("window", "MixGRPOWindow", iteration=0, steps=4, length=1, mode="progressive", every=1, stride=1)
-    graph.inputs("SDESampler")["group_size"] = ["window", 1]
-
-
-def iterations_by_a_link(graph):
-    graph.add("window", "MixGRPOWindow", iteration=0, steps=4, length=1, mode="progressive", every=1, stride=1)
-    graph.inputs("TrainingRun")["iterations"] = ["window", 1]
-
-
-def a_metric_that_nothing_measures(graph):
-    graph.inputs("TrainingRun")["best_metric"] = "evaluation/beauty"
-
-
-def targets_that_fit_no_layer(graph):
-    graph.inputs("LoadFlowModel")["lora_targets"] = "attention.query"
-
-
-def a_target_that_is_no_layer(graph):
-    graph.inputs("LoadFlowModel")["lora_targets"] = "attn.to_q, norm_q"
-
-
-def full_and_quantized(graph):
-    graph.add("memory", "ModelMemory", **{**MEMORY, "quantize": "4bit"})
-    graph.inputs("LoadFlowModel").update(training="full", memory=["memory", 0])
-
-
-def sharded_and_quantized(graph):
-    graph.add("memory", "ModelMemory", **{**MEMORY, "quantize": "8bit", "shard": True})
-    graph.inputs("LoadFlowModel")["memory"] = ["memory", 0]
-
-
-def a_device_that_nobody_makes(graph):
-    graph.inputs("LoadFlowModel")["device"] = "gpu 0"
 
 
 def two_credits_that_rescale_the_ratio(graph):
@@ -171,18 +83,6 @@ def two_credits_that_rescale_the_ratio(graph):
     graph.inputs("MOCAFuse")["credit"] = ["both", 0]
 
 
-def a_seed_that_runs_out(graph):
-    graph.inputs("SDESampler")["seed"] = 2**63 - 1
-
-
-def a_judge_of_videos_for_pictures(graph):
-    # by a stand-in for the node, since its model is not here
-    graph.add(
-        "video", "RewardVideoScore", model=str(MODEL), most_frames=8, **{f"coefficient_{name}": 1.0 for name in SCORED}
-    )
-    graph.inputs("RewardStack")["reward_8"] = ["video", 0]
-
-
 def an_update_of_each_kind(graph):
     inputs = graph.inputs("GRPOStep")
     shared = {name: inputs[name] for name in ("model", "trajectories", "advantages", "learning_rate")}
@@ -190,120 +90,115 @@ def an_update_of_each_kind(graph):
     graph.add("matching", "MatchingStep", **shared, **rest)
 
 
-def matching(graph, **changes):
-    an_update_of_each_kind(graph)
-    step = graph.find("GRPOStep")
-    graph.content[step] = graph.content.pop("matching")
-    graph.content[step]["inputs"].update(changes)
+def matching(**changes):
+    def damage(graph):
+        an_update_of_each_kind(graph)
+        step = graph.find("GRPOStep")
+        graph.content[step] = graph.content.pop("matching")
+        graph.content[step]["inputs"].update(changes)
+
+    return damage
 
 
-def ratios_without_noise(graph):
-    graph.inputs("SDESampler").update(kind="ode", shared_noise=False)
-
-
-def one_picture_of_a_group(graph):
-    matching(graph)
-    graph.inputs("SDESampler").update(kind="ode")
-
-
-def a_window_for_matching(graph):
-    matching(graph)
-    inputs = {"iteration": 0, "steps": 4, "length": 2, "mode": "progressive", "every": 1, "stride": 1}
-    graph.add("window", "MixGRPOWindow", **inputs)
-    graph.inputs("SDESampler").update(window_start=["window", 0], window_length=["window", 1])
-
-
-def a_graph_for_matching(graph):
-    matching(graph)
-    graph.inputs("SDESampler")["keep_graph"] = "on"
-
-
-def matching_with_scaled_ratios(graph):
-    matching(graph)
-    sampler = graph.find("SDESampler")
+def scaled_ratios(graph):
+    sampler, credit = graph.find("SDESampler"), graph.find("TCDWeights")
     graph.add("guard", "GRPOGuard", trajectories=[sampler, 0])
-    graph.add(
-        "both",
-        "CombineCredit",
-        trajectories=[sampler, 0],
-        credit_1=[graph.find("TCDWeights"), 0],
-        credit_2=["guard", 0],
-    )
+    graph.add("both", "CombineCredit", trajectories=[sampler, 0], credit_1=[credit, 0], credit_2=["guard", 0])
     graph.inputs("MOCAFuse")["credit"] = ["both", 0]
 
 
-def a_credit_by_noise_without_noise(graph):
-    matching(graph)
-    sampler = graph.find("SDESampler")
-    graph.inputs("SDESampler").update(kind="ode", shared_noise=False)
-    graph.add("noise", "NoiseAwareWeights", trajectories=[sampler, 0])
+def credit_by_noise(graph):
+    graph.add("noise", "NoiseAwareWeights", trajectories=[graph.find("SDESampler"), 0])
     graph.inputs("MOCAFuse")["credit"] = ["noise", 0]
 
 
-def a_pull_towards_no_average(graph):
-    matching(graph, ema_kl_coefficient=1.0, ema_decay=0.0)
-
-
-def one_of_each_group_for_pairs(graph):
-    matching(graph, loss="dpo")
+def one_of_each_group(graph):
     graph.add("best", "BestOfN", advantages=[graph.find("MOCAFuse"), 0], best=1, worst=0)
     graph.inputs("MatchingStep")["advantages"] = ["best", 0]
 
 
-MEMORY = {"offload_encoders": False, "vae_tiling": False, "gradient_checkpointing": False, "attention": "auto"} | {
-    "compile": False
-}
-SCORED = ("visual", "temporal", "dynamic", "alignment", "factual")
-MODEL = "somewhere"
+MODEL_2, SAMPLER_2, START, LENGTH = ["model2", 0], ["sampler2", 0], ["window", 0], ["window", 1]
+BY_WINDOW = sets("SDESampler", window_start=START, window_length=LENGTH)
+HTTP = {"url": "http://127.0.0.1:99999/score", "coefficient": 1.0}
+MINE = {"coefficient": 1.0, "name": "mine"}
 # what damages a graph, the class of the node that is named, the input, and a word of the message
 REFUSED = [
-    (no_training_run, None, None, "exactly one Training Run"),
-    (two_training_runs, None, None, "exactly one Training Run"),
-    (two_grpo_steps, None, None, "exactly one GRPO Step"),
-    (an_update_of_each_kind, None, None, "exactly one GRPO Step or Matching Step"),
-    (ratios_without_noise, "SDESampler", "kind", "whose ratio GRPO Step could train"),
-    (one_picture_of_a_group, "SDESampler", "shared_noise", "one picture"),
-    (a_window_for_matching, "SDESampler", "window_length", "Matching Step trains noise levels"),
-    (a_graph_for_matching, "SDESampler", "keep_graph", "no use for the sampler's graph"),
-    (matching_with_scaled_ratios, "MatchingStep", "advantages", "scales importance ratios"),
-    (a_credit_by_noise_without_noise, "NoiseAwareWeights", "trajectories", "adds none"),
-    (a_pull_towards_no_average, "MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
-    (one_of_each_group_for_pairs, "BestOfN", "worst", "1 sample of each group is left"),
-    (two_models, "GRPOStep", "model", "the trajectories are of"),
-    (the_run_keeps_another_model, "TrainingRun", "model", "the trajectories are of"),
-    (two_samplers, "MOCAFuse", None, "2 SDE Sampler nodes"),
-    (scores_of_other_trajectories, "MOCAFuse", None, "2 SDE Sampler nodes"),
-    (the_same_reward_twice, "RewardStack", "reward_7", "the same reward as reward_1"),
-    (two_rewards_of_one_name, "RewardStack", "reward_8", "'mine'"),
-    (all_rewards_held_out, "RewardStack", None, "K = 0"),
-    (a_width_that_the_model_refuses, "SDESampler", "width", "multiples of 8"),
-    (a_height_that_the_model_refuses, "SDESampler", "height", "multiples of 8"),
-    (frames_of_a_picture_model, "SDESampler", "frames", "makes pictures"),
-    (a_model_that_is_null, "LoadFlowModel", "model", "null"),
-    (a_port_that_no_server_has, "RewardHTTP", "url", "port"),
-    (an_eta_that_cps_cannot_have, "SDESampler", "eta", "cps"),
-    (fewer_steps_after_no_window, "SDESampler", "fraction_after_window", "no window ends"),
-    (a_window_after_the_last_step, "SDESampler", "window_start", "nothing can be trained"),
-    (only_a_deterministic_step, "SDESampler", "window_start", "nothing can be trained"),
-    (a_window_longer_than_the_steps, "MixGRPOWindow", "length", "longer window does not fit"),
-    (a_linked_group_of_one, "SDESampler", "group_size", "at least 2"),
-    (iterations_by_a_link, "TrainingRun", "iterations", "known before the graph runs"),
-    (a_metric_that_nothing_measures, "TrainingRun", "best_metric", "no figure of this run"),
-    (targets_that_fit_no_layer, "LoadFlowModel", "lora_targets", "fit no layer"),
-    (a_target_that_is_no_layer, "LoadFlowModel", "lora_targets", "norm_q"),
-    (full_and_quantized, "LoadFlowModel", "training", "freezes the weights"),
-    (sharded_and_quantized, "LoadFlowModel", "memory", "cannot be spread"),
-    (a_device_that_nobody_makes, "LoadFlowModel", "device", "no device"),
-    (two_credits_that_rescale_the_ratio, "CombineCredit", "credit_2", "both rescale the ratio"),
-    (a_seed_that_runs_out, "SDESampler", "seed", "would pass"),
-]
-
-
-REFUSED_TO_SEVERAL = [
-    (3, 2, "dgpo", True),
-    (4, 3, "dpo", True),
-    (4, 2, "dgpo", False),
-    (3, 2, "nft", False),
+    ([no_training_run], None, None, "exactly one Training Run"),
+    ([copied("TrainingRun", "run2", run_name="other")], None, None, "exactly one Training Run"),
+    ([copied("GRPOStep", "step2")], None, None, "exactly one GRPO Step"),
+    ([an_update_of_each_kind], None, None, "exactly one GRPO Step or Matching Step"),
+    ([sets("SDESampler", kind="ode", shared_noise=False)], "SDESampler", "kind", "whose ratio GRPO Step could train"),
+    ([matching(), sets("SDESampler", kind="ode")], "SDESampler", "shared_noise", "one picture"),
+    ([matching(), window(2), BY_WINDOW], "SDESampler", "window_length", "Matching Step trains noise levels"),
+    ([matching(), sets("SDESampler", keep_graph="on")], "SDESampler", "keep_graph", "no use for the sampler's graph"),
+    ([matching(), scaled_ratios], "MatchingStep", "advantages", "scales importance ratios"),
+    (
+        [matching(), sets("SDESampler", kind="ode", shared_noise=False), credit_by_noise],
+        *("NoiseAwareWeights", "trajectories", "adds none"),
+    ),
+    (
+        [matching(ema_kl_coefficient=1.0, ema_decay=0.0)],
+        *("MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
+    ),
+    ([matching(loss="dpo"), one_of_each_group], "BestOfN", "worst", "1 sample of each group is left"),
+    (
+        [copied("LoadFlowModel", "model2"), sets("GRPOStep", model=MODEL_2)],
+        *("GRPOStep", "model", "the trajectories are of"),
+    ),
+    (
+        [copied("LoadFlowModel", "model2"), sets("TrainingRun", model=MODEL_2)],
+        *("TrainingRun", "model", "the trajectories are of"),
+    ),
+    (
+        [copied("SDESampler", "sampler2", group_size=4), sets("TCDWeights", trajectories=SAMPLER_2)],
+        *("MOCAFuse", None, "2 SDE Sampler nodes"),
+    ),
+    (
+        [copied("SDESampler", "sampler2"), sets("RewardStack", trajectories=SAMPLER_2)],
+        *("MOCAFuse", None, "2 SDE Sampler nodes"),
+    ),
+    ([the_same_reward_twice], "RewardStack", "reward_7", "the same reward as reward_1"),
+    (
+        [
+            added("sharp1", "RewardSharpness", **MINE),
+            added("sharp2", "RewardColorfulness", **MINE),
+            sets("RewardStack", reward_7=["sharp1", 0], reward_8=["sharp2", 0]),
+        ],
+        *("RewardStack", "reward_8", "'mine'"),
+    ),
+    ([all_rewards_held_out], "RewardStack", None, "K = 0"),
+    ([sets("SDESampler", width=36)], "SDESampler", "width", "multiples of 8"),
+    ([sets("SDESampler", height=44)], "SDESampler", "height", "multiples of 8"),
+    ([sets("SDESampler", frames=5)], "SDESampler", "frames", "makes pictures"),
+    ([sets("LoadFlowModel", model=None, path="")], "LoadFlowModel", "model", "null"),
+    ([added("http", "RewardHTTP", **HTTP), sets("RewardStack", reward_8=["http", 0])], "RewardHTTP", "url", "port"),
+    ([sets("SDESampler", kind="cps", eta=1.5)], "SDESampler", "eta", "cps"),
+    ([sets("SDESampler", fraction_after_window=0.5)], "SDESampler", "fraction_after_window", "no window ends"),
+    (
+        [sets("SDESampler", window_start=500, window_length=2)],
+        *("SDESampler", "window_start", "nothing can be trained"),
+    ),
+    (
+        [sets("SDESampler", kind="ddim_sde", window_start=0, window_length=1)],
+        *("SDESampler", "window_start", "nothing can be trained"),
+    ),
+    ([window(9), BY_WINDOW], "MixGRPOWindow", "length", "longer window does not fit"),
+    ([window(), sets("SDESampler", group_size=LENGTH)], "SDESampler", "group_size", "at least 2"),
+    ([window(), sets("TrainingRun", iterations=LENGTH)], "TrainingRun", "iterations", "known before the graph runs"),
+    ([sets("TrainingRun", best_metric="evaluation/beauty")], "TrainingRun", "best_metric", "no figure of this run"),
+    ([sets("LoadFlowModel", lora_targets="attention.query")], "LoadFlowModel", "lora_targets", "fit no layer"),
+    ([sets("LoadFlowModel", lora_targets="attn.to_q, norm_q")], "LoadFlowModel", "lora_targets", "norm_q"),
+    (
+        [memory(quantize="4bit"), sets("LoadFlowModel", training="full", memory=["memory", 0])],
+        *("LoadFlowModel", "training", "freezes the weights"),
+    ),
+    (
+        [memory(quantize="8bit", shard=True), sets("LoadFlowModel", memory=["memory", 0])],
+        *("LoadFlowModel", "memory", "cannot be spread"),
+    ),
+    ([sets("LoadFlowModel", device="gpu 0")], "LoadFlowModel", "device", "no device"),
+    ([two_credits_that_rescale_the_ratio], "CombineCredit", "credit_2", "both rescale the ratio"),
+    ([sets("SDESampler", seed=2**63 - 1)], "SDESampler", "seed", "would pass"),
 ]
 
 
@@ -312,14 +207,13 @@ def page(tmp_path):
     return Jobs(None, tmp_path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, lambda: tmp_path, lambda: None)
 
 
-@pytest.mark.parametrize(
-    ("damage", "name", "given", "word"), REFUSED, ids=lambda value: getattr(value, "__name__", None)
-)
+@pytest.mark.parametrize(("damages", "name", "given", "word"), REFUSED)
 def test_validate_train_and_the_page_refuse_alike(
-    small_graph, page, tmp_path, monkeypatch, capsys, damage, name, given, word
+    small_graph, page, tmp_path, monkeypatch, capsys, damages, name, given, word
 ):
     graph = Graph(small_graph({"OTCA_TrainingRun": {"iterations": 2}}))
-    damage(graph)
+    for damage in damages:
+        damage(graph)
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph.content))
     monkeypatch.chdir(tmp_path)
@@ -338,12 +232,15 @@ def test_validate_train_and_the_page_refuse_alike(
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
 
 
-@pytest.mark.parametrize(("prompts", "gpus", "loss", "refused"), REFUSED_TO_SEVERAL)
+@pytest.mark.parametrize(
+    ("prompts", "gpus", "loss", "refused"),
+    [(3, 2, "dgpo", True), (4, 3, "dpo", True), (4, 2, "dgpo", False), (3, 2, "nft", False)],
+)
 def test_groups_that_processes_would_part_are_refused_before_any_begins(
     small_graph, page, tmp_path, monkeypatch, capsys, prompts, gpus, loss, refused
 ):
     graph = Graph(small_graph({"OTCA_PromptDataset": {"prompts_per_iteration": prompts}}))
-    matching(graph, loss=loss)
+    matching(loss=loss)(graph)
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph.content))
     begun = []
@@ -368,7 +265,8 @@ def test_groups_that_processes_would_part_are_refused_before_any_begins(
 
 def test_the_library_refuses_as_the_command_does(small_graph):
     graph = Graph(small_graph())
-    two_models(graph)
+    graph.copy("LoadFlowModel", "model2")
+    graph.inputs("GRPOStep")["model"] = MODEL_2
     with pytest.raises(WorkflowError, match="Load Flow Model"):
         prepare(Workflow(graph.content, NODE_CLASS_MAPPINGS))
 
@@ -376,7 +274,10 @@ def test_the_library_refuses_as_the_command_does(small_graph):
 def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):
     monkeypatch.setattr("comfyui_otca.trainer.rewards.video.find", lambda name: name)
     graph = Graph(small_graph())
-    a_judge_of_videos_for_pictures(graph)
+    judged = ("visual", "temporal", "dynamic", "alignment", "factual")
+    weights = {f"coefficient_{name}": 1.0 for name in judged}
+    graph.add("video", "RewardVideoScore", model="somewhere", most_frames=8, **weights)
+    graph.inputs("RewardStack")["reward_8"] = ["video", 0]
     [problem] = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
     assert problem.input == "reward_8" and "makes pictures" in problem.message and "video model" in problem.fix
 
