@@ -69,14 +69,18 @@ class BeforeAfter:
         self.jobs = jobs
         self._changing = threading.Lock()
         self._work: Work | None = None
-        self._one = threading.Lock()  # of what was cancelled, the process may still be ending
+        self._one = threading.Lock()  # held until the process has ended, also of work that was cancelled
 
     def of(self, run: Run) -> dict[str, Any]:
-        """What was made for that run, the latest first, and what is being made: {pairs, work, from_comfyui}. The last says that
-        ComfyUI's own nodes load its model."""
+        """What was made for that run, the latest first, and what is being made: {pairs, work, from_comfyui}.
+        `from_comfyui`: whether ComfyUI's own nodes load its model."""
         work = self._work
-        folders = sorted(_kept(run), key=lambda folder: folder.name, reverse=True)
-        pairs = [{"name": folder.name, **about} for folder in folders if (about := _about(folder))]
+        pairs = []
+        for name in sorted(_numbers(run), reverse=True):
+            with contextlib.suppress(files.Damaged):
+                if run.file(f"{PAIRS}/{name}/{ABOUT}"):
+                    about = read_own(run.folder / PAIRS / name, ABOUT, lambda line: None)
+                    pairs += [{"name": name, **about}] if about else []
         return {
             "pairs": pairs,
             "work": work.as_json() if work and work.run.id == run.id else None,
@@ -99,7 +103,7 @@ class BeforeAfter:
         threading.Thread(target=self._do, args=(work,), name=f"otca pictures of {run.id}", daemon=True).start()
 
     def cancel(self, run: Run) -> None:
-        """Ends what is being made for that run, or forgets that it failed; nothing where there is nothing."""
+        """Ends what is being made for that run, or forgets that it failed."""
         with self._changing:
             work = self._work
             if work is None or work.run.id != run.id:
@@ -165,27 +169,16 @@ class BeforeAfter:
         return path
 
 
-def _kept(run: Run) -> list[Path]:
-    return [path for path in (run.folder / PAIRS).glob("[0-9]*") if path.name.isdecimal() and run.file(_inside(path))]
-
-
-def _inside(folder: Path) -> str:
-    return f"{PAIRS}/{folder.name}/{ABOUT}"
-
-
-def _about(folder: Path) -> dict[str, Any] | None:
-    """None where it is damaged."""
-    with contextlib.suppress(files.Damaged):
-        return read_own(folder, ABOUT, lambda line: None)
-    return None
+def _numbers(run: Run) -> list[str]:
+    """The names of all pairs."""
+    return [path.name for path in (run.folder / PAIRS).glob("[0-9]*") if path.name.isdecimal()]
 
 
 def _next_folder(run: Run) -> Path:
     folder = run.folder / PAIRS
     if not leads_inside(run.folder, folder):
         raise Refused(409, f"{folder} is a link out of the run's folder. Fix: remove it")
-    numbers = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-    number = max(numbers, default=0) + 1
+    number = max(map(int, _numbers(run)), default=0) + 1
     if number > MOST_PAIRS:
         raise Refused(409, f"{folder} is full. Fix: delete what you need no more")
     return folder / f"{number:04}"

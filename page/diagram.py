@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
@@ -50,10 +51,7 @@ def figure(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) ->
     axis.set_axis_off()
     for target, sources in links.items():
         for source in sources:
-            way = [points[source, column] for column in range(columns[source], columns[target])] + [
-                points[target, columns[target]]
-            ]
-            vertices, codes = _curve(way)
+            vertices, codes = _curve([points[slot] for slot in _way(source, target, columns)])
             axis.add_patch(
                 PathPatch(Path(vertices, [getattr(Path, code) for code in codes]), fill=False, color=LINK, lw=1.3)
             )
@@ -88,12 +86,17 @@ def _columns(links: Mapping[str, list[str]]) -> dict[str, int]:
     return columns
 
 
+def _way(source: str, target: str, columns: Mapping[str, int]) -> list[Slot]:
+    """The slots of a link, from its source to its target."""
+    return [*((source, column) for column in range(columns[source], columns[target])), (target, columns[target])]
+
+
 def _rows(links: Mapping[str, list[str]], columns: Mapping[str, int]) -> list[list[Slot]]:
     """What stands in every column, from the top: nodes, and room for the links that pass. Sorted to cross as little as may be."""
     steps: dict[Slot, set[Slot]] = {(node, column): set() for node, column in columns.items()}
     for target, sources in links.items():
         for source in sources:
-            way = [(source, column) for column in range(columns[source], columns[target])] + [(target, columns[target])]
+            way = _way(source, target, columns)
             for here, there in zip(way, way[1:], strict=False):
                 steps.setdefault(here, set()).add(there)
                 steps.setdefault(there, set()).add(here)
@@ -105,11 +108,10 @@ def _rows(links: Mapping[str, list[str]], columns: Mapping[str, int]) -> list[li
             beside = column - 1 if sweep % 2 == 0 else column + 1
             if 0 <= beside < len(rows):
                 height = {slot: (row + 0.5) / len(rows[beside]) for row, slot in enumerate(rows[beside])}
-                current = {slot: (row + 0.5) / len(rows[column]) for row, slot in enumerate(rows[column])}
                 means = {}
-                for slot in rows[column]:
+                for row, slot in enumerate(rows[column]):
                     near = [height[other] for other in steps[slot] if other in height]
-                    means[slot] = sum(near) / len(near) if near else current[slot]
+                    means[slot] = statistics.fmean(near) if near else (row + 0.5) / len(rows[column])
                 rows[column].sort(key=means.__getitem__)
     return rows
 

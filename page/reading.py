@@ -48,7 +48,7 @@ class Reader:
         self.let_go()
 
     def let_go(self) -> None:
-        """Forgets rows and figures, which take some 5 MB where there are ten thousand; they are read again when asked for."""
+        """Forgets rows and figures, which take some 5 MB for ten thousand rows; they are read again when asked for."""
         self._starts, self._stops, self._iterations = array("Q"), array("Q"), array("q")  # of each row
         self._figures: dict[str, array] = {}  # by name, at most one a row
         self._parsed = 0  # bytes
@@ -98,7 +98,7 @@ class Reader:
             }
 
     def summary(self, folder: Path, read: Callable[[], Summary]) -> Summary:
-        """What `read` gives, or gave of a run that has ended while its folder was as it is now."""
+        """What `read` returns; of a run that has ended it is remembered until the folder changes."""
         state = _state(folder)
         if self._known is not None and self._known[0] == state:
             return self._known[1]
@@ -182,21 +182,6 @@ def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
 
 
 def score(path: Path | None) -> float | None:
-    """What the last evaluation of a run came to: evaluation/sum, by which runs of other rewards can be compared too.
-
-    Only the first and the last line are read: an evaluation of many prompts is long, and there may be hundreds.
-    """
-    ends = _ends(path) if path is not None else None
-    first, last = (parsed(line, check_evaluation) for line in ends or (b"", b""))
-    return verdicts.metric_value([first], last, keys.EVALUATION_SUM) if first and last else None
-
-
-def _ends(path: Path) -> tuple[bytes, bytes] | None:
-    """The first and the last whole line of a file."""
-    with open(path, "rb") as file:
-        first = file.readline(MOST_LINE)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 2 * MOST_LINE))
-        tail = file.read(2 * MOST_LINE)
-    whole = tail[: tail.rfind(b"\n") + 1].rstrip(b"\n")
-    return (first, whole[whole.rfind(b"\n") + 1 :]) if whole else None
+    """What the last evaluation of a run came to: evaluation/sum, by which runs of other rewards can be compared too."""
+    rows = all_rows(path, check_evaluation)
+    return verdicts.metric_value(rows[:1], rows[-1], keys.EVALUATION_SUM) if rows else None

@@ -1,5 +1,5 @@
-"""How a file that a stranger's workflow names is opened: the name is judged before anything is touched, and what was opened
-is judged and not the path that led to it.
+"""How a file that a stranger's workflow names is opened: first the name is judged, before anything is touched; then the file
+that was opened is judged, whatever path led to it.
 
 What is allowed is `permissions`' business. Imports no torch.
 """
@@ -12,15 +12,16 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from pathlib import Path
 from typing import TypeVar
 
 from ..text import is_windows_device, shortened
 
 WINDOWS = os.name == "nt"
-SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up
-# … and that any other may take while that one hangs, but for no longer than so many seconds: several nodes that name files there
-# are asked one after the other, in ComfyUI's one loop.
+SECONDS = 10.0  # the longest that reading a file may take: a network drive that hangs must not stop ComfyUI
+# While one file hangs, and for REMEMBERED seconds at the most, any other file gets only this time: ComfyUI asks nodes that name
+# files on the same drive one after the other, in one loop.
 SECONDS_WHILE_ONE_HANGS, REMEMBERED = 0.5, 60.0
 LONGEST_NAME, LONGEST_PART = 1000, 255
 SHOWN = 200  # characters of a name in an error
@@ -31,8 +32,8 @@ T = TypeVar("T")
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError, with what is wrong, for what must not even be looked for: looking at `\\\\server\\share` on Windows
-    hands the user's credentials to that server, and a device's name opens the device.
+    """Raises ValueError, with what is wrong, for a name that must not even be looked for: looking at `\\\\server\\share` on
+    Windows hands the user's credentials to that server, and a device's name opens the device.
     """
     if not isinstance(name, str):
         raise ValueError("it is not text")
@@ -57,7 +58,7 @@ def check_name(name: str) -> None:
 
 
 def remote(name: str) -> bool:
-    """Whether a name begins as those of other machines and of devices do; on every system, so that a graph means one thing."""
+    """Whether a name begins like that of another machine or a device: on every system, so that a graph has one meaning."""
     return name[:2] in ("\\\\", "//", "\\/", "/\\")
 
 
@@ -113,7 +114,7 @@ def read(descriptor: int, most_bytes: int) -> bytes:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """What `work` returns, in a thread that is left alone when it takes longer than `SECONDS`, or less while another one hangs.
+    """What `work` returns. It runs in a thread, which is left alone after `SECONDS`, or sooner while another one hangs.
 
     Raises:
         TimeoutError: it took longer.
@@ -122,22 +123,19 @@ def in_time(work: Callable[[], T]) -> T:
         (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
     ]
     seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
-    results: list[T] = []
-    errors: list[BaseException] = []
+    result: futures.Future[T] = futures.Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            result.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name="otca reads a file", daemon=True)
     thread.start()
     thread.join(seconds)
-    if results:
-        return results[0]
-    if errors:
-        raise errors[0]
+    if result.done():
+        return result.result()
     _hanging.append((thread, time.monotonic()))
     raise TimeoutError(f"could not be read within {seconds:g} s")
 
