@@ -47,7 +47,7 @@ def _tensors(file: BinaryIO) -> dict | None:
 
 
 def free_copy(target: Path, source: Path) -> Path:
-    """Where an adapter is copied to: not over that of another run, which had the name before this one."""
+    """Where to copy an adapter to: never over the file of another run that had the same name before."""
     stem, number = target.stem, 1
     while _of_another_run(target, source):
         number += 1
@@ -56,7 +56,7 @@ def free_copy(target: Path, source: Path) -> Path:
 
 
 def _of_another_run(target: Path, source: Path) -> bool:
-    """Whether both files say whose they are, and are of two runs."""
+    """Whether both files name their run, and the runs differ."""
     try:
         there, ours = (read_metadata(path).get("otca_run_id") for path in (target, source))
     except ValueError:  # nothing there, or nothing that training wrote

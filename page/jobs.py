@@ -1,6 +1,6 @@
 """Starts, resumes and stops `otca train` as a process of its own, which outlives ComfyUI and shares only the run's folder.
 
-Only so many train at a time; who asks for more waits in a queue, in order, and is begun when another one ends.
+Only a limited number train at a time. Further ones wait in a queue, in order, and begin as others end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GLANCE = 1.0  # seconds between two looks whether a training has ended and the n
 
 @dataclass(frozen=True)
 class Gpus:
-    """How many train, and how many beside them are for rewards."""
+    """The number of GPUs that train, and the number of further ones for rewards."""
 
     training: int = 1
     rewards: int = 0
@@ -207,8 +207,8 @@ class Jobs:
         return self._guest != "waits" and self._at_work() < trainings(self._setting)
 
     def take_place(self) -> bool:
-        """Whether other work on the accelerator has a place among the trainings now. Where it has none, the next free one is
-        kept for it, since such work is short: until it asks again and gets it, or says `give_place`."""
+        """Whether other work on the accelerator has a place among the trainings now. If not, the next free place is kept for it,
+        since such work is short, until it asks again or calls `give_place`."""
         with self._starting:
             self._guest = ""
             self._guest = "at work" if self._has_place() else "waits"
@@ -220,7 +220,7 @@ class Jobs:
         self._ended.set()
 
     def queue(self) -> dict[str, Any]:
-        """Who waits, in order, and for whom: {at_work: [id], guest, waiting: [{id, iterations}]}."""
+        """The trainings that wait, in order, and those they wait for: {at_work: [id], guest, waiting: [{id, iterations}]}."""
         waiting = list(self._queue)
         return {
             "at_work": sorted(run.id for run in self.runs.all() if run.trains_headlessly()) if waiting else [],
@@ -238,7 +238,7 @@ class Jobs:
             self._queue.insert(max(0, place - 1), self._queue.pop(place))
 
     def _watch(self) -> None:
-        """Begins what is in the queue as others end, and ends when it is empty. What it raises is logged."""
+        """Begins the trainings in the queue as others end; returns when the queue is empty. Errors are logged."""
         logged = ""
         while True:
             self._ended.wait(GLANCE)
@@ -331,8 +331,8 @@ class Jobs:
         status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
     def environment(self, run: Run) -> dict[str, str]:
-        """The environment of a process that does something with a run. What a process finds in ComfyUI's folders, it must find
-        outside ComfyUI too; and if the graph holds ComfyUI's nodes, this ComfyUI, its options and the packs."""
+        """The environment of a process that works on a run. Outside ComfyUI it must find the same files as inside; and
+        if the graph holds ComfyUI's nodes, also this ComfyUI, its options and the packs."""
         kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
         folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
         needs = foreign.needs(run.workflow()["prompt"], self.node_classes)
@@ -348,7 +348,7 @@ class Jobs:
         }
 
     def _wait(self, process: subprocess.Popen, run: Run) -> None:
-        """Collects the process when it ends, and says how it ended if it could not say so itself."""
+        """Waits for the process to end, and writes how it ended if the process could not."""
         code = process.wait()
         self.processes.discard(process.pid)
         self._ended.set()
@@ -381,7 +381,7 @@ def _is_queued(run: Run) -> bool:
 
 
 def _is_ending(written: status.Status) -> bool:
-    """Whether its process has said that it ended, and is about to. A run of the canvas is made by ComfyUI, which does not end."""
+    """Whether its process has written that it ended, and is about to exit. On the canvas that is ComfyUI, which does not."""
     return written.place == status.HEADLESS and written.status not in (status.UNKNOWN, "running", "queued")
 
 
@@ -411,7 +411,7 @@ def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 
 
 def trainings(setting: int | None = None) -> int:
-    """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
+    """How many trainings of the page run at a time: by the environment, else by the page's setting, else one per accelerator.
 
     Raises:
         Refused: 400, what the environment says is not a number.

@@ -38,7 +38,7 @@ class Library:
             run.write(NOTES, {"notes": notes})
 
     def removal(self, run: Run) -> dict[str, Any]:
-        """What is about to be deleted, for who has to confirm it: {folder, bytes, files, begun_with}."""
+        """What would be deleted, for the person who has to confirm it: {folder, bytes, files, begun_with}."""
         sizes = [os.lstat(Path(folder) / file).st_size for folder, _, files in os.walk(run.folder) for file in files]
         return {
             "folder": str(run.folder),
@@ -63,7 +63,7 @@ class Library:
 
     @contextlib.contextmanager
     def _at_rest(self, run: Run) -> Iterator[None]:
-        """Keeps the run from being trained meanwhile: what the canvas still has of it is saved and let go."""
+        """Keeps the run from being trained meanwhile. If the canvas still has it, it is saved and let go first."""
         _refuse_link(run)
         summary = run.summary()
         # A copy of what trains elsewhere is only a copy.
@@ -84,7 +84,7 @@ def _refuse_link(run: Run) -> None:
 
 @contextlib.contextmanager
 def _disk(run: Run, done: str) -> Iterator[None]:
-    """What the disk refuses is said to who asked."""
+    """Turns an error of the disk into a refusal, which the page shows."""
     try:
         yield
     except OSError as error:
@@ -103,5 +103,5 @@ def _begins_with(other: Run, run: Run) -> bool:
 
 
 def _names(path: Path, run: Run) -> bool:
-    """Whether what a workflow calls by that path lies in the run's folder: NAME, NAME/lora.safetensors, or the whole path."""
+    """Whether a path in a workflow means something in the run's folder: NAME, NAME/lora.safetensors, or the whole path."""
     return path.is_relative_to(run.folder) if path.is_absolute() else path.parts[:1] == (run.id,)

@@ -20,7 +20,7 @@ from ..host import devices
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device; `ours` of those that are used, None where that is not known.
+    """Bytes of one device. `ours`: those in use by us, None if that is not known.
 
     `name` is torch's name of the device, or "" for main memory.
     """

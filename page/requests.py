@@ -232,9 +232,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guard(token: str, hint: str, cookie: str = "") -> Callable:
-    """A middleware that lets in who has the token, as a bearer token; `hint` is said to everybody else.
+    """A middleware that answers only requests with the token, as a bearer token; all others get `hint`.
 
-    With a `cookie` of that name a browser has it, too: once by ?token=…, and from then on by the cookie.
+    With a `cookie` of that name a browser can have the token too: once by ?token=…, and from then on by the cookie.
     """
 
     @web.middleware

@@ -189,7 +189,7 @@ class Run:
         return {"node": written.node, "title": title(entry)} if written.node and entry else None
 
     def _problems(self) -> list[str]:
-        """What keeps the run from being resumed, a line each."""
+        """What prevents resuming the run, one line each."""
         problems = []
         for name in (WORKFLOW, STATUS):
             try:
@@ -350,9 +350,9 @@ class Run:
         return [path for path in map(self.file, ADAPTERS) if path]
 
     def copy_lora(self, loras: Path) -> list[str]:
-        """Has the adapter where ComfyUI's LoraLoader finds it; returns the names that it has there.
+        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns its names there.
 
-        A file of Save LoRA that holds it is as good as a copy. Else there is one file a run, written again each time.
+        A file of Save LoRA with the same tensors is used as it is. Otherwise each run has one file, which is written anew.
         """
         sources = self.adapters()
         if not sources:

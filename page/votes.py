@@ -188,8 +188,8 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, and the videos' frames a
-    second; None: not said."""
+    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, and the videos' frames per
+    second, None if not given."""
 
     pictures: list[np.ndarray]
     prompts: list[str]
@@ -206,7 +206,7 @@ def _groups(prompts: list[str], given: list[Any]) -> list[int]:
 
 
 def _sent(score: float | None) -> float | str | None:
-    """As the protocol has it: null for what failed, and a word for what the vote says nothing of."""
+    """The score in the protocol's form: null if it failed, and a word if the vote says nothing about the picture."""
     if score is None:
         return LEFT_OUT
     return score if math.isfinite(score) else None

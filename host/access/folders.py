@@ -1,6 +1,6 @@
-"""A folder of files that a stranger's workflow names, and the files below it that a list in that folder names in turn.
+"""A folder that a stranger's workflow names, and the files in it that a list in the same folder names.
 
-What is allowed is `permissions`' business; a list in the folder can name nothing outside of it. Imports no torch.
+`permissions` says what is allowed; a list in the folder cannot name anything outside of it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def input_folder(name: str, why: str) -> Path:
     """The folder of that name: a path, or a name in one of the input folders.
 
     Raises:
-        NotAllowed: it may not be read, also where a link leads out of the folders that may.
-        FileNotFoundError: it is nowhere.
+        NotAllowed: it may not be read, or is a link out of the folders that may be read.
+        FileNotFoundError: it does not exist.
     """
     among = paths.input_folders()
     if not name:
@@ -43,8 +43,8 @@ def read_below(folder: Path, name: str, most_bytes: int) -> bytes:
     """The content of a regular file of that folder, or of one below it.
 
     Raises:
-        Refused: a name that leads out of the folder, by itself or by a link; no regular file, or one that is too large.
-        OSError: it is not there, or cannot be read.
+        Refused: the name leads out of the folder, by itself or by a link; or the file is not a regular one, or too large.
+        OSError: it is missing, or cannot be read.
     """
     try:
         opening.check_name(name)
@@ -56,7 +56,7 @@ def read_below(folder: Path, name: str, most_bytes: int) -> bytes:
 
 
 def missing(folder: Path, names: Iterable[str]) -> set[str]:
-    """Those of many names below a folder that are not there: by one look into each folder, since a disk may be slow."""
+    """Which of these names are missing below a folder. Looks into each folder once, since a disk may be slow."""
     listed: dict[str, frozenset[str]] = {}
     lost = set()
     for name in names:

@@ -1,9 +1,9 @@
 """What a workflow may touch, since it is often a stranger's: which files, hosts and downloads it may name, and what only the
-user may allow. docs/security.md says the same to people.
+user may allow. docs/security.md says the same for users.
 
-Whatever uses a name from a graph asks here first, where it uses it, so that no linked value is a way round. The user widens
-this by the environment, by the command line (which sets the environment, so that child processes hear of it), or by a click on
-the page, which is remembered in a file of his. Imports no torch.
+Code that uses a name from a graph asks here first, at the place where it uses it, so that a linked value is checked too. The
+user allows more by the environment, by the command line (which sets the environment, so that child processes have it too), or
+by a click on the page, which is remembered in a file of the user's. Imports no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Want:
 
     Attributes:
         kind: READ (a file or a model's folder), POST (to a host), DOWNLOAD (from the hub), RUN (a Python file).
-        what: the name as the graph has it; of a host `name:port`; of a linked input, which node hands it over.
+        what: the name as the graph has it; for a host `name:port`; for a linked input, which node hands it over.
         why: what it is for.
         input, node: where the graph names it.
         linked: whether it is known only when the graph runs.
@@ -64,7 +64,7 @@ class Want:
 
 
 def allowed(want: Want) -> bool:
-    """Whether the workflow may have it; False too for what is known only when the graph runs."""
+    """Whether the workflow may have it; False also if it is known only when the graph runs."""
     return not want.linked and _RULES[want.kind](want)
 
 
@@ -104,7 +104,7 @@ def fix(want: Want) -> str:
 
 
 def folders(why: str) -> list[str]:
-    """All folders, absolute, whose files or models a workflow may name for that; also single files that the user named."""
+    """All folders, absolute, whose files or models a workflow may name for this purpose; and single files that the user named."""
     return [*known_folders(why), *map(_absolute, _by_user(READ))]
 
 
@@ -128,7 +128,7 @@ def _model_folders() -> list[Path]:
 
 
 def too_wide(folder: str) -> bool:
-    """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow by the way."""
+    """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow in passing."""
     home = os.path.expanduser("~")
     systems = any(opening.inside(folder, system) for system in ("/proc", "/sys", "/dev", "/etc"))
     return os.path.dirname(folder) == folder or opening.inside(home, folder) or folder in HOMES or systems
@@ -209,7 +209,7 @@ def candidates(name: str, among: Iterable[Path], why: str) -> list[Path]:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can only mean something in the known folders: neither a whole path nor one that goes up."""
+    """Whether a name can only mean something in the known folders: it is neither a whole path nor leads upwards."""
     up = os.pardir in re.split(r"[/\\]", name)
     return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
 
@@ -219,7 +219,7 @@ def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
 
     Raises:
         NotAllowed: it may not be read, also where a link leads out of the folders.
-        FileNotFoundError: it is nowhere.
+        FileNotFoundError: it does not exist.
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
@@ -290,15 +290,15 @@ def check_token(variable: str, url: str) -> None:
 
 
 def user_named(path: str | os.PathLike) -> None:
-    """Allows to read what the user typed on a command line, if it exists. By the environment, so that child processes may read
-    it too."""
+    """Allows reading what the user typed on a command line, if it exists. Sets the environment, so that child processes may
+    read it too."""
     name = os.path.expanduser(os.fspath(path))
     if name and os.pathsep not in name and os.path.exists(name) and os.path.dirname(_absolute(name)) != _absolute(name):
         _add(READ, _absolute(name))
 
 
 def user_wants(wants: Iterable[Want]) -> None:
-    """Allows what the user asked for himself. Never Python code."""
+    """Allows what the user asked for directly; never Python code."""
     for want in wants:
         if want.kind == READ:
             user_named(want.what)
@@ -405,7 +405,7 @@ def given() -> list[Given]:
 
 
 def take_back(kind: str, what: str) -> None:
-    """Forgets what a click allowed; nothing where no click has.
+    """Forgets what a click allowed, if one did.
 
     Raises:
         ValueError: a kind that no click allows.
@@ -435,5 +435,5 @@ def _add(kind: str, value: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    """Without links being followed, and without `..`."""
+    """The absolute path without `..`; links are not followed."""
     return os.path.abspath(os.path.expanduser(path))

@@ -15,7 +15,7 @@ from .permissions import DOWNLOAD, POST, READ, Want, is_plain
 
 
 def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
-    """What the nodes of a graph in API form ask for, by their classes' WANTS. What they lack is not asked for."""
+    """What the nodes of a graph in API form ask for, by WANTS of their classes. An input that is missing asks for nothing."""
     wants: dict[Want, None] = {}
     for node_id, entry in graph.items():
         cls, inputs = node_classes.get(entry.get("class_type", "")), entry.get("inputs")
@@ -33,8 +33,8 @@ def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> 
 
 
 def reads(value: object, why: str, input: str, always: bool = False) -> list[Want]:
-    """For WANTS: of an input that names a model or a file. A plain name can only mean what lies in the known folders, so it
-    is listed `always` alone."""
+    """For WANTS of an input that names a model or a file. A plain name can only mean a file in the known folders, so it is
+    listed only if `always` is set."""
     if value is None:
         return [Want(READ, "", why, input)]
     if not isinstance(value, str) or not value:
@@ -43,7 +43,7 @@ def reads(value: object, why: str, input: str, always: bool = False) -> list[Wan
 
 
 def posts(url: object, why: str, input: str) -> list[Want]:
-    """For WANTS: of an input that names an address."""
+    """For WANTS of an input that names an address."""
     if url is None:
         return [Want(POST, "", why, input)]
     try:
@@ -53,13 +53,13 @@ def posts(url: object, why: str, input: str) -> list[Want]:
 
 
 def downloads(name: object, switch: object, input: str) -> list[Want]:
-    """For WANTS: of an input that may name a repository, and the workflow's own switch, which only asks for it."""
+    """For WANTS of an input that may name a repository. `switch` is the workflow's own, which can only ask for the download."""
     wish = switch is None or bool(switch)
     return [Want(DOWNLOAD, name or "", "a model", input)] if wish and (name is None or is_hub_id(name)) else []
 
 
 def figures_go_out(project: object, input: str = "wandb_project") -> list[Want]:
-    """For WANTS, and before it is done: what naming a project of Weights & Biases asks for."""
+    """What naming a project of Weights & Biases asks for; for WANTS, and checked again before figures go out."""
     if project == "" or os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
         return []
     return [Want(POST, "" if project is None else wandb_host() or "wandb", "the run's figures and settings", input)]

@@ -86,7 +86,7 @@ def _is_entry(entry: Any, good) -> bool:
 
 
 def application(folder: Path, token: str) -> web.Application:
-    """The server's routes for the run in that folder; who has not the token gets 401 whatever it asks.
+    """The server's routes for the run in that folder; a request without the token gets 401, whatever it asks.
 
     Raises:
         ValueError: the folder cannot be a run's.

@@ -1,4 +1,4 @@
-"""Keeps copies of runs that live elsewhere, each time that the page reads the list of runs, and not more often."""
+"""Keeps copies of runs that live elsewhere. They are brought up to date only when the page reads the list of runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Unreachable(Exception):
 
 @dataclass
 class Seen:
-    """What is known of a run since this process looked first.
+    """What this process knows of a run.
 
     Attributes:
         state: the other machine's last answer.
@@ -191,7 +191,8 @@ class Remotes:
         await self._whole(session, url, run, seen, name, size, changed)
 
     async def _grown(self, session, url: str, target: Path, name: str, here: int, size: int) -> bool:
-        """Adds what a file has more there; False where what it had before is another, as after going back to a checkpoint."""
+        """Appends what the other machine's file has more; returns False if its earlier part differs, as after going back to a
+        checkpoint."""
         start = max(0, here - OVERLAP)
         more = b"".join([piece async for piece in _pieces(session, url, name, start, size)])
         known = await asyncio.to_thread(_tail, target, start)
@@ -249,7 +250,7 @@ def _size(path: Path) -> int:
 
 
 def _outdated(run: Run, seen: Seen, listed: Iterable[list]) -> list[list]:
-    """Those files that are another here than there. One that an earlier ComfyUI copied, and nothing changed since, is not."""
+    """The files that differ from the other machine's. One that an earlier ComfyUI copied counts as equal until it changes."""
 
     def differs(name: str, size: int, changed: int) -> bool:
         target = run.folder / name
@@ -305,7 +306,7 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 async def _pieces(session: aiohttp.ClientSession, url: str, name: str, start: int, size: int):
-    """The bytes of a file from `start` on. Raises Unreachable, also for many more than the `size` that it was to have in all."""
+    """The bytes of a file from `start` on. Raises Unreachable, also if many more come than its announced `size`."""
     headers, held = {"Range": f"bytes={start}-"} if start else {}, start
     try:
         async with session.get(f"{url}/run/files/{name}", headers=headers, **_NO_REDIRECT) as answer:
@@ -334,7 +335,7 @@ def _append(path: Path, content: bytes) -> None:
 
 
 def _write_status(run: Run, state: dict[str, Any]) -> None:
-    """Where it is another than before: a file that is written anew makes the page read the run again."""
+    """Writes the status if it has changed: after any write to the folder the page reads the run again."""
     told = {name: state.get(name) for name in ("total", "started", "error", "node", "reason")}
     now = status.Status(state["status"], status.REMOTE, **told)
     if run.status() != now:
