@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from ..host.json_files import parse
 from ..host.text import quoted
 
 logger = logging.getLogger(__name__)
@@ -135,16 +135,12 @@ async def _bounded(request: web.Request) -> bytes:
 
 def _json_object(content: bytes) -> dict:
     try:
-        value = json.loads(content, parse_constant=_no_such_number)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
-        raise Refused(400, f"the request is not JSON ({error}). Fix: post a JSON object") from error
+        value = parse(content)
+    except ValueError as error:
+        raise Refused(400, f"the request {error}. Fix: post a JSON object") from error
     if not isinstance(value, dict):
         raise Refused(400, f"the request is {quoted(value)}. Fix: post a JSON object")
     return value
-
-
-def _no_such_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number in JSON")
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -184,14 +180,9 @@ def json_object(value: Any) -> dict:
     return value
 
 
-def object_or_null(value: Any) -> dict | None:
-    return None if value is None else json_object(value)
-
-
-def text_or_null(value: Any) -> str | None:
-    if not isinstance(value, str | None):
-        raise ValueError("must be text. Fix: give the workflow's id, or leave it out")
-    return value
+def optional(check: Check) -> Check:
+    """A check that takes null, too."""
+    return lambda value: None if value is None else check(value)
 
 
 # --- queries --------------------------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ from .requests import (
     body,
     count,
     json_object,
-    object_or_null,
+    optional,
     query,
-    text_or_null,
+    text,
     whole_number,
     word,
 )
@@ -50,6 +50,7 @@ from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
 MOST_NAMES = 100  # of figures in one request
+LONGEST_ID = 1000  # characters
 
 GPUS = {
     "gpus": Field(whole_number(1, MOST_GPUS), default=1),
@@ -60,11 +61,12 @@ TRAIN = {
     "iterations": Field(whole_number(1, MOST_ITERATIONS), required=True),
     **GPUS,
     "prompt": Field(json_object, required=True),
-    "workflow": Field(object_or_null),
+    "workflow": Field(optional(json_object)),
 }
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
-RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(text_or_null)}
+ID = text(LONGEST_ID, "give the workflow's id, or leave it out", least=0)
+RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(optional(ID))}
 # What is asked by a query.
 AFTER = {"after": count(0)}
 PREVIEW = {"node": word(None), "sample": count(), "step": count(), "workflow": word(None), "made_by": word("")}
@@ -228,12 +230,13 @@ class Shown:
 
     # -- what is trained outside ComfyUI's process, here or elsewhere -------------------------------------------------
 
-    def train(self, name: str, iterations: int, prompt: dict, workflow: dict | None, **gpus: int) -> dict[str, Any]:
-        return {"id": self.jobs.start(name, prompt, workflow, iterations, _gpus(**gpus)).id}
+    def train(
+        self, name: str, iterations: int, gpus: int, reward_gpus: int, prompt: dict, workflow: dict | None
+    ) -> dict[str, Any]:
+        return {"id": self.jobs.start(name, prompt, workflow, iterations, Gpus(gpus, reward_gpus)).id}
 
-    def resume(self, run: Run, iterations: int | None, **gpus: int) -> dict[str, Any]:
-        told = self.jobs.resume(run, iterations, _gpus(**gpus))
-        return {"id": run.id, "told": told}
+    def resume(self, run: Run, iterations: int | None, gpus: int, reward_gpus: int) -> dict[str, Any]:
+        return {"id": run.id, "told": self.jobs.resume(run, iterations, Gpus(gpus, reward_gpus))}
 
     async def stop(self, run: Run) -> None:
         if run.status().place == REMOTE:
@@ -249,10 +252,6 @@ class Shown:
         name = name or _run_name(graph) or "workflow"
         lines = commands(f"{name}.json", name, needs(graph.graph, graph.node_classes))
         return {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
-
-
-def _gpus(gpus: int, reward_gpus: int) -> Gpus:
-    return Gpus(gpus, reward_gpus)
 
 
 def _run_name(graph: Workflow) -> str | None:

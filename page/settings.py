@@ -4,6 +4,7 @@ it, which is remembered on this machine.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -100,7 +101,7 @@ def of_comfyui(folder_paths: ModuleType) -> list[Folder]:
         Folder("runs", str(paths.runs_folder()), output),
         Folder("adapters", str(loras), by),
         Folder("votes", str(paths.votes_folder()), output),
-        Folder("permissions", str(allowed or ""), remembered.FILE if remembered.is_named() else ""),
+        Folder("permissions", str(allowed or ""), FILE if os.environ.get(FILE) else ""),
     ]
 
 

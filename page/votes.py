@@ -30,12 +30,12 @@ from ..host.text import quoted
 from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
-from .requests import Field, Handler, Refused, answered, body, guard, object_or_null
+from .requests import Field, Handler, Refused, answered, body, guard, json_object, optional
 
 if TYPE_CHECKING:
     import numpy as np
 
-ANSWER = {"answer": Field(object_or_null, required=True)}
+ANSWER = {"answer": Field(optional(json_object), required=True)}
 
 
 def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:

@@ -36,11 +36,6 @@ def file() -> Path | None:
     return base / "comfyui_otca" / "permissions.json"
 
 
-def is_named() -> bool:
-    """Whether the environment says where the file is."""
-    return bool(os.environ.get(FILE))
-
-
 def entries() -> dict[str, list[str]]:
     """What each of LISTS holds. A damaged file counts as an empty one, and the log says so once."""
     path, nothing = file(), {name: [] for name in LISTS}

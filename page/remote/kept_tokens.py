@@ -25,10 +25,8 @@ _writing = threading.Lock()
 def of(key: str) -> str | None:
     """The token of that key; None where it was forgotten, or the file cannot be read."""
     if key not in _here and (path := _file()):
-        try:
+        with contextlib.suppress(files.Damaged):
             _here.update(_read(path))
-        except files.Damaged:
-            return None
     return _here.get(key)
 
 

@@ -74,7 +74,8 @@ class Answer:
 
 @pytest.fixture
 def site(tmp_path):
-    """site.get(path), site.post(path, object): Answers; site.runs, site.jobs, site.live, and the folders."""
+    """site.get(path), site.post(path, object): Answers; site.paths("GET"): all of that method, of the run `first`; site.runs,
+    site.jobs, site.live, and the folders."""
     folders = {name: tmp_path / name for name in ("output", "loras", "input")}
     for folder in folders.values():
         folder.mkdir()
@@ -128,6 +129,11 @@ def site(tmp_path):
         post=post,
         ask=ask,
         raw=raw,
+        paths=lambda method: [
+            route.path.format(id="first", name="samples.png", pair="0001", which="after", number="0")
+            for route in routes
+            if route.method == method
+        ],
         runs=runs,
         jobs=jobs,
         live=live,
