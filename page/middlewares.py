@@ -3,7 +3,7 @@
 * Help pages of our nodes come in the user's language.
 * Our models make room on the accelerator when ComfyUI is asked to free memory, and for prompts without our nodes: ComfyUI moves
   its own models in and out by itself but knows nothing of ours.
-* A value that a node of ours refuses is one error, on the input that it is about, the fix first. ComfyUI repeats what a
+* A value that a node of ours refuses is one error, on the input that it is about. ComfyUI repeats what a
   VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of them on inputs that
   have nothing to do with it.
 """
@@ -26,6 +26,7 @@ from ..trainer.workflow.checking import input_of
 DOCS = Path(__file__).parent.parent / "web" / "docs"
 PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
+SEARCHED = r", (?:neither as a path nor in|looked for as) "  # how messages begin the list of folders that were searched
 
 
 def add_help_route(routes: web.RouteTableDef, pack: str) -> None:
@@ -127,7 +128,8 @@ def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -
             yield error
     for said, repeated in refused.items():
         about = _about(class_type, said, [error["extra_info"]["input_name"] for error in repeated])
-        once = {**repeated[0], "message": about or NODE_CLASS_MAPPINGS[class_type].TITLE, "details": fix_first(said)}
+        said = searched_last(said.removeprefix(f"{about}: "))
+        once = {**repeated[0], "message": about or NODE_CLASS_MAPPINGS[class_type].TITLE, "details": said}
         once["extra_info"] = {name: value for name, value in repeated[0]["extra_info"].items() if name != "input_name"}
         if about is not None:  # else the node as a whole is marked
             once["extra_info"]["input_name"] = about
@@ -151,7 +153,10 @@ def _said(error: dict[str, Any]) -> str:
     return error["details"].removeprefix(f"{error['extra_info']['input_name']} - ")
 
 
-def fix_first(message: str) -> str:
-    """What to do before what is wrong, since a page may show the beginning only; folders that were searched come last."""
-    wrong, _, fix = re.sub(r"\s+", " ", message).partition(" Fix: ")
-    return f"Fix: {fix.rstrip('. ')}. {wrong}" if fix else wrong
+def searched_last(message: str) -> str:
+    """The problem, the fix, and only then the folders that were searched, since they may fill the page."""
+    parts = re.fullmatch(rf"(.*){SEARCHED}(.*) Fix: (.*)", re.sub(r"\s+", " ", message))
+    if parts is None:
+        return message
+    problem, searched, fix = parts.groups()
+    return f"{problem}. Fix: {fix.rstrip('. ')}. Searched: {searched}"

@@ -17,7 +17,7 @@ def test_a_refused_value_of_a_hidden_input_is_shown(canvas):
     errors = canvas.page.evaluate(REFUSE)
     (error,) = errors["4"]["errors"]
     assert error["extra_info"]["input_name"] == "clip", errors
-    assert error["details"].startswith("Fix: ")
+    assert error["details"].startswith("'high, low' ") and ". Fix: " in error["details"]
     canvas.wait(shown)
     if canvas.renderer == "nodes2":
         node = canvas.page.locator('[data-node-id="4"]')

@@ -127,7 +127,10 @@ def test_one_picture_and_a_reward_that_is_missing(canvas, files):
         files[0],
     )
     refused = canvas.page.evaluate("async () => { await app.queuePrompt(0, 1); return app.lastNodeErrors; }")
-    assert "K = 0 rewards are connected" in str(refused)
+    (error,) = refused[str(scorer)]["errors"]
+    assert error["message"] == "reward_1" and error["details"].startswith(
+        "no reward is connected. Fix: connect a Reward"
+    )
     canvas.page.keyboard.press("Escape")
     canvas.page.evaluate(
         """id => {
