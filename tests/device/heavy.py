@@ -264,140 +264,25 @@ def _flux():
     )
 
 
-def _stable_diffusion_3():
-    from diffusers import SD3Transformer2DModel
-
-    pipeline = tiny.stable_diffusion_3()
-    encoder, _ = _t5()
-    transformer = SD3Transformer2DModel(
-        sample_size=32,
-        patch_size=2,
-        in_channels=8,
-        num_layers=6,
-        attention_head_dim=64,
-        num_attention_heads=6,
-        joint_attention_dim=WIDTH,
-        caption_projection_dim=384,
-        pooled_projection_dim=32,
-        out_channels=8,
-        pos_embed_max_size=32,
-        dual_attention_layers=(0, 1),
-        qk_norm="rms_norm",
-    )
-    pipeline.register_modules(transformer=tiny._awake(transformer), text_encoder_3=encoder)
-    return pipeline
-
-
-def _wan(pipeline):
-    from diffusers import WanTransformer3DModel
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    old = pipeline.transformer.config
-    networks = {
-        name: tiny._awake(
-            WanTransformer3DModel(
-                num_attention_heads=6,
-                attention_head_dim=64,
-                in_channels=old.in_channels,
-                out_channels=old.out_channels,
-                text_dim=WIDTH,
-                freq_dim=64,
-                ffn_dim=1536,
-                num_layers=11,
-                cross_attn_norm=True,
-                qk_norm="rms_norm_across_heads",
-                rope_max_seq_len=64,
-            )
-        )
-        for name in ("transformer", "transformer_2")
-        if getattr(pipeline, name) is not None
-    }
-    config = UMT5Config(vocab_size=len(pipeline.tokenizer), **T5)
-    pipeline.register_modules(**networks, text_encoder=UMT5EncoderModel(config).eval())
-    return pipeline
-
-
-def _z_image():
-    from diffusers import ZImageTransformer2DModel
-
-    pipeline = tiny.z_image()
-    transformer = ZImageTransformer2DModel(
-        in_channels=8,
-        dim=384,
-        n_layers=12,
-        n_heads=6,
-        n_kv_heads=6,
-        cap_feat_dim=WIDTH,
-        axes_dims=[16, 24, 24],
-        axes_lens=[192, 48, 48],
-    )
-    return _with(pipeline, tiny._awake(transformer, by=0.02), pipeline.text_encoder.config)
-
-
-def _qwen_image():
-    from diffusers import QwenImageTransformer2DModel
-
-    pipeline = tiny.qwen_image()
-    transformer = QwenImageTransformer2DModel(
-        in_channels=32,
-        out_channels=8,
-        num_layers=5,
-        attention_head_dim=64,
-        num_attention_heads=6,
-        joint_attention_dim=WIDTH,
-        axes_dims_rope=(16, 24, 24),
-    )
-    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config)
-
-
-def _flux2(pipeline):
-    from diffusers import Flux2Transformer2DModel
-
-    transformer = Flux2Transformer2DModel(
-        in_channels=16,
-        num_layers=3,
-        num_single_layers=8,
-        attention_head_dim=64,
-        num_attention_heads=6,
-        joint_attention_dim=3 * 192,
-        axes_dims_rope=(16, 16, 16, 16),
-        guidance_embeds=pipeline.transformer.config.guidance_embeds,
-    )
-    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config, 192)
-
-
-def _krea2():
-    from diffusers import Krea2Transformer2DModel
-
-    pipeline = tiny.krea2()
-    transformer = Krea2Transformer2DModel(
-        in_channels=32,
-        num_layers=14,
-        attention_head_dim=64,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        intermediate_size=1024,
-        timestep_embed_dim=64,
-        text_hidden_dim=WIDTH,
-        num_text_layers=3,
-        text_num_attention_heads=8,
-        text_num_key_value_heads=8,
-        text_intermediate_size=1024,
-        axes_dims_rope=(16, 24, 24),
-    )
-    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config)
-
-
-def _with(pipeline, transformer, config, width=512):
-    """With a wider network, and a language model of so much width."""
-    language = getattr(config, "text_config", config)
-    language.hidden_size, language.intermediate_size = width, 3 * width
-    language.num_attention_heads, language.num_key_value_heads = width // 16, width // 32
-    for vision in filter(None, [getattr(config, "vision_config", None)]):
-        if hasattr(vision, "out_hidden_size"):
-            vision.out_hidden_size = width
-    encoder = type(pipeline.text_encoder)(config)
-    pipeline.register_modules(transformer=transformer, text_encoder=encoder.eval())
+def _wide(pipeline, changes, width=512):
+    """With wider networks, which `changes` of their configurations make, and with a language model of so much width."""
+    for name in ("transformer", "transformer_2"):
+        if old := getattr(pipeline, name, None):
+            options = {key: value for key, value in old.config.items() if not key.startswith("_")}
+            by = {"by": 0.02} if type(old).__name__.startswith("ZImage") else {}
+            pipeline.register_modules(**{name: tiny._awake(type(old)(**options | changes), **by)})
+    name = "text_encoder_3" if hasattr(pipeline, "text_encoder_3") else "text_encoder"
+    encoder = getattr(pipeline, name)
+    config = encoder.config
+    if hasattr(config, "d_model"):
+        config = type(config)(vocab_size=config.vocab_size, **T5)
+    else:
+        language = getattr(config, "text_config", config)
+        language.hidden_size, language.intermediate_size = width, 3 * width
+        language.num_attention_heads, language.num_key_value_heads = width // 16, width // 32
+        if hasattr(getattr(config, "vision_config", None), "out_hidden_size"):
+            config.vision_config.out_hidden_size = width
+    pipeline.register_modules(**{name: type(encoder)(config).eval()})
     return pipeline
 
 
@@ -412,15 +297,40 @@ def _t5():
     return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **T5)).eval(), tokenizer
 
 
+HEADS = {"attention_head_dim": 64, "num_attention_heads": 6}
+AXES = (16, 24, 24)
+SD3 = HEADS | {
+    "sample_size": 32,
+    "num_layers": 6,
+    "joint_attention_dim": WIDTH,
+    "caption_projection_dim": 384,
+    "pos_embed_max_size": 32,
+    "dual_attention_layers": (0, 1),
+}
+WAN = HEADS | {"text_dim": WIDTH, "freq_dim": 64, "ffn_dim": 1536, "num_layers": 11, "rope_max_seq_len": 64}
+Z_IMAGE = {
+    **{"dim": 384, "n_layers": 12, "n_refiner_layers": 2, "n_heads": 6, "n_kv_heads": 6, "cap_feat_dim": WIDTH},
+    **{"axes_dims": list(AXES), "axes_lens": [192, 48, 48]},
+}
+QWEN_IMAGE = HEADS | {"num_layers": 5, "joint_attention_dim": WIDTH, "axes_dims_rope": AXES}
+FLUX2 = HEADS | {
+    **{"num_layers": 3, "num_single_layers": 8, "joint_attention_dim": 3 * 192, "axes_dims_rope": (16,) * 4},
+    "timestep_guidance_channels": 256,
+}
+KREA2 = HEADS | {
+    **{"num_layers": 14, "num_key_value_heads": 2, "intermediate_size": 1024, "timestep_embed_dim": 64},
+    **{"text_hidden_dim": WIDTH, "num_text_layers": 3, "text_num_attention_heads": 8, "text_num_key_value_heads": 8},
+    **{"text_intermediate_size": 1024, "axes_dims_rope": AXES},
+}
 WIDER = {
     "flux": _flux,
-    "sd3": _stable_diffusion_3,
-    "wan": lambda: _wan(tiny.wan()),
-    "wan-5b": lambda: _wan(tiny.wan_5b()),
-    "wan-i2v": lambda: _wan(tiny.wan_i2v()),
-    "z-image": _z_image,
-    "qwen-image": _qwen_image,
-    "flux2-klein": lambda: _flux2(tiny.flux2()),
-    "flux2-dev": lambda: _flux2(tiny.flux2_dev()),
-    "krea2": _krea2,
+    "sd3": lambda: _wide(tiny.stable_diffusion_3(), SD3),
+    "wan": lambda: _wide(tiny.wan(), WAN),
+    "wan-5b": lambda: _wide(tiny.wan_5b(), WAN),
+    "wan-i2v": lambda: _wide(tiny.wan_i2v(), WAN),
+    "z-image": lambda: _wide(tiny.z_image(), Z_IMAGE),
+    "qwen-image": lambda: _wide(tiny.qwen_image(), QWEN_IMAGE),
+    "flux2-klein": lambda: _wide(tiny.flux2(), FLUX2, 192),
+    "flux2-dev": lambda: _wide(tiny.flux2_dev(), FLUX2, 192),
+    "krea2": lambda: _wide(tiny.krea2(), KREA2),
 }
