@@ -141,7 +141,13 @@ class Canvas:
     def load(self, workflow: Path) -> None:
         """Opens a workflow file of the canvas's own format."""
         content = json.loads(workflow.read_text(encoding="utf-8"))
-        self.page.evaluate("content => app.loadGraphData(content)", content)
+        self.page.evaluate(
+            """async content => {
+                await app.loadGraphData(content);
+                await new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)));  // the view is fitted
+            }""",
+            content,
+        )
         self.wait("n => app.graph.nodes.length === n", len(content["nodes"]))
 
     def set(self, values: dict[str, object]) -> None:
