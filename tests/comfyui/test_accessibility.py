@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def axe_core() -> Path | None:
 
 @pytest.fixture(params=["dark", "light"])
 def page(request, canvas):
-    """The page of one palette with axe-core and OTCA's workflow, whose widgets show something."""
+    """The page of one palette with axe-core and OTCA's workflow."""
     if (script := axe_core()) is None:
         pytest.skip(f"axe-core is missing: {HOW}")
     choose = "palette => app.extensionManager.setting.set('Comfy.ColorPalette', palette)"
@@ -39,8 +40,6 @@ def page(request, canvas):
     # not by a tag, which fails where the page itself, at that moment, is refused a model file from another host
     canvas.page.evaluate(script.read_text(encoding="utf-8"))
     canvas.load(TEMPLATES["otca"].canvas)
-    feed_heatmap(canvas, prompts=2, samples=4, steps=10)
-    feed_scores(canvas, prompts=2, samples=4)
     yield canvas
     canvas.page.evaluate(choose, "dark")
 
@@ -51,153 +50,101 @@ def check(canvas, selector: str) -> None:
     assert not findings, json.dumps(findings, indent=1)
 
 
-def test_heatmap(page):
+@contextmanager
+def answering(canvas, answers: dict):
+    """The server's answers by route: JSON, or a picture's bytes."""
+    for route, answer in answers.items():
+        more = {"body": answer, "content_type": "image/png"} if isinstance(answer, bytes) else {"json": answer}
+        canvas.page.route(route, lambda request, more=more: request.fulfill(**more))
+    yield
+    for route in answers:
+        canvas.page.unroute(route)
+
+
+ROWS = [
+    {
+        **{"iteration": number, "reward/clip_t/mean": number / 9, "held_out/accuracy/mean": 0.5},
+        **{"gradient_norm": 0.1 * number, "clip/high": 0.1, "clip/low": 0.2},
+        **{"seconds/rollout": 1.0, "seconds/update": 2.0, "credit/step/0": 1.2, "credit/step/1": 0.8},
+    }
+    for number in (1, 2, 3)
+]
+CHANGES = [{"iteration": 2, "lines": ["GRPO Step clip_range: 0.1 → 0.2"]}]
+METRICS = {"rows": ROWS, "evaluations": [], "changes": CHANGES, "more": False}
+RUN_FACTS = {
+    **{"id": "fed", "status": "finished", "place": "headless", "iteration": 3, "total": 3, "rewrites": 0},
+    **{"started": 1.0, "updated": 2.0, "error": "evaluation.jsonl is damaged. Fix: resume"},
+    **{"has_lora": True, "has_checkpoint": True},
+}
+RUNS = {
+    "**/api/otca/runs": {"runs": [RUN_FACTS, {**RUN_FACTS, "id": "other", "status": "stopped", "error": None}]},
+    "**/api/otca/runs/*": {
+        **RUN_FACTS,
+        **{"settings": {"GRPO Step": {"clip_range": 1e-4}}, "rewards": ["clip_t"], "held_out": ["accuracy"]},
+        **{"samples": [], "pictures": []},
+        "warning": "clip_t rises while accuracy, which is held out, declines",
+    },
+    "**/api/otca/runs/*/metrics*": METRICS,
+    "**/api/otca/runs/*/before_after": {"pairs": [], "work": None, "from_comfyui": False},
+    "**/api/otca/runs/*/log*": {"text": "iteration 1", "size": 11},
+}
+WANT = {"kind": "host", "text": "asks 10.0.0.7", "allowed": False, "remember": "10.0.0.7", "fix": "allow it"}
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cf500f0003860180a4a5e6f40000000049454e44ae426082"
+)
+QUESTION = {
+    **{"id": "q", "prompt": "a red circle", "pictures": [{"video": False}] * 4, "answered": False},
+    "learned": "60 %",
+}
+
+
+def test_what_nodes_show(page):
+    feed_heatmap(page, prompts=2, samples=4, steps=10)
+    feed_scores(page, prompts=2, samples=4)
+    feed(page, "1", "owner", {"text": "otca, iteration 4", "memory": "about 1 GiB"})
+    with answering(page, {"**/otca/runs/fed/metrics*": METRICS}):
+        page.show(12)
+        feed(page, RUN, "run", {"run": "fed", "iteration": 3})
+        page.page.locator(".otca-curves-line path").first.wait_for(state="attached")
+    for node, selector in ((12, ".otca-curves"), (9, ".otca-heatmap"), (8, ".otca-scores"), (1, ".otca-owner-line")):
+        page.show(node)
+        check(page, selector)
     page.show(9)
-    check(page, ".otca-heatmap")
     feed_heatmap(page, prompts=16, samples=32, steps=50, scale=1000)
     check(page, ".otca-heatmap")
 
 
-def test_reward_table(page):
-    page.show(8)
-    check(page, ".otca-scores")
-
-
-def test_curves(page):
-    rows = [
-        {"iteration": number, "reward/clip_t/mean": number / 9, "held_out/accuracy/mean": 0.5} for number in (1, 2, 3)
-    ]
-    answer = {"rows": rows, "evaluations": [], "changes": [{"iteration": 2, "lines": ["clip: 1"]}], "more": False}
-    route = "**/otca/runs/fed/metrics*"
-    answer_by(page, route, answer)
-    page.show(12)
-    feed(page, RUN, "run", {"run": "fed", "iteration": 3})
-    page.page.locator(".otca-curves-line path").first.wait_for(state="attached")
-    page.page.unroute(route)
-    check(page, ".otca-curves")
-
-
-def test_owner(page):
-    feed(page, "1", "owner", {"text": "otca, iteration 4", "memory": "about 1 GiB"})
-    page.show(1)
-    check(page, ".otca-owner-line")
-
-
-RUN_FACTS = {
-    "id": "fed",
-    "status": "finished",
-    "place": "headless",
-    "iteration": 3,
-    "total": 3,
-    "started": 1.0,
-    "updated": 2.0,
-    "rewrites": 0,
-    "error": "evaluation.jsonl is damaged. Fix: resume",
-    "has_lora": True,
-    "has_checkpoint": True,
-}
-ROWS = [
-    {
-        "iteration": number,
-        "reward/clip_t/mean": number / 9,
-        "held_out/accuracy/mean": 0.5,
-        "gradient_norm": 0.1 * number,
-        "clip/high": 0.1,
-        "clip/low": 0.2,
-        "seconds/rollout": 1.0,
-        "seconds/update": 2.0,
-        "credit/step/0": 1.2,
-        "credit/step/1": 0.8,
-    }
-    for number in (1, 2, 3)
-]
-ANSWERS = {
-    "/otca/runs": {"runs": [RUN_FACTS, {**RUN_FACTS, "id": "other", "status": "stopped", "error": None}]},
-    "/otca/runs/*": {
-        **RUN_FACTS,
-        "settings": {"GRPO Step": {"clip_range": 1e-4}},
-        "rewards": ["clip_t"],
-        "held_out": ["accuracy"],
-        "samples": [],
-        "pictures": [],
-        "warning": "clip_t rises while accuracy, which is held out, declines",
-    },
-    "/otca/runs/*/metrics*": {
-        "rows": ROWS,
-        "evaluations": [],
-        "changes": [{"iteration": 2, "lines": ["GRPO Step clip_range: 0.1 → 0.2"]}],
-        "more": False,
-    },
-    "/otca/runs/*/before_after": {"pairs": [], "work": None, "from_comfyui": False},
-    "/otca/runs/*/log*": {"text": "iteration 1", "size": 11},
-}
-
-
-def answer_by(page, route: str, answer: dict) -> None:
-    page.page.route(route, lambda request: request.fulfill(json=answer))
-
-
-@pytest.fixture
-def sidebar(page):
-    """OTCA's tab with a run that needs no training."""
-    for route, answer in ANSWERS.items():
-        answer_by(page, f"**/api{route}", answer)
-    tab = page.our_tab()
-    tab.click()
-    page.page.locator(".otca-sidebar .otca-line").first.wait_for(state="attached")
-    yield page
-    page.page.keyboard.press("Escape")
-    tab.click()
-    for route in ANSWERS:
-        page.page.unroute(f"**/api{route}")
-
-
-def test_sidebar(sidebar):
-    sidebar.page.locator(".otca-sidebar summary", has_text="Log of the trainer").click()
-    check(sidebar, ".otca-sidebar")
-
-
-@pytest.mark.parametrize("button", ["Train headless…", "Export…", "Train on…"])
-def test_dialogs_of_the_sidebar(sidebar, button):
-    sidebar.page.locator(".otca-sidebar").get_by_role("button", name=button).click()
-    check(sidebar, "dialog.otca-dialog[open]")
-    sidebar.page.keyboard.press("Escape")
-    sidebar.page.locator("dialog.otca-dialog[open]").wait_for(state="detached")
+def test_sidebar_and_its_dialogs(page):
+    with answering(page, RUNS):
+        tab, sidebar = page.our_tab(), page.page.locator(".otca-sidebar")
+        tab.click()
+        sidebar.locator(".otca-line").first.wait_for(state="attached")
+        for button in ("Train headless…", "Export…", "Train on…"):
+            sidebar.get_by_role("button", name=button).click()
+            check(page, "dialog.otca-dialog[open]")
+            page.page.keyboard.press("Escape")
+            page.page.locator("dialog.otca-dialog[open]").wait_for(state="detached")
+        sidebar.locator("summary", has_text="Log of the trainer").click()
+        check(page, ".otca-sidebar")
+        page.page.keyboard.press("Escape")
+        tab.click()
 
 
 def test_permissions(page):
-    wants = [{"kind": "host", "text": "asks 10.0.0.7", "allowed": False, "remember": "10.0.0.7", "fix": "allow it"}]
-    route = "**/otca/permissions/wants"
-    answer_by(page, route, {"wants": wants})
-    page.page.evaluate("() => app.extensionManager.command.execute('OTCA.Permissions')")
-    check(page, "dialog.otca-dialog[open]")
-    page.page.unroute(route)
-
-
-PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cf500f0003860180a4a5e6f40000000049454e44ae426082"
-)
+    with answering(page, {"**/otca/permissions/wants": {"wants": [WANT]}}):
+        page.page.evaluate("() => app.extensionManager.command.execute('OTCA.Permissions')")
+        check(page, "dialog.otca-dialog[open]")
 
 
 def test_vote_panel(page):
-    question = {
-        "id": "q",
-        "prompt": "a red circle",
-        "pictures": [{"video": False}] * 4,
-        "answered": False,
-        "learned": "60 %",
-    }
-    asked = {"questions": [question], "seconds_each": 4.0}
-    answer_by(page, "**/api/otca/votes", asked)
-    page.page.route("**/otca/votes/q/pictures/*", lambda request: request.fulfill(body=PIXEL, content_type="image/png"))
-    page.page.evaluate("() => comfyAPI.api.api.dispatchEvent(new CustomEvent('otca.questions', { detail: {} }))")
-    panel = page.page.locator("dialog.otca-vote[open]")
-    panel.wait_for()
-    page.page.keyboard.press("1")
-    check(page, "dialog.otca-vote[open]")
-    page.page.keyboard.press("Escape")
-    check(page, ".otca-vote-chip")
-    page.page.unroute("**/api/otca/votes")
-    page.page.unroute("**/otca/votes/q/pictures/*")
-    page.page.evaluate("() => comfyAPI.api.api.dispatchEvent(new CustomEvent('otca.questions', { detail: {} }))")
+    asked = {"questions": [QUESTION], "seconds_each": 4.0}
+    ask = "() => comfyAPI.api.api.dispatchEvent(new CustomEvent('otca.questions', { detail: {} }))"
+    with answering(page, {"**/api/otca/votes": asked, "**/otca/votes/q/pictures/*": PIXEL}):
+        page.page.evaluate(ask)
+        page.page.locator("dialog.otca-vote[open]").wait_for()
+        page.page.keyboard.press("1")
+        check(page, "dialog.otca-vote[open]")
+        page.page.keyboard.press("Escape")
+        check(page, ".otca-vote-chip")
+    page.page.evaluate(ask)
     page.page.locator(".otca-vote-chip").wait_for(state="hidden")
