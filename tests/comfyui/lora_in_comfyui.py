@@ -27,194 +27,101 @@ import torch  # noqa: E402
 from comfy.ldm.flux.model import FluxParams  # noqa: E402
 
 
-def flux(config: dict):
-    """ComfyUI's Flux with a diffusers transformer's shapes."""
-    unet = {
-        "image_model": "flux",
-        "patch_size": 2,
-        "in_channels": config["in_channels"] // 4,  # diffusers counts them after packing 2 x 2 pixels into one
-        "out_channels": config["in_channels"] // 4,
-        "vec_in_dim": config["pooled_projection_dim"],
-        "context_in_dim": config["joint_attention_dim"],
-        "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
-        "mlp_ratio": 4.0,
-        "num_heads": config["num_attention_heads"],
-        "depth": config["num_layers"],
-        "depth_single_blocks": config["num_single_layers"],
-        "axes_dim": config["axes_dims_rope"],
-        "theta": 10000,
-        "qkv_bias": True,
-        "guidance_embed": config["guidance_embeds"],
-    }
-    if "txt_ids_dims" in {field.name for field in dataclasses.fields(FluxParams)}:
-        unet["txt_ids_dims"] = []
-    model = comfy.supported_models.Flux(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
+@dataclasses.dataclass
+class Family:
+    """ComfyUI's model of a diffusers transformer, and a module whose place in it needs no table, with that place's weight.
+
+    The first rows of that weight must be B·A and nothing else. `read` says which of ComfyUI's sizes is which of diffusers' (with
+    `width`, heads times their size, and `latents`, channels before 2 x 2 pixels are packed into one); `fixed` the latter lack.
+    """
+
+    model: str
+    read: str
+    fixed: dict
+    module: str
+    place: str
+
+    def build(self, config: dict):
+        known = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        if "attention_head_dim" in config:
+            known["width"] = config["num_attention_heads"] * config["attention_head_dim"]
+        known["latents"] = config["in_channels"] // 4
+        pairs = (pair.partition("=") for pair in self.read.split())
+        unet = self.fixed | {name: known[other or name] for name, _, other in pairs}
+        if self.model == "Flux" and "txt_ids_dims" in {field.name for field in dataclasses.fields(FluxParams)}:
+            unet["txt_ids_dims"] = []
+        if self.model == "SD3":
+            size = config["joint_attention_dim"]
+            parameters = {"in_features": size, "out_features": known["width"]}
+            unet["context_embedder_config"] = {"target": "torch.nn.Linear", "params": parameters}
+            unet["num_patches"] = config["pos_embed_max_size"] ** 2
+        model = getattr(comfy.supported_models, self.model)(unet)
+        model.set_inference_dtype(torch.float32, None)
+        return model.get_model({}, "", device="cpu")
 
 
-def stable_diffusion_3(config: dict):
-    """ComfyUI's MMDiT, whose width is 64 · depth, as it detects it from a checkpoint."""
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    unet = {
-        "in_channels": config["in_channels"],
-        "out_channels": config["out_channels"],
-        "patch_size": config["patch_size"],
-        "depth": config["num_layers"],
-        "input_size": None,
-        "adm_in_channels": config["pooled_projection_dim"],
-        "context_size": config["joint_attention_dim"],
-        "context_embedder_config": {
-            "target": "torch.nn.Linear",
-            "params": {"in_features": config["joint_attention_dim"], "out_features": width},
-        },
-        "num_patches": config["pos_embed_max_size"] ** 2,
-        "pos_embed_max_size": config["pos_embed_max_size"],
-        "pos_embed_scaling_factor": None,
-        "qk_norm": "rms",
-        "x_block_self_attn_layers": list(config["dual_attention_layers"]),
-    }
-    model = comfy.supported_models.SD3(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-def wan(config: dict):
-    unet = {
-        "image_model": "wan2.1",
-        "model_type": "t2v",
-        "patch_size": tuple(config["patch_size"]),
-        "in_dim": config["in_channels"],
-        "out_dim": config["out_channels"],
-        "dim": config["num_attention_heads"] * config["attention_head_dim"],
-        "ffn_dim": config["ffn_dim"],
-        "freq_dim": config["freq_dim"],
-        "text_dim": config["text_dim"],
-        "num_heads": config["num_attention_heads"],
-        "num_layers": config["num_layers"],
-    }
-    model = comfy.supported_models.WAN21_T2V(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-def z_image(config: dict):
-    unet = {
-        "image_model": "lumina2",
-        "patch_size": 2,
-        "in_channels": config["in_channels"],
-        "dim": config["dim"],
-        "cap_feat_dim": config["cap_feat_dim"],
-        "n_layers": config["n_layers"],
-        "n_refiner_layers": config["n_refiner_layers"],
-        "qk_norm": True,
-        "n_heads": config["n_heads"],
-        "n_kv_heads": config["n_kv_heads"],
-        "axes_dims": config["axes_dims"],
-        "axes_lens": config["axes_lens"],
-        "rope_theta": config["rope_theta"],
-        "ffn_dim_multiplier": 8.0 / 3.0,
-        "multiple_of": 1,  # its feed-forward layers are rounded up to 256, where the real ones are anyway
-        "z_image_modulation": True,
-        "time_scale": 1000.0,
-        "pad_tokens_multiple": 32,
-    }
-    model = comfy.supported_models.ZImage(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-def flux2(config: dict):
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    unet = {
-        "image_model": "flux2",
-        "patch_size": 1,
-        "in_channels": config["in_channels"],
-        "out_channels": config["in_channels"],
-        "vec_in_dim": None,
-        "context_in_dim": config["joint_attention_dim"],
-        "hidden_size": width,
-        "mlp_ratio": config["mlp_ratio"],
-        "num_heads": config["num_attention_heads"],
-        "depth": config["num_layers"],
-        "depth_single_blocks": config["num_single_layers"],
-        "axes_dim": config["axes_dims_rope"],
-        "theta": config["rope_theta"],
-        "qkv_bias": False,
-        "ops_bias": False,
-        "global_modulation": True,
-        "mlp_silu_act": True,
-        "guidance_embed": config["guidance_embeds"],
-        "txt_ids_dims": [3],
-    }
-    model = comfy.supported_models.Flux2(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-def krea2(config: dict):
-    unet = {
-        "image_model": "krea2",
-        "features": config["num_attention_heads"] * config["attention_head_dim"],
-        "tdim": config["timestep_embed_dim"],
-        "txtdim": config["text_hidden_dim"],
-        "heads": config["num_attention_heads"],
-        "kvheads": config["num_key_value_heads"],
-        "layers": config["num_layers"],
-        "patch": 2,
-        "channels": config["in_channels"] // 4,
-        "txtlayers": config["num_text_layers"],
-        "txtheads": config["text_num_attention_heads"],
-        "txtkvheads": config["text_num_key_value_heads"],
-    }
-    model = comfy.supported_models.Krea2(unet)
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-def qwen_image(config: dict):
-    names = ("num_layers", "num_attention_heads", "attention_head_dim", "joint_attention_dim", "out_channels")
-    unet = {name: config[name] for name in names} | {"image_model": "qwen_image", "in_channels": config["in_channels"]}
-    model = comfy.supported_models.QwenImage(unet | {"axes_dims_rope": tuple(config["axes_dims_rope"])})
-    model.set_inference_dtype(torch.float32, None)
-    return model.get_model({}, "", device="cpu")
-
-
-# By diffusers' name: the model in ComfyUI, and a module whose place in it needs no table, with that place's weight. The
-# first rows of that weight must be B·A and nothing else.
 FAMILIES = {
-    "FluxTransformer2DModel": (
-        flux,
+    "FluxTransformer2DModel": Family(
+        "Flux",
+        "in_channels=latents out_channels=latents vec_in_dim=pooled_projection_dim context_in_dim=joint_attention_dim "
+        "hidden_size=width num_heads=num_attention_heads depth=num_layers depth_single_blocks=num_single_layers "
+        "axes_dim=axes_dims_rope guidance_embed=guidance_embeds",
+        {"image_model": "flux", "patch_size": 2, "mlp_ratio": 4.0, "theta": 10000, "qkv_bias": True},
         "transformer.single_transformer_blocks.0.attn.to_q",
         "single_blocks.0.linear1.weight",
     ),
-    "SD3Transformer2DModel": (
-        stable_diffusion_3,
+    "SD3Transformer2DModel": Family(
+        "SD3",  # whose width is 64 · depth, as it detects it from a checkpoint
+        "in_channels out_channels patch_size depth=num_layers adm_in_channels=pooled_projection_dim "
+        "context_size=joint_attention_dim pos_embed_max_size x_block_self_attn_layers=dual_attention_layers",
+        {"input_size": None, "pos_embed_scaling_factor": None, "qk_norm": "rms"},
         "transformer.transformer_blocks.0.attn.to_q",
         "joint_blocks.0.x_block.attn.qkv.weight",
     ),
-    "WanTransformer3DModel": (
-        wan,
+    "WanTransformer3DModel": Family(
+        "WAN21_T2V",
+        "patch_size in_dim=in_channels out_dim=out_channels dim=width ffn_dim freq_dim text_dim num_heads=num_attention_heads "
+        "num_layers",
+        {"image_model": "wan2.1", "model_type": "t2v"},
         "diffusion_model.blocks.0.self_attn.q",
         "blocks.0.self_attn.q.weight",
     ),
-    "Flux2Transformer2DModel": (
-        flux2,
+    "Flux2Transformer2DModel": Family(
+        "Flux2",
+        "in_channels out_channels=in_channels context_in_dim=joint_attention_dim hidden_size=width mlp_ratio "
+        "num_heads=num_attention_heads depth=num_layers depth_single_blocks=num_single_layers axes_dim=axes_dims_rope "
+        "theta=rope_theta guidance_embed=guidance_embeds",
+        {
+            **{"image_model": "flux2", "patch_size": 1, "vec_in_dim": None, "qkv_bias": False, "ops_bias": False},
+            **{"global_modulation": True, "mlp_silu_act": True, "txt_ids_dims": [3]},
+        },
         "transformer.transformer_blocks.0.attn.to_q",
         "double_blocks.0.img_attn.qkv.weight",
     ),
-    "Krea2Transformer2DModel": (
-        krea2,
+    "Krea2Transformer2DModel": Family(
+        "Krea2",
+        "features=width tdim=timestep_embed_dim txtdim=text_hidden_dim heads=num_attention_heads kvheads=num_key_value_heads "
+        "layers=num_layers channels=latents txtlayers=num_text_layers txtheads=text_num_attention_heads "
+        "txtkvheads=text_num_key_value_heads",
+        {"image_model": "krea2", "patch": 2},
         "transformer.transformer_blocks.0.attn.to_q",
         "blocks.0.attn.wq.weight",
     ),
-    "ZImageTransformer2DModel": (
-        z_image,
+    "ZImageTransformer2DModel": Family(
+        "ZImage",
+        "in_channels dim cap_feat_dim n_layers n_refiner_layers n_heads n_kv_heads axes_dims axes_lens rope_theta",
+        {
+            **{"image_model": "lumina2", "patch_size": 2, "qk_norm": True, "ffn_dim_multiplier": 8.0 / 3.0},
+            "multiple_of": 1,  # its feed-forward layers are rounded up to 256, where the real ones are anyway
+            **{"z_image_modulation": True, "time_scale": 1000.0, "pad_tokens_multiple": 32},
+        },
         "transformer.layers.0.attention.to_q",
         "layers.0.attention.qkv.weight",
     ),
-    "QwenImageTransformer2DModel": (
-        qwen_image,
+    "QwenImageTransformer2DModel": Family(
+        "QwenImage",
+        "in_channels out_channels num_layers num_attention_heads attention_head_dim joint_attention_dim axes_dims_rope",
+        {"image_model": "qwen_image"},
         "transformer.transformer_blocks.0.attn.to_q",
         "transformer_blocks.0.attn.to_q.weight",
     ),
@@ -234,8 +141,8 @@ def put(lora_file: str, config_file: str) -> dict:
     log = Log()
     logging.getLogger().addHandler(log)
     config = json.loads(Path(config_file).read_text())
-    build, module, place = FAMILIES[config["_class_name"]]
-    model = build(config)
+    family = FAMILIES[config["_class_name"]]
+    model = family.build(config)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     cpu = torch.device("cpu")
@@ -244,9 +151,9 @@ def put(lora_file: str, config_file: str) -> dict:
     patched, _ = comfy.sd.load_lora_for_models(patcher, None, lora, 1.0, 0.0)
     patched.patch_model()
     weights = patched.model.state_dict()
-    expected = lora[f"{module}.lora_B.weight"] @ lora[f"{module}.lora_A.weight"]
+    expected = lora[f"{family.module}.lora_B.weight"] @ lora[f"{family.module}.lora_A.weight"]
     rows = expected.shape[0]
-    found = weights[f"diffusion_model.{place}"][:rows]
+    found = weights[f"diffusion_model.{family.place}"][:rows]
     logging.getLogger().removeHandler(log)
     return {
         "modules": len({key.rsplit(".lora_", 1)[0] for key in lora}),
