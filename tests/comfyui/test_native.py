@@ -93,28 +93,17 @@ CHECKS = {
 }
 
 
-def test_ratio_is_one_to_the_bit(inside, family):
-    check_ratio(inside, family, iterations=1)
+# What is asked of the few families that are tried without `--everything`.
+SHORT = {"ratio": {"iterations": 1}, "gradients": {"forms": SHORT_FORMS}, "sampler": {"forms": ("guidance", "patched")}}
 
 
-def test_one_weight_equals_central_differences(inside, family):
-    check_gradients(inside, family, SHORT_FORMS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_family(inside, family, check):
+    CHECKS[check](inside, family, **SHORT.get(check, {}))
 
 
 def test_one_weight_of_a_model_stored_in_float8(inside):
     check_gradients(inside, "SD3", ("plain fp8", "low checkpointing fp8"))
-
-
-def test_our_sampler_is_ksampler(inside, family):
-    check_sampler(inside, family, ("guidance", "patched"))
-
-
-def test_a_picture_becomes_the_latents_that_decode_to_it(inside, family):
-    check_encoded(inside, family)
-
-
-def test_the_tuned_model_is_the_trained_one(inside, family):
-    check_tuned(inside, family)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -166,9 +155,8 @@ def test_torchs_checkpointing_would_be_silently_wrong(once, family):
     assert found["with"] <= 1e-6 and found["without"] > 0.05, found
 
 
-@pytest.mark.parametrize("family", ["Flux"])
-def test_shared_cast_buffers_would_be_silently_wrong(inside, family):
-    found = inside.ask("cast_buffers", family)
+def test_shared_cast_buffers_would_be_silently_wrong(inside):
+    found = inside.ask("cast_buffers", "Flux")
     assert found["with"] <= 1e-6 and found["without"] > 0.2, found
 
 
