@@ -12,7 +12,6 @@ from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, furthest, make, trainable
 from comfyui_otca.tests.comfyui.native.proofs import logged, stock_velocity
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_checkpointing, without_frozen_layers
-from comfyui_otca.tests.comfyui.tiny.check import Anything
 from comfyui_otca.tests.comfyui.tiny.shapes import Text
 from comfyui_otca.tests.comfyui.tiny.text import tiny_clip
 from comfyui_otca.trainer.families.options import FlowModelError
@@ -182,6 +181,13 @@ def _without_network(cls):
     return comfy.model_patcher.ModelPatcher(core, torch.device("cpu"), torch.device("cpu"))
 
 
+class Anything(dict):
+    """A checkpoint's state for classes that take a weight or two from it while they are built."""
+
+    def __missing__(self, key):
+        return torch.zeros(1, 768)
+
+
 def _refusal(act) -> str:
     try:
         act()
@@ -320,21 +326,28 @@ def inference_mode(family: str, dtype: str = "float32", quantized: str | None = 
     return {"inference": inference, "same": same, "with a gradient": sum(p.grad is not None for p in weights)}
 
 
+def ksampler(made: tiny.Tiny) -> torch.Tensor:
+    """Latents of three steps of KSampler's euler on the simple schedule, with guidance."""
+    import comfy.sample
+
+    noise, prompts = made.noise(made.batch), (made.conditioning(TEXTS[0]), made.conditioning(""))
+    arguments = (made.model, noise, 3, 2.0, "euler", "simple", *prompts, torch.zeros_like(noise))
+    return comfy.sample.sample(*arguments, disable_pbar=True, seed=0)
+
+
 def in_use(family: str) -> dict:
     """A KSampler that uses the same MODEL between two updates: it sees the model as it was, and training goes on as if alone."""
-    from comfyui_otca.tests.comfyui.tiny.check import sample
-
-    untouched = sample(tiny.build(family))
+    untouched = ksampler(tiny.build(family))
     shared, alone = make(family), make(family)
     between = []
     for each in (alone, shared):
         for seed in range(2):
             taken = each.sample(seed=seed, keep_graph=False)
             if each is shared:
-                between.append(sample(each.tiny))
+                between.append(ksampler(each.tiny))
             each.update(taken)
             if each is shared:
-                between.append(sample(each.tiny))
+                between.append(ksampler(each.tiny))
     return {
         "back": all(torch.equal(latents, untouched) for latents in between),
         "same": all(map(torch.equal, alone.parameters(), shared.parameters())),
@@ -343,13 +356,11 @@ def in_use(family: str) -> dict:
 
 def kept_graph(family: str, checkpointing: str = "off") -> dict:
     """An update from the graphs that the rollout kept, against one that computes them again; a KSampler runs in between."""
-    from comfyui_otca.tests.comfyui.tiny.check import sample
-
     found = []
     for keep in (False, True):
         made = make(family, checkpointing=checkpointing)
         taken = made.sample(seed=0, keep_graph=keep)
-        sample(made.tiny)
+        ksampler(made.tiny)
         made.update(taken, learning_rate=0.0)
         found.append(
             {name: p.grad.clone() for name, p in made.model.policy.trainable_named().items() if p.grad is not None}

@@ -28,12 +28,11 @@ class Tiny:
     model: object
     clip: object
     vae: object
-    is_video: bool
     height: int
     width: int
     frames: int
     extra: dict = field(default_factory=dict)  # further keys that every cond needs
-    shapes: tuple = ()  # of the latent of one sample, one for every stream
+    shape: tuple = ()  # of the latent of one sample
     batch: int = 2  # samples that the network takes in one call: 1 or any number
 
     def conditioning(self, text: str) -> list:
@@ -41,14 +40,9 @@ class Tiny:
         tokens = self.clip.tokenize(text)
         return [[cond, keys | self.extra] for cond, keys in self.clip.encode_from_tokens_scheduled(tokens)]
 
-    def noise(self, batch: int = 1, seed: int = 0):
-        """Seeded noise of the latent's form; nested where the family makes sound too."""
-        streams = [seeded((batch, *shape), seed + index) for index, shape in enumerate(self.shapes)]
-        if len(streams) == 1:
-            return streams[0]
-        from comfy.nested_tensor import NestedTensor
-
-        return NestedTensor(streams)
+    def noise(self, batch: int = 1, seed: int = 0) -> torch.Tensor:
+        """Seeded noise of the latent's form."""
+        return seeded((batch, *self.shape), seed)
 
 
 def families() -> list[str]:
@@ -72,11 +66,10 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, quantize
         model=model,
         clip=tiny_clip(family.text, seed + 1),
         vae=TinyVAE(decoded, latents.latent_dimensions, family.down, family.down_time, seed + 2),
-        is_video=family.frames > 1,
         height=family.height,
         width=family.width,
         frames=family.frames,
         extra=family.conditions(shape, lambda *size: seeded(size, seed + 3)) if family.conditions else {},
         batch=family.batch,
-        shapes=(shape, *(family.streams(shape) if family.streams else ())),
+        shape=shape,
     )

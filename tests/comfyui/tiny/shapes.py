@@ -34,7 +34,6 @@ class Family:
         None  # (shape of the latent, seeded random numbers of a shape) -> further keys of a cond
     )
     channels: int = 0  # of the latent, where they are not those of ComfyUI's latent format
-    streams: Callable | None = None  # shape of the video's latent -> shapes of further streams (sound)
     buffers: Callable | None = None  # (network, seeded random numbers of a shape): fill what a checkpoint would fill
     smaller: Callable | None = None  # a context in which a part of fixed size is built smaller
     later: tuple[str, ...] = ()  # keys of the network's config that ComfyUI 0.3 does not know yet

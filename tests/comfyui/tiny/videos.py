@@ -242,16 +242,6 @@ def whole_video(shape, random) -> dict:
     return {"condition": random(1, shape[0] + 1, *shape[1:])}
 
 
-def sound(shape) -> list:
-    """LTX-2's sound: 8 channels, 16 frequencies."""
-    return [(8, 3, 16)]
-
-
-def stereo(shape) -> list:
-    """MiniMax H3's sound."""
-    return [(32, 2, 3)]
-
-
 def unprocessed(embeddings, ids) -> dict:
     return {"unprocessed_ltxav_embeds": True}
 
@@ -309,7 +299,7 @@ FAMILIES: dict[str, Family] = {
     "Kandinsky5": Family(KANDINSKY, Text(32, pooled=24, mask=True), frames=5),
     "GenmoMochi": Family(MOCHI, Text(32, least=12, mask=True), frames=7, down_time=6),
     "LTXV": Family(LTX, Text(32, least=12, mask=True), frames=9, down=32, down_time=8),
-    "LTXAV": Family(LTX_AV, Text(32, extra=unprocessed), frames=9, down=32, down_time=8, streams=sound),
-    "MiniMaxH3": Family(MINIMAX, Text(32), frames=5, down=16, channels=24, streams=stereo, buffers=rotation, batch=1),
+    "LTXAV": Family(LTX_AV, Text(32, extra=unprocessed), frames=9, down=32, down_time=8),
+    "MiniMaxH3": Family(MINIMAX, Text(32), frames=5, down=16, channels=24, buffers=rotation, batch=1),
     "SeedVR2": Family(SEEDVR, Text(32), frames=5, conditions=whole_video, buffers=prompts),
 }
