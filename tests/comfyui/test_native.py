@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comfyui_otca.tests.comfyui.native.asking import Inside
-from comfyui_otca.tests.comfyui.native.gaps import GAPS
-from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, PAGE
+from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
 from comfyui_otca.tests.comfyui.server import installations
 
 NEWEST = max(installations(), key=lambda found: found.age, default=None)
@@ -305,7 +304,7 @@ def test_a_kept_graph_gives_the_same_update(once, checkpointing):
 def test_every_class_of_comfyui_is_known(inside):
     known = inside.ask("families")
     named = {*known["families"].values(), *known["not"]}
-    assert set(known["classes"]) - named == set(), "build it tiny, or say in tiny/others.py why not"
+    assert set(known["classes"]) - named == set(), "build it tiny, or say in tiny.NOT why not"
     assert {*known["families"].values()} & {*known["not"]} == set()
 
 

@@ -12,8 +12,7 @@ from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, furthest, make, trainable
 from comfyui_otca.tests.comfyui.native.proofs import logged, stock_velocity
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_checkpointing, without_frozen_layers
-from comfyui_otca.tests.comfyui.tiny.shapes import Text
-from comfyui_otca.tests.comfyui.tiny.text import tiny_clip
+from comfyui_otca.tests.comfyui.tiny.parts import Text, tiny_clip
 from comfyui_otca.trainer.families.options import FlowModelError
 from comfyui_otca.trainer.native import frozen, suitable
 from comfyui_otca.trainer.native.expert import Expert

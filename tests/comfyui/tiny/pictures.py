@@ -1,4 +1,4 @@
-"""Families that make pictures."""
+"""Families that make pictures, in tiny sizes, in the words of ComfyUI's own detection."""
 
 from __future__ import annotations
 
@@ -8,32 +8,309 @@ from unittest import mock
 
 import torch
 
-from .networks import (
-    ANIMA,
-    AURA,
-    CHROMA,
-    CHROMA_RADIANCE,
-    ERNIE,
-    FLUX,
-    FLUX2,
-    HIDREAM,
-    HUNYUAN_IMAGE,
-    IDEOGRAM,
-    JOY,
-    KANDINSKY,
-    KREA,
-    LENS,
-    LONG_CAT,
-    LUMINA,
-    OMNIGEN2,
-    OVIS,
-    PIXEL_DIT,
-    QWEN,
-    SD3,
-    Z_IMAGE,
-    Z_PIXELS,
-)
-from .shapes import Family, Text
+from .parts import Family, Text
+
+FLUX = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 24,
+    "context_in_dim": 32,
+    "hidden_size": 64,
+    "mlp_ratio": 2.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "axes_dim": [8, 12, 12],
+    "theta": 10000,
+    "patch_size": 2,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+}
+LONG_CAT = FLUX | {"guidance_embed": False, "vec_in_dim": None, "txt_ids_dims": [1, 2]}
+OVIS = LONG_CAT | {"yak_mlp": True, "txt_norm": True}
+
+FLUX2 = FLUX | {
+    "image_model": "flux2",
+    "in_channels": 128,
+    "out_channels": 128,
+    "vec_in_dim": None,
+    "axes_dim": [8, 8, 8, 8],
+    "theta": 2000,
+    "patch_size": 1,
+    "qkv_bias": False,
+    "global_modulation": True,
+    "mlp_silu_act": True,
+    "ops_bias": False,
+    "default_ref_method": "index",
+    "ref_index_scale": 10.0,
+    "txt_ids_dims": [3],
+}
+
+CHROMA = {key: value for key, value in FLUX.items() if key != "guidance_embed"} | {
+    "image_model": "chroma",
+    "in_channels": 64,
+    "out_channels": 64,
+    "vec_in_dim": None,
+    "in_dim": 64,
+    "out_dim": 64,
+    "hidden_dim": 48,
+    "n_layers": 2,
+}
+CHROMA_RADIANCE = CHROMA | {
+    "image_model": "chroma_radiance",
+    "in_channels": 3,
+    "out_channels": 3,
+    "patch_size": 16,
+    "nerf_hidden_size": 16,
+    "nerf_mlp_ratio": 2,
+    "nerf_depth": 2,
+    "nerf_max_freqs": 4,
+    "nerf_tile_size": 512,
+    "nerf_final_head_type": "conv",
+    "nerf_embedder_dtype": torch.float32,
+    "use_x0": False,
+    "use_sequential_txt_ids": False,
+}
+
+SD3 = {
+    "in_channels": 16,
+    "patch_size": 2,
+    "input_size": None,
+    "depth": 2,
+    "num_patches": 64,
+    "pos_embed_max_size": 8,
+    "pos_embed_scaling_factor": None,
+    "adm_in_channels": 24,
+    "context_embedder_config": {
+        "target": "torch.nn.Linear",
+        "params": {"in_features": 32, "out_features": 128},
+    },
+    "qk_norm": "rms",
+    "x_block_self_attn_layers": [0],
+}
+
+LUMINA = {
+    "image_model": "lumina2",
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 64,
+    "cap_feat_dim": 32,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "qk_norm": True,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "axes_dims": [8, 12, 12],
+    "axes_lens": [300, 512, 512],
+    "rope_theta": 10000.0,
+    "ffn_dim_multiplier": 2.0,
+    "multiple_of": 32,
+}
+Z_IMAGE = LUMINA | {
+    "dim": 256,  # its modulation takes 256 numbers of the noise level, and no fewer of the width
+    "n_heads": 8,
+    "n_kv_heads": 8,
+    "ffn_dim_multiplier": 0.5,
+    "rope_theta": 256.0,
+    "z_image_modulation": True,
+    "time_scale": 1000.0,
+    "pad_tokens_multiple": 32,
+}
+Z_PIXELS = Z_IMAGE | {
+    "image_model": "zimage_pixel",
+    "patch_size": 16,
+    "in_channels": 3,
+    "decoder_hidden_size": 32,
+    "decoder_num_res_blocks": 1,
+    "decoder_max_freqs": 4,
+    "decoder_in_channels": 768,
+}
+
+QWEN = {
+    "image_model": "qwen_image",
+    "in_channels": 64,
+    "num_layers": 2,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": (8, 12, 12),
+}
+
+HUNYUAN_IMAGE = {
+    "image_model": "hunyuan_video",
+    "in_channels": 64,
+    "out_channels": 64,
+    "patch_size": [1, 1],
+    "vec_in_dim": None,
+    "axes_dim": [16, 16],
+    "meanflow": False,
+    "context_in_dim": 32,
+    "hidden_size": 64,
+    "mlp_ratio": 2.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "theta": 256,
+    "qkv_bias": True,
+    "byt5": False,
+    "guidance_embed": False,
+    "use_cond_type_embedding": False,
+    "vision_in_dim": None,
+    "meanflow_sum": False,
+}
+
+AURA = {
+    "cond_seq_dim": 32,
+    "dim": 64,
+    "n_layers": 2,
+    "n_double_layers": 1,
+    "n_heads": 2,
+    "global_conddim": 64,
+    "max_seq": 64,
+}
+IDEOGRAM = {
+    "image_model": "ideogram4",
+    "in_channels": 128,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "intermediate_size": 128,
+    "adaln_dim": 32,
+    "llm_features_dim": 32,
+    "mrope_section": [8, 4, 4],
+}
+OMNIGEN2 = {
+    "image_model": "omnigen2",
+    "axes_dim_rope": [8, 12, 12],
+    "axes_lens": [1024, 1664, 1664],
+    "hidden_size": 64,
+    "in_channels": 16,
+    "multiple_of": 32,
+    "num_attention_heads": 2,
+    "num_kv_heads": 1,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "patch_size": 2,
+    "timestep_scale": 1000.0,
+}
+HIDREAM = {
+    "image_model": "hidream",
+    "attention_head_dim": 32,
+    "axes_dims_rope": [8, 12, 12],
+    "caption_channels": [32, 32],
+    "max_resolution": [16, 16],
+    "in_channels": 16,
+    "llama_layers": [0, 1],
+    "num_attention_heads": 2,
+    "num_routed_experts": 4,
+    "num_activated_experts": 2,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "out_channels": 16,
+    "patch_size": 2,
+    "text_emb_dim": 24,
+}
+LENS = {
+    "image_model": "lens",
+    "in_channels": 128,
+    "out_channels": 32,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "axes_dims_rope": (8, 12, 12),
+    "enc_hidden_dim": 16,
+    "multi_layer_encoder_feature": True,
+    "selected_layer_index": (0, 1),
+}
+KANDINSKY = {
+    "image_model": "kandinsky5",
+    "model_dim": 64,
+    "axes_dims": (8, 12, 12),
+    "time_dim": 32,
+    "ff_dim": 128,
+    "in_text_dim": 32,
+    "in_text_dim2": 24,
+    "num_text_blocks": 1,
+    "num_visual_blocks": 2,
+}
+PIXEL_DIT = {
+    "image_model": "pixeldit_t2i",
+    "hidden_size": 64,
+    "num_groups": 2,
+    "pixel_hidden_size": 8,
+    "pixel_attn_hidden_size": 32,
+    "pixel_num_groups": 2,
+    "patch_depth": 2,
+    "pixel_depth": 1,
+    "txt_embed_dim": 32,
+    "txt_max_length": 16,
+}
+ANIMA = {
+    "image_model": "anima",
+    "max_img_h": 240,
+    "max_img_w": 240,
+    "max_frames": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "model_channels": 64,
+    "concat_padding_mask": True,
+    "crossattn_emb_channels": 32,
+    "pos_emb_cls": "rope3d",
+    "pos_emb_learnable": True,
+    "pos_emb_interpolation": "crop",
+    "min_fps": 1,
+    "max_fps": 30,
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 16,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "extra_per_block_abs_pos_emb": False,
+    "rope_h_extrapolation_ratio": 4.0,
+    "rope_w_extrapolation_ratio": 4.0,
+    "rope_t_extrapolation_ratio": 1.0,
+    "extra_h_extrapolation_ratio": 1.0,
+    "extra_w_extrapolation_ratio": 1.0,
+    "extra_t_extrapolation_ratio": 1.0,
+    "rope_enable_fps_modulation": False,
+}
+JOY = {
+    "image_model": "joyimage",
+    "in_channels": 16,
+    "hidden_size": 64,
+    "patch_size": [1, 2, 2],
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "text_dim": 32,
+    "rope_dim_list": [8, 12, 12],
+}
+KREA = {
+    "image_model": "krea2",
+    "features": 64,
+    "tdim": 32,
+    "channels": 16,
+    "patch": 2,
+    "layers": 2,
+    "heads": 2,
+    "kvheads": 1,
+    "multiplier": 2,
+    "txtlayers": 2,
+    "txtdim": 32,
+    "txtheads": 2,
+    "txtkvheads": 2,
+}
+ERNIE = {
+    "image_model": "ernie",
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_layers": 2,
+    "ffn_hidden_size": 128,
+    "text_in_dim": 32,
+    "rope_axes_dim": (8, 12, 12),
+}
 
 
 def reference(shape, random) -> dict:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from . import networks, pictures
-from .shapes import Family, Text
+from . import pictures
+from .parts import Family, Text
 
 WAN = {
     "image_model": "wan2.1",
@@ -95,7 +95,7 @@ MOCHI = {
     "t5_token_length": 12,
     "rope_theta": 10000.0,
 }
-KANDINSKY = networks.KANDINSKY | {"visual_embed_dim": 132, "rope_scale_factor": (1.0, 2.0, 2.0)}
+KANDINSKY = pictures.KANDINSKY | {"visual_embed_dim": 132, "rope_scale_factor": (1.0, 2.0, 2.0)}
 LTX_AV = LTX | {
     "image_model": "ltxav",
     "audio_cross_attention_dim": 32,

@@ -13,7 +13,7 @@ import comfy.supported_models
 import torch
 from comfyui_version import __version__
 
-from .shapes import Family
+from .parts import Family
 
 NEW = not __version__.startswith("0.3.")
 
