@@ -1,4 +1,4 @@
-"""Families whose guidance, embeddings or noise levels are their own, against diffusers' pipelines, each on a tiny checkpoint."""
+"""Every family but FLUX.1 against diffusers' own pipelines, each on a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class Case:
         packed, unpacked: our latents as the pipeline takes them, and a model's latents of so many rows and columns as ours.
         frames: the shape of the autoencoder's frames, () where it knows pictures alone.
         negative: how the pipeline is told of the negative prompt, by a model and that prompt.
+        even: the pipeline takes other noise levels than evenly spaced ones, unless its scheduler makes these.
+        absent: components that the pipeline has to be told of that they are left out on purpose.
     """
 
     guidance: str = "guidance_scale"
@@ -63,16 +65,18 @@ class Case:
     unpacked: Callable[..., Tensor] = lambda model, latents, height, width: latents
     frames: tuple[int, ...] = ()
     negative: Callable[[PipelineModel, str], dict] = lambda model, text: {"negative_prompt": [text] * 2}
+    even: bool = False
+    absent: tuple[str, ...] = ()
 
 
 def without_negative_prompt(model, text):
     """FLUX.2 takes embeddings alone: klein's pipeline has "" for a negative prompt, dev's none."""
-    return {"negative_prompt_embeds": model.embeddings([text] * 2).tensors["tokens"]} if model.guides(4.5) else {}
+    return {"negative_prompt_embeds": model.embeddings([text] * 2).tensors["tokens"].cpu()} if model.guides(4.5) else {}
 
 
 def normalised(model, latents):
     """What klein's pipeline returns, as ours: it has undone the patches and their normalisation."""
-    mean, std = model._latent_statistics()
+    mean, std = (statistic.cpu() for statistic in model._latent_statistics())
     return (model.pipeline._patchify_latents(latents) - mean) / std
 
 
@@ -83,7 +87,13 @@ def on_white(pictures):
 
 
 TOKENS = {"packed": packed, "unpacked": lambda model, latents, *size: unpacked(latents, *size)}
+SIZES = tiny.SIZES | {"sd3-without-t5": tiny.PICTURE}
 CASES = {
+    "sd3": Case(even=True),
+    "sd3-without-t5": Case(even=True, absent=("text_encoder_3", "tokenizer_3")),
+    "wan21": Case(even=True, frames=(5,), absent=("transformer_2",)),
+    "wan22": Case(even=True, frames=(5,)),
+    "wan22-5b": Case(even=True, frames=(5,), absent=("transformer_2",), unit=32),
     "z-image": Case(off=0.0, shift=6.0),
     "qwen-image": Case("true_cfg_scale", shift=1.62890, frames=(1,), **TOKENS),
     "qwen-image-2.1": Case(
@@ -109,7 +119,11 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+VARIANTS = ("sd3-without-t5", "wan21")  # they differ from sd3 and wan22 in what is left out alone
+each_variant = pytest.mark.parametrize("family", list(CASES), indirect=True)
+
+
+@pytest.fixture(scope="module", params=[name for name in CASES if name not in VARIANTS])
 def family(request):
     return request.param
 
@@ -120,8 +134,9 @@ def folder(family, tiny_folder):
 
 
 @pytest.fixture(scope="module")
-def load(folder):
-    return lambda **options: load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device="cpu", **options)
+def load(folder, device):
+    settings = {"lora_rank": 2, "lora_alpha": 3.0, "device": device, "dtype": "float32"}
+    return lambda **options: load_flow_model(folder, **settings, **options)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +148,7 @@ def still(load, perturb):
 @pytest.fixture
 def settings(family, small_settings):
     """settings(guidance=…), of a size that the family can make."""
-    return lambda **changes: small_settings(**{**tiny.SIZES[family], "guidance": CASES[family].off, **changes})
+    return lambda **changes: small_settings(**{**SIZES[family], "guidance": CASES[family].off, **changes})
 
 
 def noise_for(model, settings, count=2):
@@ -146,18 +161,26 @@ def walked(model, settings, noise):
     sigmas, x, condition = model.sigmas(settings), noise, model.condition(TEXTS, settings)
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            velocity = model.velocity(x, sigma, condition, settings.guidance)
+            velocity = model.velocity(x.to(model.device), sigma, condition, settings.guidance).cpu()
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
     return x
 
 
+@each_variant
+@pytest.mark.anywhere
 @pytest.mark.parametrize(("guided", "negative"), [(0.0, ""), (3.5, ""), (3.5, "a blue square")])
 @pytest.mark.parametrize(("columns", "rows"), [(2, 2), (3, 1)])
-def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settings, guided, negative, columns, rows):
+def test_the_deterministic_sampler_is_the_pipelines(
+    family, folder, load, settings, guided, negative, columns, rows, monkeypatch
+):
     case, model = CASES[family], load()
     width, height = columns * case.unit, rows * case.unit
     asked = settings(guidance=case.off + guided, negative_prompt=negative, width=width, height=height)
-    pipeline = getattr(diffusers, model.PIPELINE).from_pretrained(folder, torch_dtype=torch.float32)
+    absent = dict.fromkeys(case.absent)
+    pipeline = getattr(diffusers, model.PIPELINE).from_pretrained(folder, torch_dtype=torch.float32, **absent)
+    if case.even:
+        levels, make = [1 - j / asked.steps for j in range(asked.steps)], pipeline.scheduler.set_timesteps
+        monkeypatch.setattr(pipeline.scheduler, "set_timesteps", lambda *_, device=None, **__: make(sigmas=levels))
     noise = noise_for(model, asked)
     arguments = dict(
         height=height,
@@ -165,17 +188,16 @@ def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settin
         num_inference_steps=asked.steps,
         **{case.guidance: asked.guidance},
     )
-    if "max_sequence_length" in inspect.signature(pipeline.__call__).parameters:
-        arguments["max_sequence_length"] = model.max_sequence_length
+    more = {"max_sequence_length": model.max_sequence_length, "num_frames": asked.frames}
+    taken = inspect.signature(pipeline.__call__).parameters
+    arguments |= {name: value for name, value in more.items() if name in taken}
 
     def sampled(kind):  # Z-Image's pipeline writes into the lists that it is given
         arguments["output_type"], latents = kind, case.packed(noise)
         if not case.alone:
-            return pipeline(prompt=list(TEXTS), latents=latents, **case.negative(model, negative), **arguments).images
+            return pipeline(prompt=list(TEXTS), latents=latents, **case.negative(model, negative), **arguments)[0]
         arguments["negative_prompt"] = negative
-        each = [
-            pipeline(text, latents=row, **arguments).images for text, row in zip(TEXTS, latents.split(1), strict=True)
-        ]
+        each = [pipeline(text, latents=row, **arguments)[0] for text, row in zip(TEXTS, latents.split(1), strict=True)]
         return (torch.cat if kind == "latent" else np.concatenate)(each)
 
     expected = sampled("latent")
@@ -196,16 +218,17 @@ def test_the_checkpoints_own_shift(family, still, settings):
     )
 
 
-def test_a_picture_becomes_the_autoencoders_latents(family, still, monkeypatch):
-    case = CASES[family]
+@pytest.mark.anywhere
+def test_a_picture_becomes_the_autoencoders_latents(family, still, settings, monkeypatch):
+    case, frames = CASES[family], settings().frames
     height, width = case.unit, 2 * case.unit
-    pictures = torch.rand((3, height, width, 3), generator=torch.Generator().manual_seed(2))
+    pictures = torch.rand((3, *[frames] * (frames > 1), height, width, 3), generator=torch.Generator().manual_seed(2))
     vae, seen = still.pipeline.vae, []
     latents = still.encode(pictures, batch_size=2)
-    assert latents.shape == (3, *still.latent_shape(height, width))
+    assert latents.shape == (3, *still.latent_shape(height, width, frames))
     own, decode = [], vae.decode
-    for picture in pictures:
-        pixels = case.painted(2 * picture.permute(2, 0, 1)[None] - 1)
+    for picture in pictures.to(still.device):
+        pixels = case.painted(2 * picture.movedim(-1, 0)[None] - 1)
         pixels = pixels.reshape(*pixels.shape[:2], *case.frames, height, width)
         with torch.no_grad():
             own.append(vae.encode(pixels).latent_dist.mode()[0])
@@ -217,7 +240,7 @@ def test_a_picture_becomes_the_autoencoders_latents(family, still, monkeypatch):
 def test_other_prompts_of_a_batch_change_nothing(family, still, settings):
     """The shorter one is padded there, and not where it is alone."""
     asked = settings(guidance=CASES[family].off + 3.5)
-    noise, both = noise_for(still, asked), still.condition(TEXTS, asked)
+    noise, both = noise_for(still, asked).to(still.device), still.condition(TEXTS, asked)
     together = still.velocity(noise, 0.7, both, asked.guidance)
     for row, text in enumerate(TEXTS):
         for alone in (still.condition([text], asked), both.rows(torch.tensor([row]))):
@@ -225,17 +248,18 @@ def test_other_prompts_of_a_batch_change_nothing(family, still, settings):
             torch.testing.assert_close(velocity, together[row : row + 1], rtol=0, atol=2e-5)
 
 
+@pytest.mark.anywhere
 def test_the_gradient_reaches_every_target_and_only_those(load, settings, perturb, family):
     model, asked = perturb(load()), settings(guidance=CASES[family].off + 3.5)
-    x = noise_for(model, asked)
+    x = noise_for(model, asked).to(model.device)
     model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).square().mean().backward()
     adapters = model.policy.trainable_named()
     assert adapters and all("lora_" in name for name in adapters)
     touched = [name for name, parameter in adapters.items() if parameter.grad is not None]
     for target in model.LORA_TARGETS:
         assert any(f"{target}.lora_A" in name for name in touched), target
-    frozen = [name for name, p in model.transformer.named_parameters() if "lora_" not in name and p.grad is not None]
-    assert frozen == []
+    named = [item for network in model.experts.values() for item in network.named_parameters()]
+    assert [name for name, p in named if "lora_" not in name and p.grad is not None] == []
 
 
 @pytest.mark.parametrize("guided", [0.0, 3.5])
@@ -243,7 +267,7 @@ def test_the_gradient_is_what_finite_differences_say(load, settings, perturb, fa
     """Along itself it is as steep as it is long. All weights together, and a step that cancels the third derivative (Richardson),
     leave 2e-5 of what float32 rounds off the sum."""
     model, asked = perturb(load()), settings(guidance=CASES[family].off + guided)
-    x, condition = noise_for(model, asked), model.condition(TEXTS, asked)
+    x, condition = noise_for(model, asked).to(model.device), model.condition(TEXTS, asked)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
 
     def value():
@@ -268,24 +292,34 @@ def test_the_gradient_is_what_finite_differences_say(load, settings, perturb, fa
     assert (4 * narrow - wide) / 3 == pytest.approx(length, rel=3e-4)
 
 
+@each_variant
+@pytest.mark.anywhere
 def test_recomputed_log_probs_are_the_rollouts(still, sample, settings, family):
-    trajectories = sample(still, settings(guidance=CASES[family].off + 3.5))
+    asked = settings(guidance=CASES[family].off + 3.5, negative_prompt="a blue square")
+    trajectories = sample(still, asked)
+    made = still.latent_shape(asked.height, asked.width, asked.frames)
+    assert trajectories.latents.shape == (6, 5, *made)
+    assert trajectories.images.shape == (6, *[asked.frames] * (asked.frames > 1), asked.height, asked.width, 3)
     rows = torch.arange(6)
     for position, step in enumerate(trajectories.trained):
         velocity = rollout.velocity_at(still, trajectories, step, rows)
         gaussian = rollout.trained_transition(trajectories, step, velocity, rows)
-        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1])
-        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1].to(velocity.device))
+        torch.testing.assert_close(log_prob.detach().cpu(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
 
 
+@pytest.mark.anywhere
 def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path):
     lora.save(still, tmp_path / "a.safetensors", {})
-    again, asked = load(), settings()
-    x = noise_for(still, asked)
+    fresh, again, asked = load(), load(), settings()
+    x = noise_for(still, asked).to(still.device)
     lora.load(again, tmp_path / "a.safetensors")
-    loaded, trained = (m.velocity(x, 0.7, m.condition(TEXTS, asked), asked.guidance) for m in (again, still))
-    torch.testing.assert_close(loaded, trained, rtol=0, atol=1e-6)
-    assert (load().velocity(x, 0.7, again.condition(TEXTS, asked), asked.guidance) - trained).abs().max() > 1e-4
+    for sigma in (0.9, 0.5):  # in Wan 2.2 of either network
+        before, loaded, trained = (
+            model.velocity(x, sigma, model.condition(TEXTS, asked), asked.guidance) for model in (fresh, again, still)
+        )
+        torch.testing.assert_close(loaded, trained, rtol=0, atol=2e-6)
+        assert (before - trained).abs().max() > 1e-4
 
 
 def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, family):
@@ -293,7 +327,7 @@ def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, 
     spared = perturb(load(gradient_checkpointing=True, offload_encoders=True, offload_vae=True))
     found = []
     for model in (still, spared):
-        x = noise_for(model, asked)
+        x = noise_for(model, asked).to(model.device)
         model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).square().mean().backward()
         found.append([p.grad for p in model.policy.trainable_parameters() if p.grad is not None])
         model.policy.forget_gradients()
@@ -304,7 +338,7 @@ def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, 
 
 def test_exported_it_is_the_trained_model(load, settings, perturb, tmp_path):
     model, asked = perturb(load()), settings()
-    x = noise_for(model, asked)
+    x = noise_for(model, asked).to(model.device)
     trained = model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).detach()
     model.export(tmp_path / "whole")
     again = load_flow_model(tmp_path / "whole", lora_rank=2, device="cpu")
@@ -315,7 +349,7 @@ def test_exported_it_is_the_trained_model(load, settings, perturb, tmp_path):
 def test_what_is_known_before_it_is_loaded(family, folder, small_graph, settings):
     """A size that the family refuses and the checkpoint's own noise levels, by its configuration files."""
     changes = {"OTCA_LoadFlowModel": {"path": str(folder)}}
-    sampler = {**tiny.SIZES[family], "guidance": CASES[family].off, "shift": 0.0}
+    sampler = {**SIZES[family], "guidance": CASES[family].off, "shift": 0.0}
     assert problems(small_graph, changes | {"OTCA_SDESampler": sampler}) == []
     [problem] = problems(small_graph, changes | {"OTCA_SDESampler": sampler | {"width": 30}})
     assert problem.input == "width" and "must be multiples of" in problem.message
@@ -329,7 +363,7 @@ def test_a_prompt_that_the_text_encoder_cuts_is_named(family, small_graph, tiny_
     folder = tiny_folder(family)
     changes = {
         "OTCA_LoadFlowModel": {"path": str(folder), "max_sequence_length": 40},
-        "OTCA_SDESampler": {**tiny.SIZES[family], "guidance": 3.0},
+        "OTCA_SDESampler": {**SIZES[family], "guidance": 3.0},
         "OTCA_PromptDataset": {"prompts": "a red circle\na green square " + "on a very long road " * 30, "file": ""},
     }
     [problem] = problems(small_graph, changes)
