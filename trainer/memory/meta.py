@@ -22,33 +22,8 @@ from transformers import BatchEncoding
 META = torch.device("meta")
 # What CUDA's autocast computes in the lower precision, and what in float32, as far as the networks use it.
 ATTENTION = "scaled_dot_product_attention"
-LOWERED = {
-    ATTENTION,
-    "linear",
-    "matmul",
-    "__matmul__",
-    "bmm",
-    "mm",
-    "addmm",
-    "baddbmm",
-    "einsum",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-}
-IN_FLOAT32 = {
-    "layer_norm",
-    "group_norm",
-    "rms_norm",
-    "softmax",
-    "pow",
-    "__pow__",
-    "rsqrt",
-    "exp",
-    "log",
-    "sum",
-    "cumsum",
-}
+LOWERED = {ATTENTION, *"linear matmul __matmul__ bmm mm addmm baddbmm einsum conv1d conv2d conv3d".split()}
+IN_FLOAT32 = set("layer_norm group_norm rms_norm softmax pow __pow__ rsqrt exp log sum cumsum".split())
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from .case import DECODING, ENCODING, GB, REWARDS, SAMPLING, SCORING, UPDATE, Case, Graph, Held, Iteration, Size, Way
 from .case import in_words as size_in_words
@@ -108,97 +109,40 @@ class Architecture:
 # classes. Text tokens: prompts are padded to 256 (FLUX.1) or 512 (klein) by comfy/text_encoders/flux.py; others are as long as
 # the prompt, taken as 256; Wan's stand in no sequence with the video's. Encoders: sizes of the files on huggingface.co that
 # ComfyUI's templates name.
-ARCHITECTURES = {
-    "z_image": Architecture(
-        title="Z-Image",
-        image_model="lumina2",
-        files=("z_image",),
-        params=6_154_908_736,
-        width=3840,
-        layers=32,  # 30, and 2 for the picture alone
-        lora=2_219_520,
-        encoder_bytes=8_044_982_048,  # qwen_3_4b
-        vae=FLUX_VAE,
-        saved=34.2,
+KLEIN: dict[str, Any] = {"values": 128, "text_tokens": 512}
+QWEN3_4B, UMT5 = 8_044_982_048, 6_740_000_000  # qwen_3_4b, umt5_xxl_fp8_e4m3fn_scaled
+ARCHITECTURES = {  # title, params, width, layers, lora, encoder_bytes, vae; files, image_model, saved
+    "z_image": Architecture(  # its layers are 30, and 2 for the picture alone
+        *("Z-Image", 6_154_908_736, 3840, 32, 2_219_520, QWEN3_4B, FLUX_VAE), ("z_image",), "lumina2", saved=34.2
     ),
-    "krea2": Architecture(
-        title="Krea 2",
-        image_model="krea2",
-        files=("krea2",),
-        params=12_820_073_036,
-        width=6144,
-        layers=28,
-        lora=3_354_624,
-        encoder_bytes=5_200_000_000,  # qwen3vl_4b_fp8_scaled
-        vae=WAN21_VAE,
-        saved=29.8,
+    "krea2": Architecture(  # its encoder is qwen3vl_4b_fp8_scaled
+        *("Krea 2", 12_820_073_036, 6144, 28, 3_354_624, 5_200_000_000, WAN21_VAE),
+        *(("krea2",), "krea2", 29.8),
         rows=2,
     ),
-    "qwen_image": Architecture(
-        title="Qwen-Image",
-        image_model="qwen_image",
-        files=("qwen_image",),
-        params=20_430_401_088,
-        width=3072,
-        layers=60,
-        lora=6_635_520,
-        encoder_bytes=9_380_000_000,  # qwen_2.5_vl_7b_fp8_scaled
-        vae=WAN21_VAE,
-        saved=24.4,
+    "qwen_image": Architecture(  # qwen_2.5_vl_7b_fp8_scaled
+        *("Qwen-Image", 20_430_401_088, 3072, 60, 6_635_520, 9_380_000_000, WAN21_VAE),
+        *(("qwen_image",), "qwen_image", 24.4),
         rows=2,
     ),
     "flux2_klein_4b": Architecture(
-        title="FLUX.2 klein 4B",
-        image_model="flux2",
-        values=128,
-        files=("flux-2-klein-4b", "flux-2-klein-base-4b"),
-        params=3_875_544_576,
-        width=3072,
-        layers=25,
-        lora=1_443_840,
-        encoder_bytes=8_044_982_048,  # qwen_3_4b
-        vae=FLUX2_VAE,
-        saved=27.0,
-        text_tokens=512,
+        *("FLUX.2 klein 4B", 3_875_544_576, 3072, 25, 1_443_840, QWEN3_4B, FLUX2_VAE),
+        *(("flux-2-klein-4b", "flux-2-klein-base-4b"), "flux2", 27.0),
+        **KLEIN,
     ),
-    "flux2_klein_9b": Architecture(
-        title="FLUX.2 klein 9B",
-        image_model="flux2",
-        values=128,
-        files=("flux-2-klein-9b", "flux-2-klein-base-9b"),
-        params=9_078_581_248,
-        width=4096,
-        layers=32,
-        lora=2_588_672,
-        encoder_bytes=8_700_000_000,  # qwen_3_8b_fp8mixed
-        vae=FLUX2_VAE,
-        saved=27.0,
-        text_tokens=512,
+    "flux2_klein_9b": Architecture(  # qwen_3_8b_fp8mixed
+        *("FLUX.2 klein 9B", 9_078_581_248, 4096, 32, 2_588_672, 8_700_000_000, FLUX2_VAE),
+        *(("flux-2-klein-9b", "flux-2-klein-base-9b"), "flux2", 27.0),
+        **KLEIN,
     ),
-    "flux1": Architecture(
-        title="FLUX.1",
-        image_model="flux",
-        files=("flux1", "flux_dev", "flux_schnell"),
-        params=11_901_408_320,
-        width=3072,
-        layers=57,
-        lora=3_502_080,
-        encoder_bytes=9_790_000_000 + 246_144_152,  # t5xxl_fp16, clip_l
-        vae=FLUX_VAE,
-        saved=22.9,
+    "flux1": Architecture(  # t5xxl_fp16 and clip_l
+        *("FLUX.1", 11_901_408_320, 3072, 57, 3_502_080, 9_790_000_000 + 246_144_152, FLUX_VAE),
+        *(("flux1", "flux_dev", "flux_schnell"), "flux", 22.9),
         embeds_guidance=True,
     ),
     "wan22_5b": Architecture(
-        title="Wan 2.2 5B",
-        image_model="wan2.1",
-        files=("wan2.2_ti2v_5B",),
-        params=4_999_787_712,
-        width=3072,
-        layers=30,
-        lora=2_519_040,
-        encoder_bytes=6_740_000_000,  # umt5_xxl_fp8_e4m3fn_scaled
-        vae=WAN22_VAE,
-        saved=30.0,
+        *("Wan 2.2 5B", 4_999_787_712, 3072, 30, 2_519_040, UMT5, WAN22_VAE),
+        *(("wan2.2_ti2v_5B",), "wan2.1", 30.0),
         pixels=32,
         values=192,
         text_tokens=0,
@@ -206,16 +150,12 @@ ARCHITECTURES = {
         sizes=((1280, 704, 121), (1280, 704, 49), (832, 480, 49), (640, 352, 49), (416, 256, 33)),
     ),
     "wan22_14b": Architecture(
-        title="Wan 2.2 14B",
-        image_model="wan2.1",
-        files=("wan2.2_t2v_high_noise_14B", "wan2.2_t2v_low_noise_14B"),
-        params=14_288_491_584,
-        width=5120,
-        layers=40,
-        lora=4_792_320,
-        encoder_bytes=6_740_000_000,  # umt5_xxl_fp8_e4m3fn_scaled
-        vae=WAN21_VAE,
-        saved=30.0,  # counted at the 5B's MLP, which is wider
+        *("Wan 2.2 14B", 14_288_491_584, 5120, 40, 4_792_320, UMT5, WAN21_VAE),
+        *(
+            ("wan2.2_t2v_high_noise_14B", "wan2.2_t2v_low_noise_14B"),
+            "wan2.1",
+            30.0,
+        ),  # counted at the 5B's MLP, which is wider
         text_tokens=0,
         rows=2,
         networks=2,

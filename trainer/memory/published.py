@@ -1,9 +1,9 @@
 """Configurations of published models of diffusers, by what their folders are called on huggingface.co.
 
 They are numbers that the makers published. What the classes of diffusers and transformers take without being told is not
-repeated: diffusers' defaults are those of FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of Mistral
-3. Wan 2.2's other two are in diffusers' script that converts them (convert_wan_to_diffusers.py). A test holds the counts of
-parameters that follow to the published ones. What memory does not depend on is left out or made up: schedulers, and what
+repeated: diffusers' defaults are those of FLUX.1, FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of
+Mistral 3. Wan 2.2's other two are in diffusers' script that converts them (convert_wan_to_diffusers.py). A test holds the counts
+of parameters that follow to the published ones. What memory does not depend on is left out or made up: schedulers, and what
 latents are scaled by.
 """
 
@@ -15,28 +15,14 @@ from typing import Any
 
 from .blueprint import Blueprint, Part
 
-T5 = {
-    "d_model": 4096,
-    "d_ff": 10240,
-    "d_kv": 64,
-    "num_layers": 24,
-    "num_heads": 64,
-    "feed_forward_proj": "gated-gelu",
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-}
-T5_XXL: Part = ("transformers", "T5EncoderModel", {**T5, "vocab_size": 32128})
+T5 = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"}
+T5_XXL: Part = ("transformers", "T5EncoderModel", T5)
 UMT5_XXL: Part = ("transformers", "UMT5EncoderModel", {**T5, "vocab_size": 256384})
 CLIP_SMALL = {
     "hidden_size": 768,
     "intermediate_size": 3072,
-    "num_hidden_layers": 12,
     "num_attention_heads": 12,
-    "max_position_embeddings": 77,
     "projection_dim": 768,
-    "hidden_act": "quick_gelu",
-    "vocab_size": 49408,
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
@@ -48,11 +34,6 @@ CLIP_LARGE = CLIP_SMALL | {
     "projection_dim": 1280,
     "hidden_act": "gelu",
 }
-CLIP_L: Part = ("transformers", "CLIPTextModel", CLIP_SMALL)
-CLIP_L_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_SMALL)
-CLIP_G_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_LARGE)
-
-
 FLUX_VAE: Part = (
     "diffusers",
     "AutoencoderKL",
@@ -70,26 +51,15 @@ FLUX_VAE: Part = (
     },
 )
 
-FLUX = {
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "patch_size": 1,
-}
-
 
 def _flux(guidance: bool) -> Blueprint:
     """FLUX.1 dev takes guidance as a number; schnell takes none."""
     return Blueprint(
         pipeline="FluxPipeline",
         parts={
-            "transformer": ("diffusers", "FluxTransformer2DModel", FLUX | {"guidance_embeds": guidance}),
+            "transformer": ("diffusers", "FluxTransformer2DModel", {"guidance_embeds": guidance}),
             "vae": FLUX_VAE,
-            "text_encoder": CLIP_L,
+            "text_encoder": ("transformers", "CLIPTextModel", CLIP_SMALL),
             "text_encoder_2": T5_XXL,
         },
         tokens={"tokenizer": 77, "tokenizer_2": 512},
@@ -98,16 +68,9 @@ def _flux(guidance: bool) -> Blueprint:
 
 def _sd35(layers: int, positions: int, dual: int) -> Blueprint:
     network = {
-        "in_channels": 16,
-        "out_channels": 16,
         "num_layers": layers,
         "num_attention_heads": layers,
-        "attention_head_dim": 64,
         "caption_projection_dim": 64 * layers,
-        "joint_attention_dim": 4096,
-        "pooled_projection_dim": 2048,
-        "patch_size": 2,
-        "sample_size": 128,
         "pos_embed_max_size": positions,
         "dual_attention_layers": list(range(dual)),
         "qk_norm": "rms_norm",
@@ -117,8 +80,8 @@ def _sd35(layers: int, positions: int, dual: int) -> Blueprint:
         parts={
             "transformer": ("diffusers", "SD3Transformer2DModel", network),
             "vae": FLUX_VAE,
-            "text_encoder": CLIP_L_PROJECTED,
-            "text_encoder_2": CLIP_G_PROJECTED,
+            "text_encoder": ("transformers", "CLIPTextModelWithProjection", CLIP_SMALL),
+            "text_encoder_2": ("transformers", "CLIPTextModelWithProjection", CLIP_LARGE),
             "text_encoder_3": T5_XXL,
         },
         tokens={"tokenizer": 77, "tokenizer_2": 77, "tokenizer_3": 512},
@@ -205,54 +168,37 @@ QWEN25_VL_7B = {
     "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
 }
 
-Z_IMAGE = Blueprint(
-    pipeline="ZImagePipeline",
-    parts={
-        "transformer": ("diffusers", "ZImageTransformer2DModel", {}),
-        "vae": FLUX_VAE,
-        "text_encoder": ("transformers", "Qwen3Model", QWEN3_4B),
-    },
-)
-QWEN_IMAGE = Blueprint(
-    pipeline="QwenImagePipeline",
-    parts={
-        "transformer": ("diffusers", "QwenImageTransformer2DModel", {}),
-        "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
-        "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", QWEN25_VL_7B),
-    },
-)
-KREA2 = Blueprint(
-    pipeline="Krea2Pipeline",
-    parts={
-        "transformer": ("diffusers", "Krea2Transformer2DModel", {}),
-        "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
-        "text_encoder": ("transformers", "Qwen3VLModel", QWEN3_VL_4B),
-    },
-)
-FLUX2_DEV = Blueprint(
-    pipeline="Flux2Pipeline",
-    parts={
-        "transformer": ("diffusers", "Flux2Transformer2DModel", {}),
-        "vae": ("diffusers", "AutoencoderKLFlux2", {}),
-        "text_encoder": ("transformers", "Mistral3ForConditionalGeneration", {"tie_word_embeddings": False}),
-    },
-)
+
+def _of(
+    pipeline: str, transformer: str, vae: str | Part, encoder: str, text: Mapping[str, Any], **more: Any
+) -> Blueprint:
+    """One network, one autoencoder and one text encoder, by the names of their classes."""
+    parts = {
+        "transformer": ("diffusers", transformer, more.pop("network", {})),
+        "vae": ("diffusers", vae, {}) if isinstance(vae, str) else vae,
+        "text_encoder": ("transformers", encoder, text),
+    }
+    return Blueprint(pipeline, parts, **more)
 
 
 def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], distilled: bool) -> Blueprint:
     """Klein4BParams and Klein9BParams of github.com/black-forest-labs/flux2; three layers of Qwen3 give the text."""
     network = {"num_attention_heads": heads, "num_layers": double, "num_single_layers": single}
     network |= {"joint_attention_dim": 3 * encoder["hidden_size"], "guidance_embeds": False}
-    return Blueprint(
-        pipeline="Flux2KleinPipeline",
-        parts={
-            "transformer": ("diffusers", "Flux2Transformer2DModel", network),
-            "vae": ("diffusers", "AutoencoderKLFlux2", {}),
-            "text_encoder": ("transformers", "Qwen3ForCausalLM", encoder),
-        },
-        settings={"is_distilled": distilled},
-    )
+    names = "Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2", "Qwen3ForCausalLM"
+    return _of(*names, encoder, network=network, settings={"is_distilled": distilled})
 
+
+QWEN_VAE = "AutoencoderKLQwenImage"
+Z_IMAGE = _of("ZImagePipeline", "ZImageTransformer2DModel", FLUX_VAE, "Qwen3Model", QWEN3_4B)
+KREA2 = _of("Krea2Pipeline", "Krea2Transformer2DModel", QWEN_VAE, "Qwen3VLModel", QWEN3_VL_4B)
+QWEN_IMAGE = _of(
+    *("QwenImagePipeline", "QwenImageTransformer2DModel", QWEN_VAE, "Qwen2_5_VLForConditionalGeneration"), QWEN25_VL_7B
+)
+FLUX2_DEV = _of(
+    *("Flux2Pipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2", "Mistral3ForConditionalGeneration"),
+    {"tie_word_embeddings": False},
+)
 
 _MODELS = {
     "black-forest-labs/FLUX.1-dev": _flux(guidance=True),
