@@ -108,7 +108,7 @@ def validate(arguments: argparse.Namespace) -> int:
 @command(
     "memory",
     "estimate what a training needs on the GPU",
-    arg("workflow", "exported by ComfyUI, with Make Trainable or Load Flow Model in it", type=Path, nargs="?"),
+    arg("workflow", "exported by ComfyUI, with Make Trainable or Load Flow Model in it", type=Path),
     SET,
     arg(
         "--comfyui",
@@ -117,7 +117,6 @@ def validate(arguments: argparse.Namespace) -> int:
         metavar="PATH",
     ),
     count("--gpu-gb", "compare with a GPU of N GB (default: the one here)"),
-    flag("--recipes", "print the table of docs/models.md: what fits on 12 to 48 GB"),
 )
 def memory(arguments: argparse.Namespace) -> int:
     """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change if that is too much.
@@ -126,15 +125,9 @@ def memory(arguments: argparse.Namespace) -> int:
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..trainer.memory import needs
     from ..trainer.memory.case import GB, in_words
-    from ..trainer.memory.native import recipes_table
     from ..trainer.workflow.reading import api_graph, read_workflow
     from ..trainer.workflow.running import Workflow
 
-    if arguments.recipes:
-        print(recipes_table())
-        return 0
-    if arguments.workflow is None:
-        raise ValueError("no workflow. Fix: otca memory WORKFLOW, or otca memory --recipes")
     comfyui = options.comfyui_folder(arguments)
     if comfyui and not (comfyui / "models").is_dir():
         raise ValueError(f"--comfyui {comfyui} has no folder `models`. Fix: give the folder that ComfyUI is in")

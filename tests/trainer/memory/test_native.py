@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.trainer.memory import native as memory
+from comfyui_otca.tools import recipes
+from comfyui_otca.tools.recipes import recipe
 from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration
 from comfyui_otca.trainer.memory.native import (
     ARCHITECTURES,
@@ -21,7 +22,6 @@ from comfyui_otca.trainer.memory.native import (
     Autoencoder,
     NativeCase,
     architecture_of,
-    recipe,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,7 +139,7 @@ def test_flux_at_1024_by_hand():
 
 
 def test_a_recipe_fits_and_more_does_not():
-    for (name, model), gpu in product(ARCHITECTURES.items(), memory.GPUS):
+    for (name, model), gpu in product(ARCHITECTURES.items(), recipes.GPUS):
         found = recipe(gpu * GB, model)
         if found is None:
             continue
@@ -169,8 +169,8 @@ def test_files_are_known_by_their_names():
 
 
 def test_the_page_has_what_the_code_prints():
-    assert memory.recipes_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), (
-        "put what `otca memory --recipes` prints into docs/models.md"
+    assert recipes.recipes_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), (
+        "put what `python -m comfyui_otca.tools.recipes` prints into docs/models.md"
     )
 
 

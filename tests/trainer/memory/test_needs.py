@@ -100,13 +100,6 @@ def test_the_command_says_what_does_not_fit(capsys):
     assert "It does not fit" not in capsys.readouterr().out
 
 
-def test_the_command_without_a_workflow(capsys):
-    assert main(["memory"]) == 2
-    assert "Fix: otca memory WORKFLOW" in capsys.readouterr().err
-    assert main(["memory", "--recipes"]) == 0
-    assert ARCHITECTURES["krea2"].title in capsys.readouterr().out
-
-
 def test_a_workflow_names_no_file_outside_of_the_models(tmp_path):
     with pytest.raises(NotAllowed, match="/etc/mine.safetensors"):
         needs.read(changed("z_image", UNETLoader={"unet_name": "/etc/mine.safetensors"}), tmp_path)
