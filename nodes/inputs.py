@@ -38,7 +38,7 @@ class Input(NamedTuple):
         return Input(self.type, {**self.options, "advanced": True})
 
     def named(self, name: str) -> Input:
-        """The same with its label, or else its name, as the shown name; the tooltip tells a name that is not shown."""
+        """The same with its label, or else its name, as the shown name; the tooltip tells a name that the label hides."""
         type_ = self.type() if callable(self.type) else self.type
         label: str = self.options.get("display_name", "")
         told = f" In files and messages: {name}." if label else ""
@@ -121,7 +121,7 @@ def switch(default: bool = False, **shown: Any) -> Input:
     return _input("BOOLEAN", {"default": default}, **shown)
 
 
-# What comes through a link, where a node says nothing of its own about it.
+# What comes through a link, if a node has no tooltip of its own for it.
 LINKS = {
     "OTCA_MODEL": "The model that is trained, from Load Flow Model or Make Trainable, or from the update.",
     "OTCA_PROMPTS": "The prompts of this iteration, from Prompt Dataset.",
@@ -147,7 +147,7 @@ DEVICE = text("auto", suggest="devices", advanced=True).tip("The device that it 
 
 
 def complaint(name: str, check: Callable[..., object], value: object, *more: object) -> str | None:
-    """What is wrong with an input; None where nothing is, or where it is linked and known only when the graph runs."""
+    """What is wrong with an input; None if nothing is, or if it is linked and its value known only when the graph runs."""
     if value is None:
         return None
     try:

@@ -153,7 +153,7 @@ def wrong_rank(rank):
 
 
 def wrong_start(start_from, resume_run, training, rank):
-    """What keeps a model from beginning with that adapter; None where nothing does."""
+    """What keeps a model from beginning with that adapter; None if nothing does."""
     from ..inference import guidance
     from ..trainer.policy import lora
 
@@ -175,7 +175,7 @@ def wrong_start(start_from, resume_run, training, rank):
 
 
 def wrong_resume(run):
-    """What keeps a run of the canvas from being resumed; None where nothing does."""
+    """What keeps a run of the canvas from being resumed; None if nothing does."""
     if not canvas.here():
         return "resume_run: resumes a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
     try:
@@ -192,7 +192,7 @@ def wrong_resume(run):
 
 
 def _wrong_model(model, path, download):
-    """What is wrong with a model's folder; None where nothing is, or where it may be downloaded."""
+    """What is wrong with a model's folder; None if nothing is, or where it may be downloaded."""
     from ..host.access.addresses import is_hub_id
     from ..trainer.flow import check_model_folder
 

@@ -183,7 +183,7 @@ class EmbeddedModel(Node):
 
 
 def _wrong(model):
-    """What keeps it from being loaded; None where nothing does."""
+    """What keeps it from being loaded; None if nothing does."""
     if model not in EMBEDDED:
         return f"model {model!r} is not an embedded model. Fix: choose {' or '.join(EMBEDDED)}"
     if not comfyui.comfy_loaded():

@@ -202,14 +202,9 @@ def test_while_it_is_on_the_canvas_no_other_process_trains_there(small_workflow,
     assert "is training there. Fix: stop it" in somebody("otca")
     queue(workflow, 1)
     assert len(read_lines(runs / "otca" / "metrics.jsonl")) == 2
-
-
-def test_a_run_whose_model_another_run_has_taken_is_anybodys(small_workflow, queue, runs, somebody):
-    workflow = small_workflow()
-    queue(workflow)
     workflow.set("TrainingRun.run_name", "another")
-    queue(workflow, 1)
-    assert somebody("otca") == "claimed"
+    queue(workflow, 2)
+    assert somebody("otca") == "claimed", "another run has taken its model"
 
 
 def test_what_comfyui_lets_go_is_free(small_workflow, queue):
@@ -269,20 +264,21 @@ def test_a_renamed_run_overwrites_its_own_adapter_and_a_copy_does_not(
     assert len(list(file.parent.iterdir())) == 1 + is_copied
 
 
-def test_resuming_what_is_not_there(small_workflow, comfyui, tmp_path):
-    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "nothing"}}).validate()
-    assert "has no checkpoints" in str(problem) and "Fix: give the name of a run in" in str(problem)
-
-
 def test_headlessly_a_run_is_resumed_by_the_command_line(small_workflow):
     (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "otca"}}).validate()
     assert "--resume" in str(problem)
 
 
-@pytest.mark.parametrize("name", ["/etc", "../other", ".hidden"])
-def test_a_run_is_resumed_by_name_and_never_by_path(small_workflow, comfyui, name):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", "has no checkpoints. Fix: give the name of a run in"),
+        *((path, "Fix: for example my_run") for path in ("/etc", "../other", ".hidden")),
+    ],
+)
+def test_a_run_is_resumed_by_name_and_never_by_path(small_workflow, comfyui, name, told):
     (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": name}}).validate()
-    assert "resume_run" in str(problem) and "Fix: for example my_run" in str(problem)
+    assert "resume_run" in str(problem) and told in str(problem)
 
 
 def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyui, tiny_folder):

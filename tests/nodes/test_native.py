@@ -24,10 +24,7 @@ def test_what_a_graph_alone_shows_to_be_wrong_is_named(monkeypatch, tmp_path):
 def test_a_model_of_the_diffusers_route_is_refused_with_the_way_to_use_it():
     with pytest.raises(ValueError, match="it comes from Load Flow Model.*Fix: save it with Save LoRA"):
         TunedModel().tuned(object())
-
-
-def test_the_tuned_model_is_made_anew_each_time_since_the_model_changes_in_place():
-    assert math.isnan(TunedModel.IS_CHANGED(model=object()))
+    assert math.isnan(TunedModel.IS_CHANGED(model=object())), "made anew each time: the model changes in place"
 
 
 def test_without_comfyui_the_embedded_model_says_what_to_do():

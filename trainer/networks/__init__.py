@@ -2,4 +2,4 @@
 
 
 class RewardError(RuntimeError):
-    """A reward, or a network that looks at pictures, that failed. Nothing is made up instead of its answer."""
+    """A reward, or a network that looks at pictures, that failed. No answer is made up in its place."""

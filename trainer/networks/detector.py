@@ -122,7 +122,7 @@ KINDS: dict[str, type[Detector]] = {"owlv2": Owlv2, "grounding-dino": GroundingD
 
 
 def kind_of(folder: Path) -> type[Detector]:
-    """Raises RewardError where the folder holds another kind of model."""
+    """Raises RewardError if the folder holds another kind of model."""
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     if kind not in KINDS:
         raise RewardError(

@@ -107,8 +107,8 @@ def kind_of(folder: Path) -> type[Encoder | Clip]:
 def of_layers(network: Encoder | Clip, images: Tensor) -> Tensor:
     """[B, D] float32 on the CPU: means over all tokens at a third, two thirds and the end of the layers, and the pooled output.
 
-    A network's last point is made for what a picture shows. How it shows that (colours, size, softness), which taste is also
-    about, is still to be read off its earlier layers.
+    The last layer describes what a picture shows. Taste is also about how it is shown (colours, size, softness), which
+    earlier layers still hold.
     """
     tower = getattr(network.model, "vision_model", network.model)
     pixels = network.processor(preprocess.pil(images), return_tensors="pt").pixel_values

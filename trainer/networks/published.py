@@ -81,13 +81,13 @@ class Published:
         return {name: tensor for file in files for name, tensor in self.read(file).items()}
 
     def check_type(self, folder: Path, model_type: str) -> None:
-        """Raises RewardError where the folder's config.json is that of another kind of model."""
+        """Raises RewardError if the folder's config.json is that of another kind of model."""
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
         if kind != model_type:
             raise self.misfit(folder, f"holds a model of type {kind}, where {model_type} is needed")
 
     def check(self, path: Path, state: Mapping[str, Tensor], wanted: Collection[str]) -> None:
-        """Raises RewardError where the file lacks one of those keys."""
+        """Raises RewardError if the file lacks one of those keys."""
         missing = sorted(set(wanted) - set(state))
         if missing:
             raise self.misfit(path, f"has no {missing[0]!r} ({len(missing)} of {len(wanted)} tensors are missing)")

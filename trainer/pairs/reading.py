@@ -72,7 +72,7 @@ class PairFolder:
 
 
 def read_folder(name: str) -> PairFolder:
-    """The pairs of a folder that a workflow names; whether each of their files is there is looked at too, by its name.
+    """The pairs of a folder that a workflow names. Each of their files has to exist; what is in it is not read yet.
 
     Raises:
         NotAllowed: a folder that workflows may not read.
@@ -165,5 +165,5 @@ def _check_files(folder: PairFolder) -> None:
 
 
 def _sentence(wrong: str) -> str:
-    """As it goes on after a name: without what an error of the system adds at its end."""
+    """The text as it continues a sentence: without the full stop at the end of a system's error."""
     return wrong.rstrip(". ")

@@ -141,8 +141,7 @@ def _on_lines(
 def _pictures(
     folder: PairFolder, wanted: Sequence[tuple[Pair, int]], settings: SamplerSettings, on_step: Callable[[], None]
 ) -> tuple[Tensor, list[Key]]:
-    """[B, H, W, 3] in [0, 1] of B files, each the chosen (0) or the rejected (1) one of a pair, and by what their latents are
-    known."""
+    """[B, H, W, 3] in [0, 1] of B files, each the chosen (0) or the rejected (1) one of a pair, and the keys of their latents."""
     size, images, keys = (settings.width, settings.height), [], []
     for pair, member in wanted:
         on_step()

@@ -58,7 +58,7 @@ def laid_out(cell: tuple[int, int], captions: Sequence[str], columns: int = COLU
 
 
 def found_in(size: tuple[int, int], captions: Sequence[str], columns: int = COLUMNS) -> Sheet | None:
-    """The layout of a grid of that size, which was made with these captions; None where it was made otherwise."""
+    """The layout of a grid of that size, which was made with these captions; None if it was made otherwise."""
     count = len(captions)
     if not count:
         return None

@@ -106,7 +106,6 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
     Raises:
         ValueError: it is not one of PICTURES, is damaged, or would take too much memory.
     """
-
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.width * picture.height > MOST_PIXELS:

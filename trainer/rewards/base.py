@@ -35,7 +35,7 @@ class Reward(Resident, ABC):
         held_out: scored and logged, never trained on.
         rescale: multiplies the score.
         bounds: (lowest, highest) of the rescaled score, or None.
-        groups_only: it may be asked about the pictures that are trained on, and about no others: an answer is dear.
+        groups_only: it may only be asked about pictures that are trained on, because an answer is expensive.
     """
 
     rescale: float = 1.0
@@ -49,7 +49,7 @@ class Reward(Resident, ABC):
 
     @classmethod
     def own_name(cls, settings: Mapping) -> str:
-        """Its name in metrics where its node, with these settings, sets none."""
+        """Its name in metrics if its node, with these settings, sets none."""
         return inspect.signature(cls.__init__).parameters["name"].default
 
     @abstractmethod
@@ -229,9 +229,9 @@ def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
 
 
 def failing(scores: Scores) -> tuple[str, ...] | None:
-    """Names of the trained rewards that failed, if because of them no sample can be trained on; else none.
+    """Names of the trained rewards whose failures leave no sample to train on; empty if a sample is left.
 
-    None where no reward applies to any sample, which says nothing of whether one works.
+    None if no reward applies to any sample: that does not tell whether one works.
     """
     if (scores.values == LEFT_OUT).all():
         return None
@@ -241,7 +241,7 @@ def failing(scores: Scores) -> tuple[str, ...] | None:
 
 
 def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
-    """Raises RewardError, which names them, where rewards may be asked about the trained pictures alone. `what` asks for more."""
+    """Raises RewardError naming the rewards that may only be asked about trained pictures; `what` would ask about others."""
     if names := [repr(reward.name) for reward in rewards if reward.groups_only]:
         raise RewardError(
             f"{what} asks every reward about other pictures than those that are trained on, and {' and '.join(names)} may not be "
@@ -277,7 +277,7 @@ def score_part(
 def _score_groups(
     rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str], groups: Tensor, on_step: Callable[[], None]
 ) -> Columns:
-    """This process's share of what the rewards say of the whole batch, of which only the first process asks them.
+    """Asks the rewards about the whole batch, in the first process alone; returns this process's share of their scores.
 
     Args:
         prompts: the P groups' texts.
@@ -304,7 +304,7 @@ def trained_first(rewards: Sequence[Reward]) -> list[Reward]:
 
 
 def one_by_one(rewards: Sequence[Reward]) -> list[Reward]:
-    """Those of them that judge each picture by itself, so that some can be scored before all are there."""
+    """The rewards that judge each picture by itself, so that a part of a batch can be scored early."""
     return [reward for reward in rewards if not isinstance(reward, GroupReward)]
 
 

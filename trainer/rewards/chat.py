@@ -50,7 +50,7 @@ class Reply:
     Attributes:
         text: what the model said.
         cut: whether max_tokens ended it.
-        tokens: each token's alternatives, with the token first: (text, log-probability); None where the server gave none.
+        tokens: each token's alternatives, with the token first: (text, log-probability); None if the server gave none.
     """
 
     text: str
@@ -82,7 +82,7 @@ class ChatServer(Server):
         self.abilities = _abilities.setdefault((self.url, model), Abilities())
 
     def with_probabilities(self, asked: Sequence[Asked], fields: Mapping[str, Any]) -> list[Reply] | None:
-        """Replies with log-probabilities; None, which is logged once, where the server gives none."""
+        """Replies with log-probabilities. Returns None, and logs it once, if the server gives none."""
         if self.abilities.probabilities is False:
             return None
         replies: list[Reply] = []

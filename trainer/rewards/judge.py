@@ -189,7 +189,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 
 def filled(question: str, prompt: str) -> str | None:
-    """The question about that prompt; None where the prompt lacks what the question asks for, so that it does not apply.
+    """The question about that prompt; None if the prompt lacks what the question asks for, so that it does not apply.
 
     Placeholders are replaced in one go, so braces within a prompt mean nothing.
     """

@@ -55,7 +55,7 @@ class Wish(BaseModel):
 
 
 def wish(prompt: str) -> Wish | None:
-    """What the metadata of a prompt ask for; None where they ask for no objects.
+    """What the metadata of a prompt ask for; None if they ask for no objects.
 
     Raises:
         RewardError: names the prompt and the key, and what should stand there.

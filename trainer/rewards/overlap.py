@@ -42,7 +42,7 @@ class Overlap:
             self._rewards = []
 
     def take(self, images: Tensor, rewards: Sequence[Reward]) -> Scored | None:
-        """The scores that these rewards gave these very pictures, handed out once; None where they were not asked."""
+        """The scores that these rewards gave these very pictures, handed out once; None if they were not asked."""
         scored = self._scored
         if scored is None or not scored.answers(images, rewards):
             return None
@@ -146,7 +146,7 @@ class Scored:
 
 
 def _alive(rewards: Sequence[weakref.ref[Reward]]) -> list[Reward] | None:
-    """None where one of them is gone."""
+    """The rewards; None if one of them no longer exists."""
     alive = [reward for reference in rewards if (reward := reference()) is not None]
     return alive if len(alive) == len(rewards) else None
 

@@ -60,7 +60,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Region:
-    """One object in a picture: colour and shape, None where the judge cannot tell; its centre (x, y) as shares of the side.
+    """One object in a picture: colour and shape, None if the judge cannot tell; its centre (x, y) as shares of the side.
 
     `distances` are of its colour from those of COLORS, `overlaps` those with the ideals of SHAPES.
     """

@@ -125,7 +125,7 @@ class Server(OncePerBatch):
             try:
                 return await asyncio.gather(*tasks)
             finally:
-                for task in tasks:  # where one failed, nobody waits for the others
+                for task in tasks:  # if one failed, the others are not waited for
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -206,7 +206,7 @@ def check_url(url: str) -> str:
 
 
 def check_host(url: str) -> None:
-    """Raises NotAllowed where the user has not allowed that pictures go there, ValueError as `check_url`."""
+    """Raises NotAllowed if the user has not allowed that pictures go there, ValueError as `check_url`."""
     permissions.check(permissions.Want(permissions.POST, host_of(url), "pictures and prompts"))
 
 
@@ -242,7 +242,7 @@ async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[by
 
 
 def _stoppable(work: Coroutine[None, None, T]) -> T:
-    """What `work` returns. It is cancelled where the user asks to stop.
+    """Returns what `work` returns; cancels it if the user asks to stop.
 
     It runs in a thread of its own, since ComfyUI calls nodes from within a running event loop.
     """

@@ -64,16 +64,12 @@ def test_gpus_for_rewards_are_what_auto_means(tmp_path, monkeypatch):
 
 def test_one_network_for_one_checkpoint_device_and_precision(tmp_path):
     one = shared(Doubling, tmp_path, "cpu")
-    assert shared(Doubling, tmp_path / "x" / "..", "cpu", "float32") is one
-    assert shared(Doubling, tmp_path, "cpu", "bfloat16") is not one
+    assert one.dtype is torch.float32 and shared(Doubling, tmp_path / "x" / "..", "cpu", "float32") is one
+    half = shared(Doubling, tmp_path, "cpu", "float16")
+    assert half is not one and half.dtype is torch.float16
     assert shared(Doubling, tmp_path / "other", "cpu") is not one
-    assert shared(Doubling, tmp_path, "cpu", tokenizer="here") is not one
-    assert shared(Doubling, tmp_path, "cpu", tokenizer="here").own == {"tokenizer": "here"}
-
-
-def test_precision_is_float32_on_the_cpu_unless_told(tmp_path):
-    assert shared(Doubling, tmp_path, "cpu").dtype is torch.float32
-    assert shared(Doubling, tmp_path, "cpu", "float16").dtype is torch.float16
+    own = shared(Doubling, tmp_path, "cpu", tokenizer="here")
+    assert own is not one and own.own == {"tokenizer": "here"}
 
 
 def test_a_network_goes_with_its_last_reward(tmp_path):
@@ -87,22 +83,15 @@ def test_a_network_goes_with_its_last_reward(tmp_path):
 
 
 def test_two_rewards_pay_for_one_forward(tmp_path):
-    scorers = rewards(tmp_path)
-    values = stack(scorers).values
+    scorers, images = rewards(tmp_path), IMAGES.clone()
+    values = stack(scorers, images).values
     torch.testing.assert_close(values, torch.arange(5.0)[:, None].expand(5, 2) / 4)
     assert scorers[0].network.batches == [5]
-    stack(scorers, IMAGES.clone())
-    assert scorers[0].network.batches == [5, 5]
-
-
-def test_what_was_computed_of_a_batch_goes_with_it(tmp_path):
-    [scorer] = rewards(tmp_path, 1)
-    images = IMAGES.clone()
-    scorer.score(images, [])
-    assert len(scorer.network._results) == 1
+    scorers[0].score(images, [])
+    assert scorers[0].network.batches == [5, 5] and len(scorers[0].network._results) == 1
     del images
     gc.collect()
-    assert len(scorer.network._results) == 0
+    assert len(scorers[0].network._results) == 0, "what was computed of a batch goes with it"
 
 
 @pytest.mark.parametrize(("size", "batches"), [(0, [5]), (2, [2, 2, 1]), (5, [5]), (9, [5])])
@@ -146,29 +135,7 @@ def test_without_offload_it_stays(tmp_path):
     network = shared(Away, tmp_path, "cpu")
     stack([Mean("staying", Away, tmp_path, device="cpu")])
     assert network.moved == ["cuda:1"]
-
-
-def test_a_plain_module_leaves_too(tmp_path):
-    """Its place is read off its parameters; the CPU is the only device here, so there is nothing to leave."""
-    assert shared(Doubling, tmp_path, "cpu").leave() is False
-
-
-def test_a_file_that_was_cut_off(tmp_path):
-    torch.save({"a": torch.zeros(1000)}, tmp_path / "whole.pt")
-    place = tmp_path / "cut.pt"
-    place.write_bytes((tmp_path / "whole.pt").read_bytes()[:3000])
-    with pytest.raises(
-        RewardError,
-        match=r"cut\.pt \(3,000 bytes\) is not the model: it cannot be read .*model\.pt \(3 MB\) from owner/name",
-    ):
-        FILE.read(place)
-
-
-def test_a_safetensors_file_that_was_cut_off(tmp_path):
-    place = tmp_path / "cut.safetensors"
-    place.write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    with pytest.raises(RewardError, match=r"cut\.safetensors .*cannot be read"):
-        FILE.read(place)
+    assert shared(Doubling, tmp_path, "cpu").leave() is False, "its place is read off its parameters"
 
 
 class Harmful:
@@ -176,16 +143,26 @@ class Harmful:
         return (sys.exit, ("unpickled",))
 
 
-def test_nothing_is_unpickled(tmp_path):
-    torch.save({"a": Harmful()}, tmp_path / "harmful.pt")
-    with pytest.raises(RewardError, match="UnpicklingError"):
-        FILE.read(tmp_path / "harmful.pt")
-
-
-def test_a_file_without_named_tensors(tmp_path):
-    torch.save(torch.zeros(3), tmp_path / "one.pt")
-    with pytest.raises(RewardError, match="it holds a Tensor and no named tensors"):
-        FILE.read(tmp_path / "one.pt")
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "cut.pt",
+            {"a": torch.zeros(1000)},
+            r"\(3,000 bytes\) is not the model: it cannot be .*\(3 MB\) from owner/name",
+        ),
+        ("cut.safetensors", b"\x10\0\0\0\0\0\0\0{", "cannot be read"),
+        ("harmful.pt", {"a": Harmful()}, "UnpicklingError"),
+        ("one.pt", torch.zeros(3), "it holds a Tensor and no named tensors"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, told):
+    place = tmp_path / name
+    torch.save(content, place)
+    if name.startswith("cut"):
+        place.write_bytes(content if isinstance(content, bytes) else place.read_bytes()[:3000])
+    with pytest.raises(RewardError, match=rf"{name} .*{told}"):
+        FILE.read(place)
 
 
 def test_files_of_before_zip_archives_are_read(tmp_path):

@@ -145,46 +145,30 @@ def test_several_processes_take_their_rows_of_the_same_batch(take, folder_of, mo
     assert advantages.scores.values.tolist() == [[0.0], [1.0]]
 
 
-def test_a_picture_that_is_none_is_named(take, folder_of):
+def test_what_is_refused(take, folder_of):
     folder = folder_of()
+    with pytest.raises(ValueError, match="multiples of 8.*Fix: "):
+        take(folder, SamplerSettings.of_pairs({**INPUTS, "width": 42}))
+    with pytest.raises(RewardError, match="'colorfulness': pairs are learned from.*Fix: switch on held_out"):
+        take(folder, rewards=[Colorfulness()])
     (folder / "more" / "1b.png").write_bytes(b"GIF89a")
     with pytest.raises(PairError, match=r"pairs\.jsonl, line 2: file 'more/1b.png' is not one of PNG.*Fix: "):
         take(folder)
 
 
-def test_sizes_that_the_model_cannot_make(take, folder_of):
-    with pytest.raises(ValueError, match="multiples of 8.*Fix: "):
-        take(folder_of(), SamplerSettings.of_pairs({**INPUTS, "width": 42}))
-
-
-def test_rewards_have_to_be_held_out(take, folder_of):
-    folder = folder_of()
-    with pytest.raises(RewardError, match="'colorfulness': pairs are learned from.*Fix: switch on held_out"):
-        take(folder, rewards=[Colorfulness()])
-    _, advantages = take(folder, rewards=[Colorfulness(held_out=True)])
+def test_held_out_rewards_judge_evaluations_alone(take, folder_of, still_model):
+    taken, advantages = take(folder_of(), rewards=[Colorfulness(held_out=True)])
     assert [reward.name for reward in advantages.scores.rewards] == ["colorfulness"]
     assert advantages.scores.held_out_names == (), "the folder's own pictures are not judged"
-
-
-def test_a_preference_is_no_reward_that_could_be_asked_at_every_step(take, folder_of, still_model):
-    taken, advantages = take(folder_of(), rewards=[Colorfulness(held_out=True)])
     with pytest.raises(RewardError, match="'preference' come from no reward.*Fix: "):
         rewards_along(still_model, taken, advantages.scores, range(5))
 
 
 def test_a_stop_comes_between_two_pictures(take, folder_of):
-    class Stop(Exception):
-        pass
-
-    seen = []
-
-    def on_step():
-        seen.append(1)
-        if len(seen) == 3:
-            raise Stop
-
-    with pytest.raises(Stop):
-        take(folder_of(), on_step=on_step)
+    steps = iter([0, 0, 1])
+    with pytest.raises(ZeroDivisionError):
+        take(folder_of(), on_step=lambda: 1 / (1 - next(steps)))
+    assert next(steps, None) is None
 
 
 def test_metadata_go_with_the_prompt(take, folder_of):

@@ -1,15 +1,16 @@
-"""Heatmaps and the table of scores: their colours, their rows, and scores that are missing."""
+"""Heatmaps, curves, grids and the table of scores: their colours and rows, and what is missing."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.pictures import heatmaps
+from comfyui_otca.trainer.pictures import figures, grids, heatmaps
 from comfyui_otca.trainer.types import Scores
 
 pytestmark = pytest.mark.painted
@@ -38,22 +39,25 @@ def test_advantages_of_both_signs_get_both_colors():
     assert orange > 0.05 and purple > 0.05
 
 
-def test_a_table_survives_scores_that_are_missing():
-    table = heatmaps.reward_table(
-        scores([[0.0], [float("nan")], [2.0], [3.0]], [[1.0], [0.0], [1.0], [1.0]]), torch.rand(4, 8, 8, 3)
-    )
-    assert table.ndim == 3 and table.std() > 5
-
-
-def test_what_a_reward_does_not_apply_to_has_no_score_in_the_table(monkeypatch):
+@pytest.fixture
+def written(monkeypatch):
+    """What is written into figures from now on: (x, y, text)."""
     from matplotlib.axes import Axes
 
-    written, write = [], Axes.text
+    told, write = [], Axes.text
     monkeypatch.setattr(
-        Axes, "text", lambda axes, x, y, text, **how: (written.append(text), write(axes, x, y, text, **how))
+        Axes, "text", lambda axes, x, y, text, **how: (told.append((x, y, text)), write(axes, x, y, text, **how))
     )
-    heatmaps.reward_table(scores([[0.5], [float("inf")], [float("nan")], [3.0]]), torch.rand(4, 8, 8, 3))
-    assert written == ["0.5", "–", "nan", "3"]
+    return told
+
+
+def test_a_table_survives_scores_that_are_missing(written):
+    inf, nan = float("inf"), float("nan")
+    table = heatmaps.reward_table(
+        scores([[0.5], [inf], [nan], [3.0]], [[1.0], [0.0], [1.0], [1.0]]), torch.rand(4, 8, 8, 3)
+    )
+    assert table.ndim == 3 and table.std() > 5
+    assert [text for *_, text in written] == ["0.5", "1", "–", "0", "nan", "1", "3", "1"]
 
 
 def test_credit_is_drawn_from_history():
@@ -83,13 +87,7 @@ def own_steps(samples, weights):
     return replace(plain, weights=own.mean(2), by_objective=own, objectives=("clip", "sharp"))
 
 
-def test_weights_by_objective_stand_above_those_of_the_samples(monkeypatch):
-    from matplotlib.axes import Axes
-
-    written, write = [], Axes.text
-    monkeypatch.setattr(
-        Axes, "text", lambda axes, x, y, text, **how: (written.append((x, y, text)), write(axes, x, y, text, **how))
-    )
+def test_weights_by_objective_stand_above_those_of_the_samples(written):
     groups, prompts = torch.tensor([0, 0, 1, 1]), ["one", "two"]
     both = own_steps(4, [[2.0, 0.5], [0.75, 1.0], [0.25, 1.5]])
     picture = heatmaps.weight_heatmap(both, groups, prompts)
@@ -115,3 +113,42 @@ def test_credit_over_time_has_a_part_for_each_objective_with_weights_of_its_own(
     assert titles[1] == "for clip alone"
     drawn = both.axes[1].images[0].get_array()
     assert drawn.tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+
+
+# --- curves and grids -------------------------------------------------------------------------------------------------
+
+
+def test_running_mean_by_hand_and_over_gaps():
+    # Twenty values make a window of two.
+    values = np.arange(20, dtype=float)
+    assert figures._running_mean(values)[:3].tolist() == [0.0, 0.5, 1.5]
+    values[1:3] = np.nan
+    running = figures._running_mean(values)
+    assert running[1] == 0.0 and np.isnan(running[2]) and running[3] == 3.0
+
+
+def test_curves_are_drawn_from_history_with_nulls():
+    history = [{"iteration": i, "reward/a/mean": None if i == 2 else float(i)} for i in (1, 2, 3)]
+    evaluations = [{"iteration": 0, "rewards": {"a": {"mean": None, "standard_error": None}}}]
+    assert figures.reward_curves(history, evaluations).std() > 5
+
+
+def share_of(picture, color):
+    return (picture == np.array(color, dtype=np.uint8)).all(-1).mean()
+
+
+def test_a_grid_holds_every_picture_at_whole_pixel_scale():
+    images = torch.zeros(3, 40, 40, 3)
+    images[0, ..., 0] = images[1, ..., 1] = images[2, ..., 2] = 1.0
+    grid = grids.sample_grid(images, ["a", "b", "c"], columns=2)
+    # 40 pixels fit three times into 120; two columns and a gap of 8 around each.
+    assert grid.shape[1] == 2 * 120 + 3 * 8
+    for color in ((255, 0, 0), (0, 255, 0), (0, 0, 255)):
+        assert (grid == np.array(color)).all(-1).sum() == 120 * 120
+
+
+def test_before_and_after_stand_under_each_other():
+    black, white = torch.zeros(2, 40, 40, 3), torch.ones(2, 40, 40, 3)
+    both = grids.before_after(black, white, ["a", "b"])
+    top, bottom = np.array_split(both, 2)
+    assert share_of(top, (0, 0, 0)) > 0.5 > share_of(bottom, (0, 0, 0))

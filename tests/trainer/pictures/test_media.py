@@ -27,14 +27,12 @@ def stripes(width, height):
 
 def test_a_picture_of_that_size_stays_as_it_is():
     pixels = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
-    for kind in ("PNG", "BMP"):
-        assert np.array_equal(media.fitted(content(pixels, kind), 40, 24), pixels)
-    assert np.array_equal(media.fitted(content(pixels, "WEBP", lossless=True), 40, 24), pixels)
-
-
-def test_a_wide_picture_loses_its_sides_alike():
-    """80 x 40 to 40 x 40: the middle half, columns 20 to 59."""
+    for kind, options in (("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})):
+        assert np.array_equal(media.fitted(content(pixels, kind, **options), 40, 24), pixels)
+    assert (media.fitted(content(np.full((8, 8), 77, np.uint8)), 8, 8) == 77).all(), "grey becomes RGB"
+    # 80 x 40 to 40 x 40: the middle half, columns 20 to 59.
     assert np.array_equal(media.fitted(content(stripes(80, 40)), 40, 40), stripes(80, 40)[:, 20:60])
+    assert media.fitted(content(stripes(20, 10)), 40, 40).shape == (40, 40, 3), "a small one is enlarged"
 
 
 def test_a_larger_picture_is_scaled_until_it_just_covers():
@@ -44,12 +42,6 @@ def test_a_larger_picture_is_scaled_until_it_just_covers():
     found = media.fitted(content(pixels), 40, 30)
     # at its edges the filter looks at what lies beside them, too
     assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= 1
-
-
-def test_a_small_one_is_enlarged_and_others_become_rgb():
-    assert media.fitted(content(stripes(20, 10)), 40, 40).shape == (40, 40, 3)
-    grey = np.full((8, 8), 77, np.uint8)
-    assert (media.fitted(content(grey), 8, 8) == 77).all()
 
 
 @pytest.mark.parametrize(("orientation", "red_is"), [(1, "left"), (3, "right"), (6, "top"), (8, "bottom")])

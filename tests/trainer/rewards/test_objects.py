@@ -15,7 +15,7 @@ from comfyui_otca.trainer.networks.network import shared
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score_stack
-from comfyui_otca.trainer.rewards.objects import COLORS, Clause, Objects, met, relations, wish
+from comfyui_otca.trainer.rewards.objects import COLORS, Objects, met, relations, wish
 from comfyui_otca.trainer.rewards.shapes import PALETTE
 from comfyui_otca.trainer.types import Prompt
 
@@ -119,22 +119,20 @@ def test_what_has_the_wrong_color_is_in_no_place():
     assert met(under, found, only_cats) == [True, False, True, True, False]
 
 
-def test_a_line_of_genevals_own_file():
-    line = {
-        "tag": "color_attr",
-        "include": [{"class": "dog", "count": 1, "color": "brown"}, {"class": "cat", "count": 1, "color": "white"}],
-        "prompt": "a photo of a brown dog and a white cat",
-    }
-    own = wish(Prompt(line["prompt"], line))
-    assert own.include == tuple(
-        Clause(**{"class": name, "color": color}) for name, color in (("dog", "brown"), ("cat", "white"))
-    ) and own.names == ("dog", "cat")
-
-
 @pytest.mark.parametrize("metadata", [{}, {"include": []}, {"include": None, "exclude": []}, {"tag": "counting"}])
 def test_a_prompt_that_asks_for_no_objects(metadata):
     assert wish(Prompt("a cat", metadata)) is None
     assert wish("a cat") is None
+
+
+def test_a_line_of_genevals_own_file():
+    include = [{"class": "dog", "count": 1, "color": "brown"}, {"class": "cat", "count": 1, "color": "white"}]
+    own = wish(Prompt("a photo of a brown dog and a white cat", {"tag": "color_attr", "include": include}))
+    assert [(one.name, one.count, one.color, one.position) for one in own.include] == [
+        ("dog", 1, "brown", None),
+        ("cat", 1, "white", None),
+    ]
+    assert own.names == ("dog", "cat") and own.exclude == ()
 
 
 CAT = {"class": "cat", "count": 1}
@@ -298,24 +296,28 @@ def test_scores_of_a_batch_are_those_of_its_pictures(detectors, images, kind):
 
 def test_the_share_of_what_was_asked_for(seen):
     boxes = {"cat": [(0, 0, 20, 20), (60, 0, 80, 20)], "dog": [(60, 60, 80, 80)]}
-    pictures = torch.zeros(4, 100, 100, 3)
+    pictures, two = torch.zeros(4, 100, 100, 3), {"class": "cat", "count": 2}
     prompts = [
-        prompt({"class": "cat", "count": 2}),
+        prompt(two),
         prompt({"class": "cat", "count": 3}, {"class": "dog"}),
-        prompt({"class": "cat", "count": 2}, {"class": "dog", "position": ["below", 0]}),
+        prompt(two, {"class": "dog", "position": ["below", 0]}),
         Prompt("a cat"),
     ]
     assert seen(boxes).score(pictures, prompts) == [1, 1 / 2, 1, None]
     assert seen(boxes, strict=True).score(pictures, prompts) == [1, 0, 1, None]
-    left = prompt({"class": "cat", "count": 2}, {"class": "dog", "position": ["left of", 0]})
+    left = prompt(two, {"class": "dog", "position": ["left of", 0]})
     assert seen(boxes).score(pictures[:1], [left]) == [2 / 3]
+    on_one = {"cat": [(0, 0, 20, 20), (1, 0, 21, 20)]}
+    assert seen(on_one).score(pictures[:1], [prompt(two)]) == [0], "boxes on one object count once"
+    assert seen(on_one, overlap=0.95).score(pictures[:1], [prompt(two)]) == [1]
 
 
-def test_boxes_on_one_object_count_once(seen):
-    boxes = {"cat": [(0, 0, 20, 20), (1, 0, 21, 20)]}
-    pictures, two = torch.zeros(1, 100, 100, 3), prompt({"class": "cat", "count": 2})
-    assert seen(boxes).score(pictures, [two]) == [0]
-    assert seen(boxes, overlap=0.95).score(pictures, [two]) == [1]
+def test_videos_and_stacks(seen):
+    reward = seen({"cat": [(0, 0, 20, 20)]})
+    videos = torch.zeros(2, 3, 100, 100, 3)
+    assert reward.score_videos(videos, [prompt({"class": "cat"}), Prompt("a dog")]) == [1, None]
+    scores = score_stack([reward], torch.zeros(2, 100, 100, 3), [prompt({"class": "cat"})] * 2, torch.tensor([0, 0]))
+    assert scores.names == ("objects",) and scores.values[:, 0].tolist() == [1, 1]
 
 
 def test_colors_by_the_embedded_clip(seen):
@@ -364,27 +366,11 @@ def test_a_box_beyond_the_picture_has_a_color(seen):
     assert sorted(scores) == [1 / 2] * 18 + [1] * 2
 
 
-def test_a_color_without_clip_is_refused(seen):
-    with pytest.raises(
-        RewardError, match="'a prompt' ask for a red cat, and this reward has no CLIP.*Fix: set clip_model"
-    ):
+def test_what_is_refused(detectors, seen, tmp_path):
+    with pytest.raises(RewardError, match="'a prompt' ask for a red cat, and .* has no CLIP.*Fix: set clip_model"):
         seen({}).score(torch.zeros(1, 8, 8, 3), [prompt({"class": "cat", "color": "red"})])
-
-
-def test_videos_and_stacks(seen):
-    reward = seen({"cat": [(0, 0, 20, 20)]})
-    videos = torch.zeros(2, 3, 100, 100, 3)
-    assert reward.score_videos(videos, [prompt({"class": "cat"}), Prompt("a dog")]) == [1, None]
-    scores = score_stack([reward], torch.zeros(2, 100, 100, 3), [prompt({"class": "cat"})] * 2, torch.tensor([0, 0]))
-    assert scores.names == ("objects",) and scores.values[:, 0].tolist() == [1, 1]
-
-
-def test_another_model_is_refused(detectors):
     with pytest.raises(RewardError, match="a model of type clip, where one of owlv2, grounding-dino is needed.*Fix"):
         kind_of(detectors / "clip")
-
-
-def test_missing_weights_are_named(detectors, tmp_path):
     broken = shutil.copytree(detectors / "grounding-dino", tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])

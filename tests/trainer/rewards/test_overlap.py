@@ -131,15 +131,13 @@ def test_whoever_was_not_asked_is_asked_by_the_stack(overlapped):
 
 
 def test_switched_off_nobody_scores_ahead(overlapped):
+    """Nor does a second stack take anything from the first."""
     own, reward = Overlap(), Telling()
     stack(overlapped(own), reward)
     stack(overlapped(own), reward, overlap=False)
     assert [count for _, count, _ in reward.asked] == [2, 2, 2, 2, 2, 2, 6], "all at once, as ever"
     overlapped(own)
     assert len(reward.asked) == 7
-
-
-def test_a_second_stack_takes_nothing_from_the_first(overlapped):
     own, first, second = Overlap(), Telling(), Telling()
     for _ in range(2):
         trajectories = overlapped(own)

@@ -52,16 +52,13 @@ def test_the_score_written_out(taste, images):
     assert batched.numpy() == pytest.approx(np.array(expected), abs=1e-3)
 
 
-def test_another_encoder_is_refused(taste, tiny):
-    with pytest.raises(RewardError, match="fitted on the encoder 'shapes-clip'"):
-        MyTaste(path=str(taste), encoder=str(tiny / "clip"))
-
-
-def test_its_node_says_what_is_missing(taste):
+def test_its_node_says_what_is_missing(taste, tiny):
     node = NODE_CLASS_MAPPINGS["OTCA_RewardMyTaste"]
     assert node.VALIDATE_INPUTS(path=str(taste)) is True and node.VALIDATE_INPUTS(path=None) is True
     assert node.VALIDATE_INPUTS(path="nowhere.safetensors").startswith("path: nowhere.safetensors")
     assert "otca taste fit" in node.VALIDATE_INPUTS(path="nowhere.safetensors")
+    with pytest.raises(RewardError, match="fitted on the encoder 'shapes-clip'"):
+        node().build(path=str(taste), encoder=str(tiny / "clip"), coefficient=1.0)
     assert "encoder: model 'nowhere'" in node.VALIDATE_INPUTS(path=str(taste), encoder="nowhere")
     [judge] = node().build(path=str(taste), coefficient=1.0)
     assert judge.name == "my_taste"

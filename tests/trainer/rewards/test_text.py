@@ -118,22 +118,30 @@ def test_how_much_of_the_texts_was_read(read, texts, share):
     assert likeness(read, texts) == pytest.approx(share)
 
 
-def test_the_metadata_go_before_the_quotes():
-    assert wanted(Prompt('a "sign"', {"text": "Open"})) == ["Open"]
-    assert wanted(Prompt('a "sign"', {"words": ["Open", "late"]})) == ["Open", "late"]
-    assert wanted(Prompt('a "sign"', {"words": [], "tag": "other"})) == []
-    assert wanted(Prompt('a "sign"', {"tag": "other"})) == ["sign"]
-
-
-@pytest.mark.parametrize("metadata", [{"text": 7}, {"words": ["a", 7]}, {"words": {"a": 1}}, {"text": None}])
-def test_metadata_that_are_no_text_are_refused(blind, metadata):
-    with pytest.raises(RewardError, match=f"'a shop'.*say {next(iter(metadata))} = .*Fix"):
-        blind("open").score(torch.zeros(1, 8, 8, 3), [Prompt("a shop", metadata)])
+@pytest.mark.parametrize(
+    ("metadata", "texts"),
+    [
+        ({"text": "Open"}, ["Open"]),
+        ({"words": ["Open", "late"]}, ["Open", "late"]),
+        ({"words": [], "tag": "other"}, []),
+        ({"tag": "other"}, ["sign"]),
+        *((wrong, None) for wrong in ({"text": 7}, {"words": ["a", 7]}, {"words": {"a": 1}}, {"text": None})),
+    ],
+)
+def test_the_metadata_go_before_the_quotes(metadata, texts):
+    prompt = Prompt('a "sign"', metadata)
+    if texts is None:
+        with pytest.raises(RewardError, match=f"'a \"sign\"'.*say {next(iter(metadata))} = .*Fix"):
+            wanted(prompt)
+    else:
+        assert wanted(prompt) == texts
 
 
 def test_a_prompt_without_text_does_not_apply(blind):
-    scores = blind("open").score(torch.zeros(3, 8, 8, 3), ['says "open"', "a cat", 'says "ovens"'])
-    assert scores == [1, None, pytest.approx(1 - 2 / 5)]
+    reward, prompts = blind("open"), ['says "open"', "a cat", 'says "ovens"']
+    assert reward.score(torch.zeros(3, 8, 8, 3), prompts) == [1, None, pytest.approx(1 - 2 / 5)]
+    scores = score_stack([reward], torch.zeros(3, 8, 8, 3), prompts, torch.tensor([0, 1, 2]))
+    assert scores.names == ("text",) and scores.values[:2, 0].tolist() == [1, torch.inf]
 
 
 def test_a_video_is_the_mean_over_its_frames(blind, monkeypatch):
@@ -165,11 +173,6 @@ def test_the_real_models_read_what_was_written():
     images = torch.cat([written("Open late"), written("Opem late"), written("")])
     scores = reward.score(images, ['a shop, "Open late"'] * 3)
     assert scores == [1, pytest.approx(1 - 1 / 8), 0]
-
-
-def test_it_is_a_reward_of_a_stack(blind):
-    scores = score_stack([blind("YES")], torch.zeros(2, 8, 8, 3), ['"yes"', '"no"'], torch.tensor([0, 1]))
-    assert scores.names == ("text",) and scores.values[:, 0].tolist() == [1, 0]
 
 
 def test_every_prompt_of_the_signs_asks_for_text():

@@ -109,7 +109,7 @@ class VoteFolder:
         return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
 
     def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
-        """Whether the standing votes saw every picture of a group; where something learns from them, one vote will do."""
+        """Whether the standing votes cover every picture of a group; if a head learns from the votes, one vote is enough."""
         shown = {picture for vote in group.about(said) for picture in vote.pictures}
         return bool(shown) if self.encoder else shown == set(group.pictures)
 
@@ -123,8 +123,8 @@ class VoteFolder:
         return name
 
     def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
-        """About groups of which nothing was said. Once enough is learned: of each group that the learner is not sure of, about
-        the few pictures that tell most."""
+        """Questions about groups without votes. Once enough is learned: only about groups that the learner is not sure of, with
+        the few pictures whose order tells it most."""
         apprentice = self.apprentice
         if apprentice is None:
             return [self._question(group.prompt, group.pictures) for group in groups]
@@ -148,7 +148,7 @@ class VoteFolder:
         )
 
     def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
-        """What keeps the answers to a question: each but the first one replaces the one before, also of an earlier request."""
+        """Returns a function that stores each answer to a question; it replaces the answer before, even of an earlier request."""
 
         def keep(answer: Any) -> None:
             parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))
@@ -165,8 +165,8 @@ class VoteFolder:
         return keep
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
-        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged. None for
-        a group that was not answered, and of which what was learned is not sure."""
+        """Scores by the votes on the whole group; without one by the learned head, unless the pictures shown were not judged.
+        None for each picture of a group that was not answered and of which the head is not sure."""
         about, apprentice = group.about(said), self.apprentice
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)

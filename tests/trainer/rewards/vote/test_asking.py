@@ -91,21 +91,14 @@ def test_each_group_is_asked_and_scored_by_its_own_answer(folder, ask):
     desk.answer(second.id, {"kind": "skip"})
     assert waiting.thread.is_alive(), "the other group has no answer yet"
     desk.answer(first.id, BEST_IS_2)
+    row = json.loads(folder.file.read_text().splitlines()[1])  # is there when the answer is taken
+    assert (row["prompt"], row["answer"], row["replaces"]) == ("a red circle", BEST_IS_2, None)
+    assert [folder.folder / picture for picture in row["pictures"]] == list(first.pictures)
     scores = waiting.end()
     # By hand: two pairs, s = (a, a, -2a) reversed; the others are alike, and the sum is 0.
     assert scores[2] > 0 > scores[0] == scores[1] and sum(scores[:3]) == pytest.approx(0, abs=1e-9)
     assert scores[3:] == [None] * 3
-    assert desk.questions() == []
-
-
-def test_an_answer_is_in_the_file_when_it_is_taken(folder, ask):
-    waiting = ask(folder, pictures())
-    first, _ = waiting.questions(2)
-    desk.answer(first.id, BEST_IS_2)
-    (line,) = folder.file.read_text().splitlines()
-    row = json.loads(line)
-    assert (row["prompt"], row["answer"], row["replaces"]) == ("a red circle", BEST_IS_2, None)
-    assert [folder.folder / picture for picture in row["pictures"]] == list(first.pictures)
+    assert folder.scores(pictures(3)[::-1], PROMPTS[:3], GROUPS[:3]) == scores[2::-1], "in another order"
 
 
 def test_after_a_stop_only_what_was_not_answered_is_asked_again(folder, ask, tmp_path):
@@ -120,13 +113,6 @@ def test_after_a_stop_only_what_was_not_answered_is_asked_again(folder, ask, tmp
     scores = again.end()
     assert scores[2] > scores[0] and scores[5] > scores[3]
     assert folder.scores(pictures(), PROMPTS, GROUPS) == scores, "and nothing is asked any more"
-
-
-def test_pictures_come_in_another_order_and_keep_their_scores(folder, ask):
-    waiting = ask(folder, pictures(3), PROMPTS[:3], GROUPS[:3])
-    desk.answer(waiting.questions(1)[0].id, BEST_IS_2)
-    scores = waiting.end()
-    assert folder.scores(pictures(3)[::-1], PROMPTS[:3], GROUPS[:3]) == scores[::-1]
 
 
 def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder, ask):
@@ -185,31 +171,17 @@ def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
 
 
 def test_a_vote_on_part_of_a_group_leaves_the_group_to_be_asked_about(folder, ask):
-    waiting = ask(folder, pictures(2), PROMPTS[:2], GROUPS[:2])
+    """Whose prompt may hold half a character."""
+    waiting = ask(folder, pictures(2), ["\ud800"] * 2, GROUPS[:2])
     desk.answer(waiting.questions(1)[0].id, {"kind": "pair", "winner": 1, "loser": 0})
     waiting.end()
-    waiting = ask(folder, pictures(3), PROMPTS[:3], GROUPS[:3])
+    assert votes.read(folder.file)[0].prompt == "\ud800"
+    waiting = ask(folder, pictures(3), ["\ud800"] * 3, GROUPS[:3])
     (question,) = waiting.questions(1)
     assert len(question.pictures) == 3
     desk.answer(question.id, BEST_IS_2)
     low, middle, high = waiting.end()
     assert low < middle < high, "by both votes"
-
-
-def test_a_prompt_with_half_a_character_is_asked_about(folder, ask):
-    waiting = ask(folder, pictures(2), ["\ud800"] * 2, [0, 0])
-    desk.answer(waiting.questions(1)[0].id, {"kind": "pair", "winner": 1, "loser": 0})
-    low, high = waiting.end()
-    assert low < high and votes.read(folder.file)[0].prompt == "\ud800"
-
-
-def test_contradictory_votes_leave_a_group_without_a_preference(folder):
-    names = [votes.picture_path(picture) for picture in pictures(2)]
-    for order in ([[0], [1]], [[1], [0]]):
-        votes.append(
-            folder.file, votes.Vote("p", tuple(names), votes.parse_answer({"kind": "order", "order": order}, 2))
-        )
-    assert folder.scores(pictures(2), ["p", "p"], [0, 0]) == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
 def test_a_damaged_file_is_named_before_anybody_is_asked(folder):
@@ -219,26 +191,16 @@ def test_a_damaged_file_is_named_before_anybody_is_asked(folder):
         folder.scores(pictures(2), ["p", "p"], [0, 0])
 
 
-def test_equal_samples_are_shown_once_and_share_their_score(folder, ask):
-    first, second = pictures(2)
-    waiting = ask(folder, [first, second, first], PROMPTS[:3], GROUPS[:3])
+def test_equal_samples_are_shown_once_and_what_cannot_be_shown_has_failed(folder, ask):
+    images = torch.linspace(0, 1, 4)[:, None, None, None].expand(4, 4, 5, 3).clone()
+    images[1, 0, 0, 0], images[3] = math.nan, images[0]
+    waiting = ask(folder, as_pictures(images), PROMPTS[:1] * 4, GROUPS[:1] * 4)
     (question,) = waiting.questions(1)
     assert len(question.pictures) == 2
     desk.answer(question.id, {"kind": "pair", "winner": 1, "loser": 0})
-    scores = waiting.end()
-    assert scores[0] == scores[2] == -scores[1] < 0
-    assert folder.scores([first] * 3, ["other"] * 3, GROUPS[:3]) == [None] * 3, "nothing to choose among"
-
-
-def test_what_cannot_be_shown_has_failed_and_is_not_asked_about(folder, ask):
-    images = torch.linspace(0, 1, 3)[:, None, None, None].expand(3, 4, 5, 3).clone()
-    images[1, 0, 0, 0] = math.nan
-    waiting = ask(folder, as_pictures(images), PROMPTS[:3], GROUPS[:3])
-    (question,) = waiting.questions(1)
-    assert len(question.pictures) == 2
-    desk.answer(question.id, {"kind": "pair", "winner": 0, "loser": 1})
-    first, none, last = waiting.end()
-    assert first == -last > 0 and math.isnan(none)
+    first, failed, last, equal = waiting.end()
+    assert first == equal == -last < 0 and math.isnan(failed)
+    assert folder.scores(pictures(1) * 3, ["other"] * 3, GROUPS[:3]) == [None] * 3, "nothing to choose among"
 
 
 def shapes(count, seed):
@@ -322,12 +284,6 @@ def test_videos_are_kept_as_mp4(folder, ask):
     assert b"ftyp" in question.pictures[0].read_bytes()[:16]
 
 
-def test_a_wrong_encoder_is_found_when_the_reward_is_built(tmp_path, monkeypatch):
-    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="no-such-encoder"):
-        reward_class("vote")(learn=True, encoder="no-such-encoder")
-
-
 def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
     monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
     monkeypatch.setattr(desk, "attended", False)
@@ -336,4 +292,6 @@ def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
         reward.score_groups(torch.rand(2, 4, 4, 3), ["p", "p"], [0, 0])
     with pytest.raises(ValueError, match="plain name"):
         reward_class("vote")(votes="../elsewhere")
+    with pytest.raises(FileNotFoundError, match="no-such-encoder"):  # when it is built
+        reward_class("vote")(learn=True, encoder="no-such-encoder")
     assert reward.groups_only and reward.for_other_pictures() is None

@@ -65,8 +65,13 @@ def test_it_is_sure_only_after_votes(learner):
     rows = groups(1, seed=2)[0]
     before = learner.opinion(rows)
     assert before.scores == [0] * 6 and not before.sure and before.certainty == pytest.approx(0.5)
-    after = taught(learner, 60).opinion(rows)
-    assert after.certainty > 0.75
+    with pytest.raises(ValueError, match="nothing is learned before the first vote"):
+        learner.head()
+    for _ in range(LEAST_VOTES - 1):
+        learner.add(100 * np.eye(2, WIDTH), [(0, 1)])
+    assert not learner.opinion(np.eye(2, WIDTH)).sure, "by few votes of nothing"
+    learner.forget()
+    assert taught(learner, 60).opinion(rows).certainty > 0.75
 
 
 def test_its_certainty_by_hand(learner):
@@ -89,17 +94,6 @@ def test_it_is_sure_of_pictures_far_apart_and_asks_about_the_others(learner):
     close[:, 3] = [-1, -0.5, 0.5, 1]
     assert learner.opinion(clear).sure and not learner.opinion(close).sure
     assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
-
-
-def test_it_is_sure_of_nothing_by_few_votes(learner):
-    for _ in range(LEAST_VOTES - 1):
-        learner.add(100 * np.eye(2, WIDTH), [(0, 1)])
-    assert not learner.opinion(np.eye(2, WIDTH)).sure
-
-
-def test_there_is_no_head_before_a_vote(learner):
-    with pytest.raises(ValueError, match="nothing is learned before the first vote"):
-        learner.head()
 
 
 def test_pictures_are_read_by_their_encoder(learner, images):
@@ -126,7 +120,7 @@ def test_pictures_of_a_group_are_one_apart_from_its_mean():
     assert (spread**2).sum(1).mean() == pytest.approx(1) and not scaled[0][:, -1].any()
 
 
-def test_a_saved_head_scores_the_same(learner, tmp_path):
+def test_a_saved_head_scores_the_same(learner, tmp_path, tiny):
     learned = taught(learner).head()
     learned.save(tmp_path / "taste.safetensors")
     loaded = Head.load(tmp_path / "taste.safetensors")
@@ -134,6 +128,8 @@ def test_a_saved_head_scores_the_same(learner, tmp_path):
     assert loaded.scores(rows) == pytest.approx(learned.scores(rows), abs=1e-4)
     assert (loaded.encoder, loaded.about) == ("shapes-clip", {"votes": 40, "pairs": 80})
     loaded.check(features.find("shapes-clip"))
+    with pytest.raises(RewardError, match=r"encoder 'shapes-clip' .*clip holds another one.*Fix: set encoder to"):
+        loaded.check(tiny / "clip")
 
 
 def test_a_head_of_an_earlier_version_scores_as_then(learner, tmp_path):
@@ -144,14 +140,6 @@ def test_a_head_of_an_earlier_version_scores_as_then(learner, tmp_path):
     about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y", "strength": "1.0"}
     save_file({**tensors, **more}, path, about)
     assert Head.load(path).scores(rows) == pytest.approx((rows - 1) / 2 @ np.arange(WIDTH))
-
-
-def test_another_encoder_is_refused_by_name(learner, tiny):
-    learned = taught(learner, 3).head()
-    with pytest.raises(
-        RewardError, match=r"fitted on the encoder 'shapes-clip' .*clip holds another one.*Fix: set encoder to"
-    ):
-        learned.check(tiny / "clip")
 
 
 def test_damaged_files_are_refused(learner, tmp_path):

@@ -82,37 +82,26 @@ def test_another_optimiser_agrees(width):
     assert deviation[3, 5] ** 2 == pytest.approx((rows[3] - rows[5]) @ expected @ (rows[3] - rows[5]), abs=1e-4)
 
 
-def test_separable_votes_stay_finite():
+def test_separable_votes_stay_finite_and_contradictory_ones_say_nothing():
     rows = np.random.default_rng(0).standard_normal((40, 50))
     pairs = [(number, number + 1) for number in range(0, 40, 2)]
     found = fit(rows, pairs, 1000.0)
     margins = [(rows[a] - rows[b]) @ found.mean for a, b in pairs]
     assert np.isfinite(found.mean).all() and min(margins) > 0 and np.abs(found.mean).max() < 100
-
-
-def test_contradictory_votes_say_nothing():
-    rows = np.random.default_rng(0).standard_normal((10, 4))
-    pairs = [pair for a in range(0, 10, 2) for pair in ((a, a + 1), (a + 1, a))]
-    assert fit(rows, pairs).mean == pytest.approx(np.zeros(4), abs=1e-9)
-
-
-def test_without_votes_only_the_prior_is_known():
-    rows = np.random.default_rng(0).standard_normal((3, 4))
-    found = fit(rows, [])
-    assert not found.mean.any() and found.of(rows)[1] ** 2 == pytest.approx(STRENGTH * (rows**2).sum(1))
-    mean, deviation = Utility.before(3).differences(np.eye(3))
-    assert not mean.any() and deviation[0, 1] == pytest.approx((2 * STRENGTH) ** 0.5) and deviation[1, 1] == 0
+    assert fit(rows, [*pairs, *(pair[::-1] for pair in pairs)]).mean == pytest.approx(np.zeros(50), abs=1e-9)
 
 
 def test_what_no_vote_spoke_of_is_as_uncertain_as_before():
     found = fit(np.array([[1.0, 0], [0, 0]]), [(0, 1)], 2.0)
     _, (as_before, less) = found.of(np.array([[0.0, 3.0], [1.0, 0]]))
     assert as_before**2 == pytest.approx(18) and less**2 < 2
-
-
-def test_pictures_that_are_alike_to_the_encoder_say_nothing():
-    found = fit(np.ones((2, 3)), [(0, 1)], 2.0)
-    assert not found.mean.any() and found.of(np.eye(3))[1] ** 2 == pytest.approx([2, 2, 2])
+    alike = fit(np.ones((2, 3)), [(0, 1)], 2.0)
+    assert not alike.mean.any() and alike.of(np.eye(3))[1] ** 2 == pytest.approx([2, 2, 2])
+    rows = np.random.default_rng(0).standard_normal((3, 4))
+    nothing = fit(rows, [])
+    assert not nothing.mean.any() and nothing.of(rows)[1] ** 2 == pytest.approx(STRENGTH * (rows**2).sum(1))
+    mean, deviation = Utility.before(3).differences(np.eye(3))
+    assert not mean.any() and deviation[0, 1] == pytest.approx((2 * STRENGTH) ** 0.5) and deviation[1, 1] == 0
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------
