@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, inputs
+from comfyui_otca.nodes.run import TrainingRun
 from comfyui_otca.trainer import advantages, sde, types
 from comfyui_otca.trainer.updates import losses
 
@@ -60,3 +61,11 @@ def test_what_a_check_says_is_said_of_the_input(error):
 
     assert inputs.complaint("path", check, "a") == "path: no"
     assert inputs.complaint("path", check, None) is None, "linked: known when the graph runs"
+
+
+def test_an_evaluation_prompt_that_is_no_object_is_named():
+    assert (
+        TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"prompt": "a sign", "text": "OPEN"}') is True
+    )
+    told = TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"text": "OPEN"}')
+    assert told.startswith("evaluation_prompts: ") and "Fix: " in told

@@ -19,22 +19,32 @@ from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipT, PickScore
 pytestmark = pytest.mark.anywhere
 
 
-def expected(folder, pictures, prompts):
-    """Cosines by CLIPModel's own joint forward, of pixels cropped by hand."""
+def reference(folder, tokenizer, pictures, prompts):
+    """CLIPModel's own joint forward, of pixels cropped by hand and texts padded to the longest only; and its scale."""
     from transformers import CLIPModel, CLIPTokenizerFast
 
     model = CLIPModel.from_pretrained(folder).eval()
     pixels = torch.stack([reference_rewards.centre_crop(picture, 32) for picture in pictures])
-    tokens = CLIPTokenizerFast.from_pretrained(folder)(prompts, padding=True, return_tensors="pt")
+    tokens = CLIPTokenizerFast.from_pretrained(tokenizer)(prompts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        out = model(pixel_values=pixels, **tokens)
-    return (out.logits_per_image / model.logit_scale.exp()).diagonal()
+        return model(pixel_values=pixels, **tokens), model.logit_scale.exp()
 
 
-def test_the_cosine_of_picture_and_prompt(tiny, images, pictures, prompts):
-    scores = ClipT(model=str(tiny / "clip")).score(images, prompts)
-    torch.testing.assert_close(scores.cpu(), expected(tiny / "clip", pictures, prompts), atol=1e-6, rtol=1e-5)
-    assert scores.std() > 1e-3
+def test_scores_are_those_of_clip_model(tiny, images, pictures, prompts):
+    out, scale = reference(tiny / "clip", tiny / "clip", pictures, prompts)
+    with torch.no_grad():
+        head = reference_rewards.head(torch.load(tiny / "aesthetic.pth"), out.image_embeds)  # normalised ones
+    logits = reference(tiny / "pickscore", tiny / "clip", pictures, prompts)[0].logits_per_image.diagonal()
+    cosines = (out.logits_per_image / scale).diagonal()
+    for judge, expected in (
+        (ClipT(model=str(tiny / "clip")), cosines),
+        (aesthetic(tiny), head),
+        (pickscore(tiny), logits),
+    ):
+        scores = judge.score(images, prompts)
+        torch.testing.assert_close(scores.cpu(), expected, atol=1e-5, rtol=1e-5)
+        assert scores.std() > 1e-4, judge.name
+    assert logits.abs().max() > 0.2, "a cosine times exp(2.66)"
 
 
 def test_the_embedded_judge_says_what_it_said():
@@ -110,25 +120,8 @@ def test_saved_canvases_find_its_inputs_where_they_were():
 # --- the aesthetic head -----------------------------------------------------------------------------------------------
 
 
-def head_of_features(tiny, pictures):
-    from transformers import CLIPModel
-
-    model = CLIPModel.from_pretrained(tiny / "clip").eval()
-    pixels = torch.stack([reference_rewards.centre_crop(picture, 32) for picture in pictures])
-    with torch.no_grad():
-        features = model.visual_projection(model.vision_model(pixels).pooler_output)
-        unit = features / features.square().sum(1, keepdim=True).sqrt()
-        return reference_rewards.head(torch.load(tiny / "aesthetic.pth"), unit)
-
-
 def aesthetic(tiny, model="clip"):
     return Aesthetic(path=str(tiny / "aesthetic.pth"), model=str(tiny / model))
-
-
-def test_the_head_on_normalised_features(tiny, images, pictures, prompts):
-    scores = aesthetic(tiny).score(images, prompts)
-    torch.testing.assert_close(scores, head_of_features(tiny, pictures), atol=1e-6, rtol=1e-5)
-    assert scores.std() > 1e-4
 
 
 @pytest.mark.host  # to the bit, which the place of memory decides
@@ -149,25 +142,8 @@ def test_the_published_name_is_found_in_a_model_folder(tiny, tmp_path, monkeypat
 # --- PickScore --------------------------------------------------------------------------------------------------------
 
 
-def logits(tiny, pictures, prompts):
-    """Logits by the whole model, with texts padded to the longest only."""
-    from transformers import CLIPModel, CLIPTokenizerFast
-
-    model = CLIPModel.from_pretrained(tiny / "pickscore").eval()
-    pixels = torch.stack([reference_rewards.centre_crop(picture, 32) for picture in pictures])
-    tokens = CLIPTokenizerFast.from_pretrained(tiny / "clip")(prompts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return model(pixel_values=pixels, **tokens).logits_per_image.diagonal()
-
-
 def pickscore(tiny, **settings):
     return PickScore(path=str(tiny / "pickscore"), processor=str(tiny / "clip"), **settings)
-
-
-def test_the_scaled_cosine(tiny, images, pictures, prompts):
-    scores = pickscore(tiny).score(images, prompts)
-    torch.testing.assert_close(scores.cpu(), logits(tiny, pictures, prompts), atol=1e-5, rtol=1e-5)
-    assert scores.abs().max() > 0.2, "a cosine times exp(2.66)"
 
 
 def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, tmp_path):

@@ -146,11 +146,12 @@ def test_what_is_asked(chatting):
         assert kind == "data:image/png;base64" and seen.size == (6, 4) and seen.getpixel((0, 0)) == (shade,) * 3
 
 
-def test_a_whole_address_is_taken_as_it_is(chatting):
+def test_a_whole_address_is_taken_as_it_is_and_extra_fields_are_sent(chatting):
     url, requests = chatting(recorded("vllm"))
     ask(f"{url}/chat/completions/")
-    ask(f"{url}/")
-    assert len(requests) == 6
+    ask(f"{url}/", extra='{"chat_template_kwargs": {"enable_thinking": false}, "top_logprobs": 5}')
+    assert len(requests) == 6 and requests[3][1]["top_logprobs"] == 5
+    assert requests[3][1]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_of_a_video_it_sees_some_frames_in_one_question(chatting):
@@ -165,34 +166,25 @@ def test_of_a_video_it_sees_some_frames_in_one_question(chatting):
     assert shades == [0, 4, 8] and words["text"].startswith("These are 3 frames of one video, in their order.\nDoes")
 
 
-def test_questions_under_way_at_once_are_limited(chatting):
+def test_questions_under_way_at_once_are_limited_and_answers_keep_their_order(chatting):
     now, most = [0], [0]
 
-    async def busy():
-        now[0] += 1
-        most[0] = max(most[0], now[0])
-        await asyncio.sleep(0.05)
-        now[0] -= 1
-        return recorded("vllm")
-
-    url, requests = chatting(lambda asked: busy())
-    ask(url, IMAGES[:1].repeat(8, 1, 1, 1), ["a"] * 8, concurrency=3)
-    assert len(requests) == 8 and most[0] == 3
-
-
-def test_answers_keep_their_order(chatting):
     def by_name(asked):
-        name = text_of(asked).split()[3].strip("?")
-        p = {"one": 0.1, "two": 0.2, "three": 0.3}[name]
+        p = int(text_of(asked).split()[3].strip("?")) / 10
 
         async def late():
+            now[0] += 1
+            most[0] = max(most[0], now[0])
             await asyncio.sleep(0.1 * (1 - p))  # the first ones answer last
+            now[0] -= 1
             return said("no", [{"no": 1 - p, "yes": p}])
 
         return late()
 
-    url, _ = chatting(by_name)
-    torch.testing.assert_close(ask(url), torch.tensor([0.1, 0.2, 0.3]))
+    url, requests = chatting(by_name)
+    scores = ask(url, IMAGES[:1].repeat(8, 1, 1, 1), list("12345678"), concurrency=3)
+    torch.testing.assert_close(scores, torch.arange(1, 9) / 10)
+    assert len(requests) == 8 and most[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -376,13 +368,6 @@ def test_settings_that_cannot_be(changes, told):
         judge.VLMJudge(**{"url": "http://127.0.0.1/v1", "model": "m", "question": "Is it?", **changes})
 
 
-def test_extra_fields_are_sent(chatting):
-    url, requests = chatting(recorded("vllm"))
-    ask(url, extra='{"chat_template_kwargs": {"enable_thinking": false}, "top_logprobs": 5}')
-    assert requests[0][1]["chat_template_kwargs"] == {"enable_thinking": False}
-    assert requests[0][1]["top_logprobs"] == 5
-
-
 def node_inputs(**changes):
     coefficients = {f"coefficient_{number}": float(number) for number in range(1, 5)}
     return {"url": "http://127.0.0.1:8000/v1", "model": "m", **coefficients, **changes}
@@ -405,10 +390,15 @@ def test_the_node_makes_a_reward_of_each_line(chatting):
         score(rewards[2:3], IMAGES, PROMPTS)
 
 
-def test_a_single_question_is_named_as_the_node():
+def test_a_single_question_is_named_as_the_node(chatting):
     reward, *_ = RewardVLMJudge().build(**node_inputs(questions="Is it {prompt}?", name="mine"))
     assert reward.name == "mine" and not reward.groups_only
     assert RewardVLMJudge.announced(questions="Is it?", name="mine")[0] == ("mine", False)
+    url, _ = chatting(recorded("vllm"))
+    settings = f"url={url},model=m,question=Is it red, or {{prompt}}?,concurrency=2,groups_only=true"
+    reward = parse_reward(f"vlm_judge:{settings}")  # as the command line has it
+    assert reward.question == "Is it red, or {prompt}?" and reward.groups_only
+    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == pytest.approx([0.75 / 0.95] * 3)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +407,7 @@ def test_a_single_question_is_named_as_the_node():
         ({"url": "ftp://h"}, "url: "),
         (
             {"url": "https://api.example.org/v1"},
-            "url: 'api.example.org:443' (pictures and prompts) is a host that nobody",
+            "url: 'api.example.org:443' (pictures and prompts) is a host that you have not",
         ),
         ({"questions": " \n"}, "questions: the question is empty"),
         ({"questions": "a?\n" * 5}, "questions: 5 questions are too many. Fix: at most 4 lines"),
@@ -433,12 +423,3 @@ def test_the_node_refuses(changes, told):
     given = {"url": "http://127.0.0.1:8000/v1", "questions": "Is it?", **changes}
     assert RewardVLMJudge.VALIDATE_INPUTS(**given).startswith(told)
     assert RewardVLMJudge.VALIDATE_INPUTS(**given | dict.fromkeys(changes)) is True, "linked"
-
-
-def test_the_command_line_knows_it(chatting):
-    url, _ = chatting(recorded("vllm"))
-    reward = parse_reward(
-        f"vlm_judge:url={url},model=m,question=Is it red, or {{prompt}}?,concurrency=2,groups_only=true"
-    )
-    assert reward.question == "Is it red, or {prompt}?" and reward.groups_only
-    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == pytest.approx([0.75 / 0.95] * 3)

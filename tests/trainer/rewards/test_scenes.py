@@ -23,6 +23,8 @@ from comfyui_otca.trainer.rewards.scenes import (
 )
 from comfyui_otca.trainer.rewards.shapes import PALETTE, SHAPES
 
+from .test_shapes import draw
+
 SIDE, FINE = 40, 8  # pixels a side, and how much finer a picture is drawn than kept
 
 LEFT, RIGHT, TOP, BOTTOM = (0.25, 0.5), (0.75, 0.5), (0.5, 0.25), (0.5, 0.75)
@@ -34,15 +36,7 @@ def paint(*objects: tuple[str, str, tuple[float, float]], half: float = 0.18) ->
     image = Image.new("RGB", (side, side), (230, 230, 230))
     pen, reach = ImageDraw.Draw(image), half * side
     for color, shape, (x, y) in objects:
-        x, y, ink = x * side, y * side, PALETTE[color]
-        if shape == "circle":
-            pen.ellipse([x - reach, y - reach, x + reach, y + reach], fill=ink)
-        elif shape == "square":
-            pen.rectangle([x - reach, y - reach, x + reach, y + reach], fill=ink)
-        elif shape == "triangle":
-            pen.polygon([(x, y - reach), (x + reach, y + reach), (x - reach, y + reach)], fill=ink)
-        else:
-            pen.rectangle([x - reach, y - reach / 5, x + reach, y + reach / 5], fill=ink)
+        draw(pen, shape, PALETTE[color], x * side, y * side, reach)
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / 255
 
 

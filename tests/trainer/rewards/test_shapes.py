@@ -23,36 +23,38 @@ from comfyui_otca.trainer.rewards.shapes import (
 SIDE, FINE = 40, 8  # pixels a side, and how much finer a picture is drawn than kept
 
 
+def draw(pen, shape, ink, x, y, reach):
+    """A figure in the box that reaches so far from its centre."""
+    thick, thin, box = reach / 3, round(reach * 0.2), [x - reach, y - reach, x + reach, y + reach]
+    corners = {
+        "square": [box],
+        "bar": [[x - reach, y - thick, x + reach, y + thick]],
+        "plus": [[x - reach, y - thick, x + reach, y + thick], [x - thick, y - reach, x + thick, y + reach]],
+        "specks": [
+            [left, top, left + 0.3 * reach, top + 0.3 * reach]
+            for left in (x - reach, x + 0.7 * reach)
+            for top in (y - reach, y + 0.7 * reach)
+        ],
+    }
+    for rectangle in corners.get(shape, ()):
+        pen.rectangle(rectangle, fill=ink)
+    for ellipse in {"circle": [box], "dots": [[*box[:2], x, y], [x, y, *box[2:]]]}.get(shape, ()):
+        pen.ellipse(ellipse, fill=ink)
+    if shape == "ring":
+        pen.ellipse(box, outline=ink, width=round(reach / 2))
+    if shape == "triangle":
+        pen.polygon([(x, y - reach), (x + reach, y + reach), (x - reach, y + reach)], fill=ink)
+    if shape in ("diagonal", "cross"):
+        pen.line(box, fill=ink, width=thin)
+    if shape == "cross":
+        pen.line([x + reach, y - reach, x - reach, y + reach], fill=ink, width=thin)
+
+
 def paint(shape: str | None, color: str | None, background: str, half=0.28, at=(0.5, 0.5), blur=0.0) -> np.ndarray:
     """A picture [SIDE, SIDE, 3] in [0, 1]; half size and place in parts of the picture, blur in pixels of it."""
     side = SIDE * FINE
     image = Image.new("RGB", (side, side), PALETTE[background])
-    pen, ink, (x, y), reach = ImageDraw.Draw(image), PALETTE.get(color), (at[0] * side, at[1] * side), half * side
-    if shape == "circle":
-        pen.ellipse([x - reach, y - reach, x + reach, y + reach], fill=ink)
-    elif shape == "square":
-        pen.rectangle([x - reach, y - reach, x + reach, y + reach], fill=ink)
-    elif shape == "triangle":
-        pen.polygon([(x, y - reach), (x + reach, y + reach), (x - reach, y + reach)], fill=ink)
-    elif shape == "bar":
-        pen.rectangle([x - reach, y - reach / 3, x + reach, y + reach / 3], fill=ink)
-    elif shape == "diagonal":
-        pen.line([x - reach, y - reach, x + reach, y + reach], fill=ink, width=side // 16)
-    elif shape == "cross":
-        pen.line([x - reach, y - reach, x + reach, y + reach], fill=ink, width=side // 16)
-        pen.line([x + reach, y - reach, x - reach, y + reach], fill=ink, width=side // 16)
-    elif shape == "plus":
-        pen.rectangle([x - reach, y - reach / 3, x + reach, y + reach / 3], fill=ink)
-        pen.rectangle([x - reach / 3, y - reach, x + reach / 3, y + reach], fill=ink)
-    elif shape == "ring":
-        pen.ellipse([x - reach, y - reach, x + reach, y + reach], outline=ink, width=round(reach / 2))
-    elif shape == "dots":
-        pen.ellipse([x - reach, y - reach, x, y], fill=ink)
-        pen.ellipse([x, y, x + reach, y + reach], fill=ink)
-    elif shape == "specks":
-        for left in (x - reach, x + 0.7 * reach):
-            for top in (y - reach, y + 0.7 * reach):
-                pen.rectangle([left, top, left + 0.3 * reach, top + 0.3 * reach], fill=ink)
+    draw(ImageDraw.Draw(image), shape, PALETTE.get(color), at[0] * side, at[1] * side, half * side)
     if blur:
         image = image.filter(ImageFilter.GaussianBlur(blur * FINE))
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / 255
