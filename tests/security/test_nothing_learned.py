@@ -21,23 +21,28 @@ GOOD = "images.mean((1, 2, 3))"
 
 
 @pytest.fixture
-def trained(small_graph, tmp_path, monkeypatch, capsys):
-    """trained(what the reward returns, *arguments): exit code, what was said, and the run's status; 5 iterations."""
+def judged(small_graph, tmp_path, monkeypatch):
+    """judged(class={input: value}): a graph, the file of its Python reward `mine`, and the inputs of its Reward Stack."""
     monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
-    content = small_graph(
-        {
-            "OTCA_SDESampler": {"group_size": 2, "steps": 2},
-            "OTCA_PromptDataset": {"prompts_per_iteration": 1},
-            "OTCA_TrainingRun": {"iterations": 5, "evaluation_seeds": 1, "evaluation_prompts": "a red circle"},
-        }
-    )
-    file, path, run = tmp_path / "mine.py", tmp_path / "graph.json", tmp_path / "run"
-    content["mine"] = {
-        "class_type": "OTCA_RewardPython",
-        "inputs": {"file": str(file), "function": "score", "coefficient": 1.0},
-    }
-    [stack] = [entry["inputs"] for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
+    few = {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
+
+    def make(**changes):
+        content, file = small_graph({**few, **changes}), tmp_path / "mine.py"
+        inputs = {"file": str(file), "function": "score", "coefficient": 1.0}
+        content["mine"] = {"class_type": "OTCA_RewardPython", "inputs": inputs}
+        [stack] = [entry["inputs"] for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
+        return content, file, stack
+
+    return make
+
+
+@pytest.fixture
+def trained(judged, tmp_path, capsys):
+    """trained(what the reward returns, *arguments): exit code, what was said, and the run's status; 5 iterations."""
+    few = {"iterations": 5, "evaluation_seeds": 1, "evaluation_prompts": "a red circle"}
+    content, file, stack = judged(OTCA_TrainingRun=few)
     stack["reward_8"] = ["mine", 0]
+    path, run = tmp_path / "graph.json", tmp_path / "run"
     path.write_text(json.dumps(content))
 
     def go(returns, *arguments):
@@ -66,18 +71,12 @@ def test_what_is_left_out_on_purpose_ends_nothing(trained):
     assert "mine" not in said
 
 
-def test_on_the_canvas_the_node_says_so_until_it_is_mended(small_graph, tmp_path, monkeypatch, comfyui):
-    monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
+def test_on_the_canvas_the_node_says_so_until_it_is_mended(judged, tmp_path, monkeypatch, comfyui):
     monkeypatch.setattr(results, "picture", lambda draw: None)
-    content = small_graph(
-        {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
-    )
-    file = tmp_path / "mine.py"
-    content["mine"] = {"class_type": "OTCA_RewardPython"} | {
-        "inputs": {"file": str(file), "function": "score", "coefficient": 1.0}
-    }
-    [stack] = [entry for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
-    stack["inputs"] = {"trajectories": stack["inputs"]["trajectories"], "reward_1": ["mine", 0]}
+    content, file, stack = judged()
+    trajectories = stack["trajectories"]
+    stack.clear()
+    stack.update(trajectories=trajectories, reward_1=["mine", 0])
     workflow = Workflow(content, NODE_CLASS_MAPPINGS)
 
     def queue(iteration):

@@ -26,6 +26,7 @@ FOREIGN = {
     "transformer/config.json": b"mine",
     "stop": b"mine",
     "stop/of/the/bus": b"mine",
+    "style.safetensors": b"mine",  # the name that Save LoRA gives
 }
 
 
@@ -45,23 +46,13 @@ def test_a_new_run_refuses_what_it_would_write_over(small_graph, tmp_path, name,
     """Seen before: workflow.json and lora.safetensors exchanged, checkpoints/1000 deleted, exit code 0."""
     folder = fill(tmp_path / "documents", {name: FOREIGN[name]})
     given = tmp_path / "given.json"
-    given.write_text(json.dumps(small_graph()))
+    given.write_text(json.dumps(small_graph({"OTCA_SaveLoRA": {"filename": "style"}})))
     for path in [*folder.rglob("*"), folder]:
         os.utime(path, (1.0e9, 1.0e9))
     assert main(["train", str(given), "--output", str(folder)]) == 2
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("otca: ")]
     assert f"{folder} holds {name.split('/')[0]}" in told and "Fix: " in told
     assert content(folder) == {name: FOREIGN[name]}, "not even a claim is left there"
-
-
-def test_the_name_that_save_lora_gives_is_looked_at_too(small_graph, tmp_path, capsys):
-    """Seen before: at the end of the training a foreign file of that name was replaced."""
-    folder = fill(tmp_path / "loras", {"style.safetensors": b"mine"})
-    given = tmp_path / "given.json"
-    given.write_text(json.dumps(small_graph({"OTCA_SaveLoRA": {"filename": "style"}})))
-    assert main(["train", str(given), "--output", str(folder)]) == 2
-    assert "holds style.safetensors already" in capsys.readouterr().err
-    assert content(folder) == {"style.safetensors": b"mine"}
 
 
 def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path):
