@@ -47,18 +47,6 @@ class Start:
     run: Path | None = None
     file: Path | None = None
 
-    def put_into(self, model: FlowModel) -> int:
-        """Returns the iteration of the run's checkpoint, else 0. Raises RunError where the run has none."""
-        if self.file is not None:
-            lora.load(model, self.file)
-        if self.run is None:
-            return 0
-        if not (iteration := checkpoint.restore(model, self.run / CHECKPOINTS)):
-            raise RunError(
-                f"resume_run = {self.run.name!r}: {self.run} has no checkpoint. Fix: choose a run that has one, or leave it empty"
-            )
-        return iteration
-
     def __str__(self) -> str:
         """By which a person knows it; empty for a fresh adapter."""
         if self.file is not None:
@@ -89,8 +77,15 @@ def _is_at_start(model: FlowModel) -> bool:
 
 
 def start(model: FlowModel, where: Start) -> int:
-    """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at."""
-    iteration = where.put_into(model)
+    """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at: 0 unless it is
+    that of a run's checkpoint. Raises RunError if the run has no checkpoint."""
+    if where.file is not None:
+        lora.load(model, where.file)
+    iteration = 0
+    if where.run is not None and not (iteration := checkpoint.restore(model, where.run / CHECKPOINTS)):
+        raise RunError(
+            f"resume_run = {where.run.name!r}: {where.run} has no checkpoint. Fix: choose a run that has one, or leave it empty"
+        )
     _begun[model] = _Begun(where, iteration, model.policy.version)
     return iteration
 

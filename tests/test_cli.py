@@ -102,123 +102,70 @@ def test_a_run_is_a_workflow_too(otca, finished_run):
     assert otca("validate", finished_run)[0] == 0
 
 
-def unknown_class(graph):
-    graph[id_of(graph, "OTCA_TCDWeights")]["class_type"] = "OTCA_TCDWeight"
-    return "TCDWeights", None, "OTCA_TCDWeight", "did you mean OTCA_TCDWeights?"
+def dataset(graph):
+    return [id_of(graph, "OTCA_PromptDataset"), 0]
 
 
-def missing_link(graph):
-    del inputs_of(graph, "OTCA_GRPOStep")["advantages"]
-    return "GRPOStep", "advantages", "missing", "connect a OTCA_ADVANTAGES"
+def without_rewards(graph):
+    return {name: None for name in inputs_of(graph, "OTCA_RewardStack") if name.startswith("reward_")}
 
 
-def dangling_link(graph):
-    inputs_of(graph, "OTCA_GRPOStep")["advantages"] = ["99", 0]
-    return "GRPOStep", "advantages", "99", "connect a OTCA_ADVANTAGES"
+# {what is wrong: node, its inputs (None: removed; or a function of the graph), the input that is named, what is said, the fix}
+BAD = {
+    "missing link": ("GRPOStep", {"advantages": None}, "advantages", "missing", "connect a OTCA_ADVANTAGES"),
+    "dangling link": ("GRPOStep", {"advantages": ["99", 0]}, "advantages", "99", "connect a OTCA_ADVANTAGES"),
+    "mistyped link": ("SDESampler", {"model": dataset}, "model", "OTCA_PROMPTS", "connect a OTCA_MODEL"),
+    "mistyped reward": ("RewardStack", {"reward_2": dataset}, "reward_2", "OTCA_PROMPTS", "OTCA_REWARD"),
+    "absent output": ("SDESampler", {"model": ["1", 3]}, "model", "no output 3", "connect a OTCA_MODEL"),
+    "too large": ("TCDWeights", {"w_min": 1.5}, "w_min", "1.5", "to 1.0"),
+    "no number": ("SDESampler", {"steps": "many"}, "steps", "'many'", "give INT"),
+    "no choice": ("SDESampler", {"kind": "dance"}, "kind", "'dance'", "dance_sde"),
+    "group of one": ("SDESampler", {"group_size": 1}, "group_size", "= 1", "from 2"),
+    "missing file": ("PromptDataset", {"file": "nowhere.txt"}, "file", "nowhere.txt", ".txt or .jsonl"),
+    "missing model": ("LoadFlowModel", {"model": "nothing-flux"}, "model", "nothing-flux", "path"),
+    "missing path": ("LoadFlowModel", {"path": "/no/such/model"}, "path", "/no/such/model", "folder"),
+    "missing reward model": ("RewardClipT", {"model": "nothing-clip"}, "model", "nothing-clip", "shapes-clip"),
+    "no rewards": ("RewardStack", without_rewards, None, "no reward is connected", "connect a Reward node"),
+    "no prompts": ("PromptDataset", {"file": "", "prompts": "# none\n"}, None, "no prompt", "one prompt a line"),
+}
 
 
-def mistyped_link(graph):
-    inputs_of(graph, "OTCA_SDESampler")["model"] = [id_of(graph, "OTCA_PromptDataset"), 0]
-    return "SDESampler", "model", "OTCA_PROMPTS", "connect a OTCA_MODEL"
+def damage(graph, name):
+    node, changes, *_ = BAD[name]
+    inputs = inputs_of(graph, f"OTCA_{node}")
+    for key, value in (changes(graph) if callable(changes) else changes).items():
+        inputs[key] = value(graph) if callable(value) else value
+        if value is None:
+            del inputs[key]
+    return graph
 
 
-def mistyped_reward(graph):
-    inputs_of(graph, "OTCA_RewardStack")["reward_2"] = [id_of(graph, "OTCA_PromptDataset"), 0]
-    return "RewardStack", "reward_2", "OTCA_PROMPTS", "OTCA_REWARD"
+def complaint(errors, node_id, graph):
+    """What is said of that node, and the fix."""
+    [line] = [
+        ln for ln in errors.splitlines() if ln.startswith(f'error: node {node_id} "{graph[node_id]["_meta"]["title"]}"')
+    ]
+    return line.partition("Fix: ")
 
 
-def absent_output(graph):
-    inputs_of(graph, "OTCA_SDESampler")["model"] = [id_of(graph, "OTCA_LoadFlowModel"), 3]
-    return "SDESampler", "model", "no output 3", "connect a OTCA_MODEL"
-
-
-def too_large(graph):
-    inputs_of(graph, "OTCA_TCDWeights")["w_min"] = 1.5
-    return "TCDWeights", "w_min", "1.5", "to 1.0"
-
-
-def no_number(graph):
-    inputs_of(graph, "OTCA_SDESampler")["steps"] = "many"
-    return "SDESampler", "steps", "'many'", "give INT"
-
-
-def no_choice(graph):
-    inputs_of(graph, "OTCA_SDESampler")["kind"] = "dance"
-    return "SDESampler", "kind", "'dance'", "dance_sde"
-
-
-def group_of_one(graph):
-    inputs_of(graph, "OTCA_SDESampler")["group_size"] = 1
-    return "SDESampler", "group_size", "= 1", "from 2"
-
-
-def missing_file(graph):
-    inputs_of(graph, "OTCA_PromptDataset")["file"] = "nowhere.txt"
-    return "PromptDataset", "file", "nowhere.txt", ".txt or .jsonl"
-
-
-def missing_model(graph):
-    inputs_of(graph, "OTCA_LoadFlowModel")["model"] = "nothing-flux"
-    return "LoadFlowModel", "model", "nothing-flux", "path"
-
-
-def missing_path(graph):
-    inputs_of(graph, "OTCA_LoadFlowModel")["path"] = "/no/such/model"
-    return "LoadFlowModel", "path", "/no/such/model", "folder"
-
-
-def missing_reward_model(graph):
-    inputs_of(graph, "OTCA_RewardClipT")["model"] = "nothing-clip"
-    return "RewardClipT", "model", "nothing-clip", "shapes-clip"
-
-
-def no_rewards(graph):
-    inputs = inputs_of(graph, "OTCA_RewardStack")
-    for name in [name for name in inputs if name.startswith("reward_")]:
-        del inputs[name]
-    return "RewardStack", None, "no reward is connected", "connect a Reward node"
-
-
-def no_prompts(graph):
-    inputs_of(graph, "OTCA_PromptDataset").update(file="", prompts="# none\n")
-    return "PromptDataset", None, "no prompt", "one prompt a line"
-
-
-BAD = [
-    unknown_class,
-    missing_link,
-    dangling_link,
-    mistyped_link,
-    mistyped_reward,
-    absent_output,
-    too_large,
-    no_number,
-    no_choice,
-    group_of_one,
-    missing_file,
-    missing_model,
-    missing_path,
-    missing_reward_model,
-    no_rewards,
-    no_prompts,
-]
-
-
-@pytest.mark.parametrize("damage", BAD)
-def test_bad_input_is_named(otca, written, small_graph, damage):
-    graph = small_graph()
-    class_name, input_name, value, fix = damage(graph)
-    fresh = small_graph()
-    node_id = id_of(fresh, f"OTCA_{class_name}")
-    title = fresh[node_id]["_meta"]["title"]
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(otca, written, small_graph, name):
+    node, _, input_name, value, fix = BAD[name]
+    graph = damage(small_graph(), name)
     code, printed, errors = otca("validate", written(graph))
     assert code == 2 and printed == ""
-    lines = [line for line in errors.splitlines() if line.startswith(f'error: node {node_id} "{title}"')]
-    assert len(lines) == 1, errors
-    if input_name:
-        assert f", input {input_name}" in lines[0] or f" {input_name} receives " in lines[0]
-    told, _, advice = lines[0].partition("Fix: ")
-    assert value in told and fix in advice, lines[0]
+    told, _, advice = complaint(errors, id_of(graph, f"OTCA_{node}"), graph)
+    assert not input_name or f", input {input_name}" in told or f" {input_name} receives " in told
+    assert value in told and fix in advice, errors
+
+
+def test_an_unknown_class_is_named(otca, written, small_graph):
+    graph = small_graph()
+    node_id = id_of(graph, "OTCA_TCDWeights")
+    graph[node_id]["class_type"] = "OTCA_TCDWeight"
+    code, printed, errors = otca("validate", written(graph))
+    told, _, advice = complaint(errors, node_id, graph)
+    assert code == 2 and printed == "" and "OTCA_TCDWeight" in told and "did you mean OTCA_TCDWeights?" in advice
 
 
 def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp_path):
@@ -242,8 +189,8 @@ def test_a_cycle(otca, written, small_graph):
 
 def test_all_problems_at_once(otca, written, small_graph):
     graph = small_graph()
-    for damage in (group_of_one, no_choice, too_large, missing_file, no_rewards):
-        damage(graph)
+    for name in ("group of one", "no choice", "too large", "missing file", "no rewards"):
+        damage(graph, name)
     code, _, errors = otca("validate", written(graph))
     assert code == 2 and errors.count("error: ") == 5 and errors.count("Fix: ") == 5
 
@@ -269,8 +216,7 @@ def test_a_missing_workflow(otca, tmp_path):
 
 
 def test_train_refuses_what_validate_refuses(otca, written, small_graph, tmp_path):
-    graph = small_graph()
-    group_of_one(graph)
+    graph = damage(small_graph(), "group of one")
     code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
     assert code == 2 and "input group_size = 1" in errors and not (tmp_path / "run").exists()
 
