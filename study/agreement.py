@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ..trainer.credit.learned import moments
-from .statistics import RESAMPLES, TAILS
-from .tables import number, table
+from .statistics import RESAMPLES, TAILS, number, table
 
 TOP = (3, 5)
 

@@ -31,8 +31,7 @@ from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
-from .statistics import Interval, bootstrap_of_groups
-from .tables import number, table
+from .statistics import Interval, bootstrap_of_groups, number, table
 
 if TYPE_CHECKING:
     from ..trainer.families.base import FlowModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..trainer.run.budget import BACKWARD, UNITS
 from .comparison import VERDICT_SEEDS
-from .tables import bracketed, number, plus_minus, table
+from .statistics import bracketed, number, plus_minus, table
 
 if TYPE_CHECKING:
     from .comparison import Row
@@ -150,15 +150,11 @@ def _scores(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> list[str]
             (f"minus {facts.baseline}", difference),
             *([] if facts.screening else [("p (Holm)", p)]),
             ("area", lambda row: plus_minus(row.area, "+.2f")),
-            (f"minus {facts.baseline}", lambda row: _difference(row.area_difference, "+.2f")),
+            (f"minus {facts.baseline}", lambda row: bracketed(row.area_difference, "+.2f")),
             ("std over seeds", lambda row: number(row.deviation, ".2f")),
             ("largest drop", lambda row: number(row.drop, ".2f")),
         ],
     )
-
-
-def _difference(interval: Interval | None, form: str) -> str:
-    return "" if interval is None else bracketed(interval, form)
 
 
 def _times(rows: Sequence[Row], facts: Facts) -> list[str]:
@@ -204,7 +200,7 @@ def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
     for name in held_out:
         columns += [
             (f"{name} (held out)", lambda row, n=name: plus_minus(row.held_out[n], ".3f")),
-            (f"minus {facts.baseline}", lambda row, n=name: _difference(row.held_out_difference.get(n), "+.3f")),
+            (f"minus {facts.baseline}", lambda row, n=name: bracketed(row.held_out_difference.get(n), "+.3f")),
         ]
     columns.append(("diversity", lambda row: plus_minus(row.diversity, ".3f")))
     untrained = ["before training", *("0" for _ in trained), "", ""]

@@ -33,8 +33,7 @@ from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, metadata_of
 from . import plots
 from .scoring import METADATA, check_names
-from .statistics import Interval, bootstrap_of_groups
-from .tables import as_csv, bracketed, table
+from .statistics import Interval, as_csv, bootstrap_of_groups, bracketed, table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,7 @@ from ..trainer.prompts import read_prompts
 from ..trainer.rewards import REWARDS, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from ..trainer.types import Prompt
-from . import tables
-from .statistics import bootstrap
+from . import statistics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,13 +187,13 @@ def table(names: Sequence[str], scores: Tensor) -> str:
     """Markdown: a row a reward."""
     body = []
     for name, column in zip(names, scores.T.tolist(), strict=True):
-        own = bootstrap(column)
+        own = statistics.bootstrap(column)
         bounds = f"{own.low:.4g} … {own.high:.4g}" if own.low == own.low else "–"
-        body.append([name, tables.number(own.mean, ".4g", "–"), bounds, f"{own.count} of {len(column)}"])
-    return "\n".join(tables.table(["reward", "mean", "95 % interval", "scored"], body))
+        body.append([name, statistics.number(own.mean, ".4g", "–"), bounds, f"{own.count} of {len(column)}"])
+    return "\n".join(statistics.table(["reward", "mean", "95 % interval", "scored"], body))
 
 
 def write_csv(path: Path, files: Sequence[Path], prompts: Sequence[str], names: Sequence[str], scores: Tensor) -> None:
     """A line a file; empty if it could not be scored."""
     rows = [[file, prompt, *row] for file, prompt, row in zip(files, prompts, scores.tolist(), strict=True)]
-    path.write_text(tables.as_csv(["file", "prompt", *names], rows), encoding="utf-8")
+    path.write_text(statistics.as_csv(["file", "prompt", *names], rows), encoding="utf-8")

@@ -1,9 +1,13 @@
-"""Intervals of means (the bootstrap over many pictures, Student's t over few seeds), paired tests, and figures of curves."""
+"""Intervals of means (the bootstrap over many pictures, Student's t over few seeds), paired tests, figures of curves, and the
+tables in which all studies write them.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,3 +128,42 @@ def non_dominated(points: Sequence[Sequence[float]]) -> list[bool]:
         return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in known)
 
     return [tuple(point) in known and not beaten(tuple(point)) for point in points]
+
+
+# --- tables in Markdown and CSV: NaN stands for what is missing, and is never printed ----------------------------------
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    line = "| {} |".format
+    return [line(" | ".join(head)), f"|{'---|' * len(head)}", *(line(" | ".join(row)) for row in body)]
+
+
+def as_csv(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
+    """The same in full precision; empty for None and NaN."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([["" if value is None or value != value else value for value in row] for row in body])
+    return text.getvalue()
+
+
+def number(value: float, form: str, missing: str = "") -> str:
+    return missing if math.isnan(value) else f"{value:{form}}"
+
+
+def plus_minus(interval: Interval, form: str) -> str:
+    """`mean ± half of the interval`, as far as there are such."""
+    if math.isnan(interval.mean) or math.isnan(interval.low):
+        return number(interval.mean, form)
+    return f"{interval.mean:{form}} ± {interval.mean - interval.low:{form.replace('+', '')}}"
+
+
+def bracketed(interval: Interval | None, form: str, missing: str = "") -> str:
+    """`mean (low … high)`; a difference, which is written with its sign, is bold if its interval does not hold 0."""
+    if interval is None:
+        return ""
+    if math.isnan(interval.low):
+        return number(interval.mean, form, missing)
+    text = f"{interval.mean:{form}} ({interval.low:{form}} … {interval.high:{form}})"
+    return text if "+" not in form or interval.low <= 0 <= interval.high else f"**{text}**"

@@ -18,8 +18,7 @@ from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
 from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
 from .scoring import batches
-from .statistics import bootstrap
-from .tables import table
+from .statistics import bootstrap, table
 
 FOLDS = 5
 OTHERS = 16  # of the other side, that each liked or disliked picture is compared with

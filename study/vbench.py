@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .tables import as_csv, table
+from .statistics import as_csv, table
 
 # The lowest and highest score of each dimension, by which it is normalised, and its weight.
 QUALITY = {
