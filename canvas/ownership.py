@@ -48,7 +48,7 @@ class Start:
     file: Path | None = None
 
     def __str__(self) -> str:
-        """By which a person knows it; empty for a fresh adapter."""
+        """The name that a person knows it by; empty for a fresh adapter."""
         if self.file is not None:
             return self.file.name if self.file.name != ADAPTER else f"{self.file.parent.name}/{ADAPTER}"
         return self.run.name if self.run is not None else ""
@@ -77,8 +77,10 @@ def _is_at_start(model: FlowModel) -> bool:
 
 
 def start(model: FlowModel, where: Start) -> int:
-    """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at: 0 unless it is
-    that of a run's checkpoint. Raises RunError if the run has no checkpoint."""
+    """Puts into a model that was just loaded, or made fresh, what it begins with.
+
+    Returns the iteration that it then stands at: 0 unless it is that of a run's checkpoint. Raises RunError if the run has none.
+    """
     if where.file is not None:
         lora.load(model, where.file)
     iteration = 0
@@ -97,7 +99,7 @@ def start_over(model: FlowModel) -> int:
 
 
 def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
-    """Has the model belong to the run that records what it samples now. Called before sampling, on the canvas.
+    """Gives the model to the run that records what it samples now. Called before sampling, on the canvas.
 
     In a graph without Training Run the model stays as it is: nothing is recorded there.
 
@@ -109,7 +111,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
         What the loading node shows: "new run NAME", "NAME, iteration 4", with where it began.
 
     Raises:
-        RunError: several runs would record these samples, a name is linked or no plain one, or the run cannot be used.
+        RunError: several runs would record these samples, a name is linked or is not a plain one, or the run cannot be used.
     """
     node = _run_node(graph, sampler)
     if node is None:
@@ -131,10 +133,11 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
 
 
 def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
-    """The run that the model belongs to; None where no Training Run is below that node, so that nothing is recorded.
+    """The run that the model belongs to; None if no Training Run is below that node, so that nothing is recorded.
 
     Raises:
-        RunError: the graph records another run than the one that sampled, as where it was rewired while samples are held.
+        RunError: the graph records another run than the one that sampled, for example because it was rewired while samples are
+            held.
     """
     node = node_id if graph[node_id]["class_type"] == lineage.RUN_NODE else _run_node(graph, node_id)
     if node is None:
@@ -152,16 +155,16 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
 
 
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
-    """Looks, before an update, whether it is for the run that sampled. One that is not recorded can be undone afterwards."""
+    """Checks, before an update, that it is for the run that sampled. An update that is not recorded can be undone afterwards."""
     run = run_of(model)
     if here() and check(model, graph, node_id) is None and run is not None and run.stands_at(model):
         run.save_once(model)
 
 
 def sampling_key(graph: Mapping | None) -> str | None:
-    """Changes when what is sampled under a graph's run names would come from another adapter, though no input changed.
+    """A text that changes when another adapter would sample under the graph's run names, although no input changed.
 
-    A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key stays.
+    A graph without Training Run takes the adapter as it is, and so the samples as they are: the last key stays.
     """
     if not here():
         return None
@@ -269,7 +272,7 @@ def _free_folder(asked: Asked) -> Path:
 
 
 def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
-    """An update whose iteration was never recorded, as by a graph without Training Run, is no part of the run."""
+    """Takes back an update whose iteration was never recorded, such as that of a graph without Training Run."""
     if run.stands_at(model):
         return
     saved, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name

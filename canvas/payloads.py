@@ -17,7 +17,7 @@ THUMBNAIL_SIZE, THUMBNAIL_COLUMNS = 64, 8
 def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
     """The heatmap's rows and columns: weight and ΔS [B][T'] of every sample and trained step.
 
-    Of a credit by objective also `objectives` [K] and the weights of each, `by_objective` [K][B][T'].
+    A credit by objective also has `objectives` [K] and the weights of each, `by_objective` [K][B][T'].
     """
     shown = {
         "node": credit.node,
@@ -38,7 +38,7 @@ def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
 
 
 def _parts(advantages: Advantages) -> Tensor:
-    """What each objective adds to a sample's advantage, [B, K]: A_k, with its coefficient, where the fusion does not say it."""
+    """What each objective adds to a sample's advantage, [B, K]: A_k, with its coefficient, if the fusion does not say it."""
     return advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
 
 
@@ -47,7 +47,7 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
     An objective's share is the mean size of what it adds to z, of all objectives' together.
 
-    Of a credit by objective also each objective's part in Ã, `by_objective` [K][B][T'].
+    A credit by objective also has each objective's part in Ã, `by_objective` [K][B][T'].
     """
     valid, share = advantages.valid, _parts(advantages).abs()
     mean = share[valid].mean(0) if valid.any() else share.mean(0)
@@ -79,7 +79,7 @@ def scores(
     """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
 
     Args:
-        standings: [B, K + H], where they are not those within the groups.
+        standings: [B, K + H]; None: those within the groups.
         places: of a ranking.
     """
     from ..trainer.advantages import correlation, standing
@@ -136,7 +136,7 @@ def numbers(values):
 
 
 def _masked(values: Tensor, valid: Tensor) -> Tensor:
-    """NaN for the samples that take no part: their zeros are no result."""
+    """The values with NaN for samples that take no part: their zeros are not results."""
     import torch
 
     return torch.where(valid.reshape(-1, *[1] * (values.dim() - 1)), values, torch.nan)

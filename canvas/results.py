@@ -58,7 +58,7 @@ class Look:
         return self._kept if trajectories is None else trajectories.predictions
 
     def gone(self) -> str:
-        """Why there are no predictions."""
+        """Why the predictions are missing."""
         if self.bytes <= MOST_KEPT_BYTES:
             return "another workflow has run since, and pictures are kept of one only. Fix: run the graph again"
         return (
@@ -124,7 +124,7 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
 
 def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]:
     """{node: {kind: data}} of what the nodes of a graph last showed, as far as this very graph made it: with the same wiring
-    and values. Results of a graph that a script queued have no workflow's id, and are anybody's whose graph is the same."""
+    and values. Results of a graph that a script queued have no workflow's id, and are shown in every graph that is the same."""
     results = {}
     for node in prompt:
         kinds = last_results(node, workflow)
@@ -135,12 +135,12 @@ def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dic
 
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
-    """What that node last showed, by kind; also where it was queued by a script, whose graph has no workflow id."""
+    """What that node last showed, by kind; also what a script queued, whose graph has no workflow id."""
     return _results.get((workflow, node)) or _results.get((None, node), {})
 
 
 def _keep_recent(workflow: str | None) -> None:
-    """Forgets the workflow that ran longest ago, where there are too many: a result holds pictures."""
+    """Forgets the workflow that ran longest ago if there are too many: a result holds pictures."""
     _recent.pop(workflow, None)
     _recent[workflow] = None
     if len(_recent) > MOST_WORKFLOWS:
@@ -152,15 +152,14 @@ def _keep_recent(workflow: str | None) -> None:
 
 
 def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None) -> None:
-    """Has the node that loads the model say which run its adapter belongs to, and, where it is given, what memory its training
-    needs."""
+    """Shows on the node that loads the model which run its adapter belongs to and, if given, what memory its training needs."""
     loader = lineage.loader_above(prompt, node)
     if loader is not None:
         _show(loader, "owner", {"node": loader, "text": text, "memory": memory}, prompt)
 
 
 def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: SamplerSettings) -> None:
-    """On the canvas, before a node samples: has the model belong to the run that records what it is trained on, and says so."""
+    """On the canvas, before a node samples: gives the model to the run that records what it is trained on, and says so."""
     from ..trainer.run.opening import run_of
     from . import ownership
 
@@ -254,7 +253,7 @@ def make_room_for_others() -> None:
 
 
 def picture(draw: Callable):
-    """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nobody looks there, so nothing is drawn."""
+    """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nothing is drawn."""
     if not here():
         return None
     from ..trainer.pictures import grids

@@ -225,7 +225,7 @@ def node_classes(
 ) -> tuple[Mapping[str, type], Mapping[str, str]]:
     """Node classes and their display names for a graph in API form: ours, and with COMFYUI also its own.
 
-    ComfyUI is imported, which takes seconds, where the graph needs it or --comfyui was typed.
+    ComfyUI is imported, which takes seconds, only if the graph needs it or --comfyui was typed.
     """
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..trainer.workflow.foreign import needs_comfyui
@@ -256,9 +256,9 @@ def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping
 
 def set_seeds(workflow, seed: int | None) -> None:
     if seed is not None:
-        for node, content in workflow.graph.items():  # a copy, since `set` changes it
-            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
-                workflow.set(f"{node}.seed", seed)
+        for id_, node in workflow.nodes.items():  # as they are now: `set` puts other nodes in their place
+            if "seed" in node.inputs:
+                workflow.set(f"{id_}.seed", seed)
 
 
 def comfyui_folder(arguments: argparse.Namespace) -> Path | None:
@@ -346,7 +346,7 @@ def quiet_libraries() -> None:
 
 
 def stoppable(work: Callable[[], int], left: str) -> int:
-    """Does the work; where a signal ends it, says what is left and returns the exit code of that signal."""
+    """Does the work; if a signal ends it, says what is left and returns the exit code of that signal."""
     from ..host import stopping
 
     with stopping.stop_signals():

@@ -94,7 +94,7 @@ def _number(gamma: str, text: str) -> float:
 
 
 def parse_lines(text: str) -> list[Guide]:
-    """One guide a line. Raises ValueError as `parse`, or where there is none."""
+    """One guide a line. Raises ValueError as `parse`, or if no line names a guide."""
     lines = [line.strip() for line in text.splitlines()]
     guides = [parse(line) for line in lines if line and not line.startswith("#")]
     if not guides:
@@ -152,7 +152,7 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
         last, _ = guide.gammas[-1]
         if last >= steps:
             raise ValueError(
-                f"guide {guide.source}: there is no step {last}, they are 0 … {steps - 1}. Fix: name an earlier one"
+                f"guide {guide.source}: step {last} does not exist, they are 0 … {steps - 1}. Fix: name an earlier one"
             )
     adapters = [find(guide.source) for guide in guides]
     for adapter in adapters:
@@ -208,7 +208,7 @@ def find(source: str) -> Path:
         raise FileNotFoundError(f"guide {run} has no {ADAPTER} yet. Fix: train until the first checkpoint")
     raise FileNotFoundError(
         f"guide {source!r} was not found, looked for as {', '.join(map(str, candidates))}. Fix: give a run's folder or a LoRA's "
-        ".safetensors file, where there are two without _high_noise and _low_noise"
+        ".safetensors file; if it is a pair, without _high_noise and _low_noise"
     )
 
 
@@ -219,7 +219,7 @@ def file_states(guides: Sequence[Guide]) -> list[str]:
 
 
 def files_of(adapter: Path) -> list[Path]:
-    """Those of an adapter that are there, which of two networks are two."""
+    """The files of an adapter that are there; an adapter of two networks has two."""
     names = [adapter.stem, *(f"{adapter.stem}_{expert}_noise" for expert in ("high", "low"))]
     return [file for name in names if (file := adapter.with_name(f"{name}{adapter.suffix}")).is_file()]
 

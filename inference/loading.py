@@ -174,7 +174,7 @@ def pair_to_folder(
 ) -> None:
     """Writes before.png, after.png and about.json ({prompt, seed, iteration}) into a new folder, all of them or none.
 
-    Both pictures begin with the same noise, and are sampled as the run's evaluations are. Of a video it is the middle frame.
+    Both pictures begin with the same noise, and are sampled as the run's evaluations are. A video gives its middle frame.
 
     Args:
         run: a run's folder.
@@ -182,7 +182,7 @@ def pair_to_folder(
 
     Raises:
         FileNotFoundError: no run, or nothing saved in it yet.
-        NotOurs: `folder` is there, and is none of ours.
+        NotOurs: `folder` is there, and we did not make it.
     """
     model, settings = load_run(run, node_classes)
     trained = _trained_until(model, run)

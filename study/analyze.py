@@ -225,8 +225,7 @@ def _behaviour(advantages: Advantages) -> dict[str, float]:
 
 
 def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:
-    nodes = [node for node, entry in workflow.graph.items() if entry["class_type"] in workflow.node_classes]
-    return [node for node in nodes if workflow.node_class(node).RETURN_TYPES[:1] == (kind,)]
+    return [id_ for id_, node in workflow.nodes.items() if node.cls.RETURN_TYPES[:1] == (kind,)]
 
 
 def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:

@@ -19,8 +19,7 @@ from ..trainer.types import (
     STEP_NODES,
 )
 from ..trainer.workflow import lineage
-from ..trainer.workflow.graph import is_link
-from ..trainer.workflow.graph import links as links_of
+from ..trainer.workflow.declared import read_node
 from ..trainer.workflow.problem import bounded, errors
 from ..trainer.workflow.running import Workflow
 
@@ -89,26 +88,26 @@ def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
     conditions = {}
     for class_type, names in _EQUAL.items():
         nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
-        for constants in nodes or [_defaults(workflow.node_classes[class_type])]:
+        for constants in nodes or [read_node("", {"inputs": {}}, workflow.node_classes[class_type]).defaults]:
             for name, value in constants.items():
                 if any_size and name in _SIZES.get(class_type, ()):
                     continue
                 if name not in _SET and (not names or name in names):
                     conditions[f"{class_type}.{name}"] = value
     for node in workflow.find(MAKE_NODE):  # what ComfyUI's own nodes loaded
-        for name, (source, _) in links_of(workflow.graph[node]).items():
-            conditions[f"{MAKE_NODE}.{name}"] = lineage.fingerprint(workflow.graph, source)
+        for name, (source, _) in workflow.nodes[node].links.items():
+            conditions[f"{MAKE_NODE}.{name}"] = lineage.fingerprint(workflow.entries, source)
     return conditions
 
 
 def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
     """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
-    stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
+    stack = workflow.nodes[only(workflow, STACK_NODE)].links
     links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
     rewards = []
     for node, output in links:  # a node may give several
         options = {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")}
-        rewards.append((workflow.graph[node]["class_type"], output, options))
+        rewards.append((workflow.entries[node]["class_type"], output, options))
     return rewards
 
 
@@ -129,17 +128,8 @@ def _described(reward: tuple[str, int, dict]) -> str:
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
     """A node's constants; the default of an input that has none. What its class does not declare any more is left out."""
-    types = workflow.node_class(node).INPUT_TYPES()
-    declared = types.get("required", {}).keys() | types.get("optional", {}).keys()
-    given = workflow.graph[node]["inputs"].items()
-    constants = {name: value for name, value in given if name in declared and not is_link(value)}
-    return {**_defaults(workflow.node_class(node)), **constants}
-
-
-def _defaults(node_class: type) -> dict[str, Any]:
-    types = node_class.INPUT_TYPES()
-    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
-    return {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
+    own = workflow.nodes[node]
+    return {**own.defaults, **own.constants}
 
 
 def run_inputs(workflow: Workflow) -> dict[str, Any]:
@@ -175,14 +165,11 @@ def differing(workflow: Workflow, base: Workflow) -> list[str]:
 def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]]:
     """{class: the constants of each such node, and the classes that its links come from}, without Training Run."""
     nodes = {}
-    for node, entry in workflow.graph.items():
-        if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE:
-            links = {
-                name: workflow.graph[value[0]]["class_type"].removeprefix("OTCA_")
-                for name, value in entry["inputs"].items()
-                if is_link(value)
-            }
-            nodes.setdefault(entry["class_type"].removeprefix("OTCA_"), []).append((inputs(workflow, node), links))
+    for id_, node in workflow.nodes.items():
+        if node.class_type != RUN_NODE:
+            sources = {name: workflow.entries[source]["class_type"] for name, (source, _) in node.links.items()}
+            links = {name: kind.removeprefix("OTCA_") for name, kind in sources.items()}
+            nodes.setdefault(node.class_type.removeprefix("OTCA_"), []).append((inputs(workflow, id_), links))
     return nodes
 
 

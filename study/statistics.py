@@ -153,7 +153,7 @@ def number(value: float, form: str, missing: str = "") -> str:
 
 
 def plus_minus(interval: Interval, form: str) -> str:
-    """`mean ± half of the interval`, as far as there are such."""
+    """`mean ± half of the interval`, or the mean alone if it has no interval."""
     if math.isnan(interval.mean) or math.isnan(interval.low):
         return number(interval.mean, form)
     return f"{interval.mean:{form}} ± {interval.mean - interval.low:{form.replace('+', '')}}"

@@ -26,7 +26,7 @@ from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow
 from . import comparison, fairness
 
-_ANY_NUMBER = 10**6  # of iterations, where a budget ends a training …
+_ANY_NUMBER = 10**6  # of iterations if a budget ends a training …
 _CHECKPOINT_EVERY = 25  # … and what a kill may cost it
 DIVERGED = "diverged"  # what the state of such a training begins with
 _NON_FINITE = "NonFiniteUpdate"  # what an update raises then, see grpo.py
@@ -51,7 +51,7 @@ class Settings:
         score: rewards that the score is the mean of; empty: the trained ones.
         judge: the held-out reward that scores are held against; empty: the first.
         prompts: of the evaluations, one a line.
-        evaluation_steps: of the evaluations, where there is a budget, since then workflows may sample with unequal numbers.
+        evaluation_steps: of the evaluations if there is a budget, since workflows may then sample with different numbers.
         jobs: trainings at a time.
         features: the image encoder that measures diversity.
     """
@@ -137,8 +137,8 @@ def trainings(
 
 def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, run_name: str) -> Workflow:
     prepared = Workflow(workflow.graph, workflow.node_classes, workflow.display_names)
-    for node, entry in workflow.graph.items():
-        if entry["class_type"] in prepared.node_classes and "seed" in fairness.inputs(prepared, node):
+    for node in workflow.nodes:
+        if "seed" in fairness.inputs(workflow, node):
             prepared.set(f"{node}.seed", seed)
     prepared.set(f"{only(prepared, *STEP_NODES)}.learning_rate", rate)
     run_settings = {
@@ -192,7 +192,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
                     continue
                 del running[training]
                 if training.finished:
-                    comparison.read(training.folder)  # raises now, and not at the end, where it cannot be compared
+                    comparison.read(training.folder)  # raises now, and not at the end, if it cannot be compared
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
                     failed[str(training)] = state(training) if diverged(training) else _failure(training.folder / LOG)

@@ -326,7 +326,7 @@ def test_refusals(model, files, tmp_path, flux_folder, load_model, real_run):
     (tmp_path / "whole" / "transformer").mkdir(parents=True)
     (tmp_path / "whole" / "transformer" / "diffusion_pytorch_model.safetensors").touch()
     refused(f"{tmp_path}/whole=1", "whole trained all weights")
-    refused(f"{files['one']}=0:1,4:2", "there is no step 4, they are 0 … 3")
+    refused(f"{files['one']}=0:1,4:2", "step 4 does not exist, they are 0 … 3")
     refused(f"{files['one']}=1", "all weights of this run were trained", of=load_model(training="full"))
     lora.write_tensors(tmp_path / "sd3.safetensors", {"transformer.x.lora_A.weight": torch.zeros(2, 2)})
     refused(f"{tmp_path}/sd3.safetensors=1", "it fits no module of it")

@@ -107,5 +107,5 @@ def test_bad_input_is_named(workflow, changes, told):
 
 
 def test_a_step_that_is_never_reached(workflow, adapter):
-    with pytest.raises(NodeError, match="there is no step 3, they are 0 … 2. Fix: "):
+    with pytest.raises(NodeError, match="step 3 does not exist, they are 0 … 2. Fix: "):
         ran(workflow(guides=f"{adapter} = 0:1, 3:0"))

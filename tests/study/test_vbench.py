@@ -111,15 +111,12 @@ def test_what_is_no_result_is_named(tmp_path, content, told):
         read(tmp_path)
 
 
-def test_two_results_of_one_dimension(tmp_path):
+def test_too_many_results_or_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file that ends in _eval_results.json.*Fix: "):
+        read(tmp_path)
     write(tmp_path, {"scene": 0.5}, "a")
     write(tmp_path, {"scene": 0.6}, "b")
     with pytest.raises(ValueError, match="scene twice, again in b_eval_results.json.*Fix: "):
-        read(tmp_path)
-
-
-def test_a_folder_without_results(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file that ends in _eval_results.json.*Fix: "):
         read(tmp_path)
 
 
