@@ -120,8 +120,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
             if model.policy.version
             else "not recorded: no Training Run"
         )
-    asked = _asked(graph, node), lineage.structure(graph, node)
-    run = run_of(model)
+    asked, run = _asked(graph, node), run_of(model)
     if run is not None and run.asked == asked:
         run.check_claim()
         _undo_what_is_not_on_record(run, model)
@@ -143,7 +142,7 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     if node is None:
         return None
     run = run_of(model)
-    if run is not None and run.asked == (_asked(graph, node), lineage.structure(graph, node)):
+    if run is not None and run.asked == _asked(graph, node):
         run.check_claim()
         return run
     owner = f"run {run.folder.name}" if run is not None else "no run"
@@ -169,10 +168,8 @@ def sampling_key(graph: Mapping | None) -> str | None:
     if not here():
         return None
     graph = graph or comfyui.running_prompt()
-    keys = []
-    for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
-        asked = _asked(graph, node), lineage.structure(graph, node)
-        keys.append((str(asked[0]), _lost[asked]))
+    nodes = [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]
+    keys = [(str(asked[0]), _lost[asked]) for asked in (_asked(graph, node) for node in nodes)]
     if keys:
         _last_key[:] = sorted(keys)
     return json.dumps(_last_key)
@@ -310,8 +307,8 @@ def _run_node(graph: Mapping, node_id: str) -> str | None:
     return runs[0] if runs else None
 
 
-def _asked(graph: Mapping, node: str) -> Path:
-    """The folder of the run's name, as it stands in the graph before anything is sampled."""
+def _asked(graph: Mapping, node: str) -> Asked:
+    """What is asked for before anything is sampled: the run's name is a constant of the graph."""
     name = graph[node]["inputs"].get("run_name")
     if not isinstance(name, str):
         raise RunError(
@@ -319,6 +316,6 @@ def _asked(graph: Mapping, node: str) -> Path:
             "cannot come through a link. Fix: type the name into Training Run"
         )
     try:
-        return paths.run_folder(plain_name(name)).resolve()
+        return paths.run_folder(plain_name(name)).resolve(), lineage.structure(graph, node)
     except ValueError as error:
         raise RunError(f"node {node}, input run_name = {name!r} {error}") from error

@@ -112,10 +112,8 @@ def thumbnail_sheet(images: Tensor):
     for number, picture in enumerate(images):
         small = picture_of(picture)
         method = Image.Resampling.NEAREST if max(small.size) < size else Image.Resampling.LANCZOS
-        small = ImageOps.contain(small, (size, size), method)
         corner = (number % columns * size, number // columns * size)
-        offset = ((size - small.width) // 2, (size - small.height) // 2)
-        sheet.paste(small, (corner[0] + offset[0], corner[1] + offset[1]))
+        sheet.paste(ImageOps.pad(small, (size, size), method), corner)
     return sheet
 
 

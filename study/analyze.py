@@ -138,8 +138,7 @@ def analyze(
         _wear(model, adapter)
     rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
     analysis = _put_together(rollouts, *last)
-    settings = {"iterations": iterations, "adapter": None if adapter is None else str(adapter)}
-    settings["tweedie_steps"] = tweedie_steps
+    settings = {"iterations": iterations, "adapter": adapter and str(adapter), "tweedie_steps": tweedie_steps}
     table = markdown(analysis)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / TABLE, table)

@@ -7,7 +7,6 @@ comparison.png, or screening.json, .md and .png.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..host import stopping
-from ..host.files import Damaged, write_text
+from ..host.files import write_text
 from ..host.json_files import read_json
 from ..inference import loading
 from ..trainer import rollout
@@ -39,8 +38,6 @@ FEW = 3  # tuning seeds, below which a rate may be chosen by luck
 COMPARISON, SCREENING = "comparison", "screening"  # the names of what is written
 DIVERSITY = "diversity.json"
 _BATCH = 16  # pictures to one model call, where diversity is measured
-
-logger = logging.getLogger(__name__)
 
 
 def compare(
@@ -255,12 +252,7 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         return math.nan
     path = training.folder / DIVERSITY
     key = f"{settings.features}, {'before training' if untrained else training.length}"
-    try:
-        known = read_json(path) or {}
-    except Damaged as error:
-        logger.warning("%s %s, and is measured again", error.path, error.wrong)
-        known = {}
-    known = {name: value for name, value in known.items() if value is None or isinstance(value, int | float)}
+    known = read_json(path, fix="remove the file, and it is measured again") or {}
     if key not in known:
         [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         prompts, count = evaluation["prompts"], settings.evaluation_seeds
