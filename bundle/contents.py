@@ -225,7 +225,7 @@ class _Collector:
         return self._copy(path, INPUTS, opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
 
     def _copy_pictures_of(self, text: str) -> str:
-        """The same prompts; those that are objects with a picture have its name in the bundle. They have been read before."""
+        """The same prompts; the picture of a prompt gets its name in the bundle. They have been read before."""
         lines = text.split("\n")
         for number, line in enumerate(lines):
             entry = json.loads(line) if line.lstrip().startswith("{") else {}

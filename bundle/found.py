@@ -1,4 +1,4 @@
-"""Where the models are that a graph names, and by which names a bundle expects them. Nothing is loaded."""
+"""Finds the models that a graph names, and the names by which a bundle expects them. Nothing is loaded."""
 
 from __future__ import annotations
 

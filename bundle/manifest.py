@@ -49,8 +49,8 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a bundle says of itself. `memory_bytes` are those that one GPU needs; None if they are not known. `estimate` says in
-    words how much memory and time the training takes."""
+    """What a bundle says of itself. `memory_bytes` is what one GPU needs; None if it is not known. `estimate` says in words how
+    much memory and time the training takes."""
 
     model_config = ConfigDict(strict=True)
 

@@ -177,7 +177,7 @@ def sampling_key(graph: Mapping | None) -> str | None:
 
 def let_go(run: Run) -> None:
     """The run ends here, and its model is free. The run is complete on disk, and can be resumed."""
-    assert run.asked is not None  # as of every run on the canvas
+    assert run.asked is not None  # every run on the canvas has it
     model = run.model()
     try:
         if model is not None and run.stands_at(model) and run.folder.is_dir():
@@ -190,7 +190,7 @@ def let_go(run: Run) -> None:
 
 
 def forget() -> None:
-    """As if this process had trained nothing yet."""
+    """Forgets all runs, like a new process."""
     _folders.clear()
     _lost.clear()
     _last_key.clear()
@@ -207,7 +207,7 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     else:
         folder, put = _free_folder(asked), _as_new
     other = run_at(folder)
-    if other is not None:  # as of a model before ComfyUI loaded it again: two must not train one run
+    if other is not None:  # such as a model before ComfyUI loaded it again: two must not train one run
         let_go(other)
     run = Run.of_canvas(folder, asked, graph, node)
     try:
@@ -223,7 +223,7 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     _begun[model] = replace(_begun_with(model), iteration=None)
     keep_open(run)
     for earlier in [key for key, path in _folders.items() if path == run.folder]:
-        del _folders[earlier]  # as of a graph that failed before its first iteration
+        del _folders[earlier]  # such as that of a graph that failed before its first iteration
     _folders[asked] = run.folder
 
 
@@ -236,7 +236,7 @@ def _as_resumed(model: FlowModel, run: Run) -> int:
 def _as_left(model: FlowModel, run: Run) -> int:
     _freshen(model)
     iteration = checkpoint.restore(model, run.folder / CHECKPOINTS)
-    if iteration < run.iteration:  # as of a model that is trained as a whole, and that ComfyUI has let go
+    if iteration < run.iteration:  # such as a model that is trained as a whole, and that ComfyUI has freed
         logger.warning("run %s goes back to iteration %d: later ones were not saved", run.folder.name, iteration)
     return iteration
 

@@ -168,7 +168,7 @@ def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: Sampl
     assert prompt is not None  # ComfyUI gives it
     shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
     if (run := run_of(model)) is not None:
-        assert run.node is not None  # as of every run on the canvas
+        assert run.node is not None  # every run on the canvas has it
         makes_run(run.node, run.folder.name)
 
 

@@ -114,10 +114,7 @@ def _listen(arguments: argparse.Namespace, app: web.Application, *lines: str, **
 
 
 def _write_pairs(folder: Path) -> int:
-    """Writes a pair for each two pictures of a vote of which one was better; what was written before is written again.
-
-    Votes on videos are left out.
-    """
+    """Writes a pair for each two pictures of a vote if one of them was better. It writes the whole file anew, without videos."""
     from ..host.files import write_text
     from ..trainer.pairs.reading import CHOSEN, FILE, REJECTED
     from ..trainer.rewards.vote import votes

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     ),
     *OF_ALL_NODES,
     count("--gpus", "processes, each on a GPU of its own; with --device cpu all on the CPU", 1),
-    count("--reward-gpus", "the M GPUs after those that train are for rewards whose device is auto"),
+    count("--reward-gpus", "rewards whose device is auto use the N GPUs after those that train"),
     arg("--max-restarts", "with --gpus: resume by itself after up to R failures", type=int, default=0, metavar="R"),
 )
 def train(arguments: argparse.Namespace) -> int:

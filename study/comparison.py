@@ -1,7 +1,7 @@
 """What trainings of several workflows came to, side by side: curves, differences to a baseline by seed, and their tables.
 
-A training's score is the mean over its trained rewards, or over those that one names, of how far the evaluation's mean has come
-since before training, in units of that reward's standard deviation over the evaluation's pictures there. All intervals are
+A training's score is the mean over its trained rewards (or the named ones) of how far the evaluation's mean rose since before
+training, in units of that reward's standard deviation over the evaluation's pictures before training. All intervals are
 Student's over seeds, and differences are taken seed by seed, since a seed gives all workflows the same adapter, prompts and
 noise.
 """
@@ -301,8 +301,8 @@ def _row(name: str, by_seed: Mapping[int, Outcome], pairs: Sequence[tuple[Outcom
 
 
 def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
-    """By inversion of the paired t interval: a time is in the interval if the score then minus the baseline's final one, seed
-    by seed, is not clearly other than 0. So it knows that the baseline's score is uncertain too."""
+    """When the score got to the baseline's final one. A time is in the interval if the difference of the two scores, paired by
+    seed, has 0 in its own t interval at that time. So the interval also covers that the baseline's score is uncertain."""
     lead = _over_seeds([mine.score - theirs.score[-1] for mine, theirs in pairs])
     times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
     # Where the upper bound gets to 0, the score may be there already; where the lower one does, it surely is.
@@ -317,10 +317,10 @@ def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:
 
 
 def _aligned(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget | None) -> dict[str, dict[int, Outcome]]:
-    """All at the same points.
+    """The trainings with their evaluations at the same points.
 
-    With a budget at equal parts of it, on the lines through the evaluations, which come an iteration later; else at the
-    evaluations that all have: a training that was prolonged was also evaluated where it once ended.
+    With a budget these are equal parts of it, read from the lines through the evaluations; without one they are the evaluations
+    that all trainings have, since a prolonged training was also evaluated at its former end.
     """
     if budget is None:
         everyone = [run.iterations for runs in outcomes.values() for run in runs.values()]

@@ -130,7 +130,7 @@ def _scores(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> list[str]
         return f"{len(row.seeds)}{f', {diverged} diverged' if diverged else ''}"
 
     def difference(row: Row) -> str:
-        """How many seeds a difference is of is said if these are not all seeds of the row."""
+        """The difference, with its number of seeds if that is not the number of the row."""
         if row.difference is None:
             return ""
         count = row.difference.count

@@ -112,7 +112,7 @@ def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
 
 
 def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
-    """Those of `some` that are left when each of the others has taken away one."""
+    """What is left of `some` after each of the others has removed one equal to it."""
     left = list(some)
     for other in others:
         if other in left:
@@ -138,7 +138,7 @@ def run_inputs(workflow: Workflow) -> dict[str, Any]:
 
 
 def differing(workflow: Workflow, base: Workflow) -> list[str]:
-    """In words: nodes that only one of them has, and inputs and links that differ in those that both have.
+    """Describes nodes that only one workflow has, and inputs and links that differ in the nodes of both.
 
     Nodes of one class are taken in their order. A link to a node that only one of them has is left out.
     """

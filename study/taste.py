@@ -243,7 +243,7 @@ def _folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]])
 
 
 def _restricted(comparison: Comparison, files: Collection[Path]) -> Comparison | None:
-    """The vote on those pictures alone; None where nothing is left of it."""
+    """The vote on those pictures alone; None if it then prefers no picture to another."""
     levels = [tuple(n for n in level if comparison.files[n] in files) for level in comparison.order]
     levels = tuple(level for level in levels if level)
     if len(levels) < 2:

@@ -207,7 +207,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
 
 
 def check_folder(training: Training) -> None:
-    """Raises RunError if the folder holds another training; a shorter one of the same settings is gone on with."""
+    """Raises RunError if the folder holds another training. A shorter one of the same settings is continued."""
     before = read_own(training.folder, WORKFLOW)
     if before is None:
         return
