@@ -150,7 +150,7 @@ def test_trains(name, models, real_model, tmp_path, monkeypatch):
         if node["inputs"].get("window_start"):
             node["inputs"]["window_start"] = 1  # of four steps
     devices.choose("cpu")
-    assert train(Workflow(content, NODE_CLASS_MAPPINGS)) == 0
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), tmp_path) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         if name in OTCA:
