@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import machine
-from .files import Damaged, beside, present, put_in_place, write_text
+from .files import Damaged, flush, present
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 from .machine import alive
 
 LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that another process may only be looking at …
 LOOK_WAIT = 0.1  # … and where we only look ourselves
+NO_LOCK_WAIT = 0.5  # seconds between writing a claim and reading whose it is, on a file system without locks
 # Where the system does not number its starts: setting the clock moves the moment of the start by up to so many seconds.
 _BOOT_SECONDS = 30
 _FIELDS = {
@@ -318,7 +319,7 @@ def _who(folder: Path) -> str:
 
 
 def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_lock: bool) -> str:
-    """Writes claim.json if it is missing or no longer holds; returns its token. Raises Claimed."""
+    """Writes claim.json, unless one there still holds; returns its token. Raises Claimed."""
     import psutil
 
     ours = Holder(
@@ -332,74 +333,32 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
         token=uuid.uuid4().hex,
         place=place,
     )
-    for _ in range(100):
-        if _create(folder, ours):
-            return ours.token
-        try:
-            written = _written(folder)
-        except Damaged as error:
-            if not take_over:
-                raise Claimed(str(error)) from error
-            _remove(folder, None)
-            say(f"{error.path} {error.wrong}; the folder is taken over")
-            continue
-        if written is None:  # gone in this moment
-            continue
+    message = ""
+    try:
+        written = _written(folder)
+    except Damaged as error:
+        if not take_over:
+            raise Claimed(str(error)) from error
+        message, written = f"{error.path} {error.wrong}; the folder is taken over", None
+    if written is not None:
         if _ended(written, by_lock):
             message = f"{written} had claimed {folder} and has ended; the folder is taken over"
         elif take_over and not lives(written):
             message = f"{written} had claimed {folder}; the folder is taken over, as you said"
         else:
             raise _refusal(folder, written)
-        if _remove(folder, written.token):
-            say(message)
-    raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another run_name, or --output")
-
-
-def _create(folder: Path, holder: Holder) -> bool:
-    """Writes claim.json whole if it is missing; returns False if it is there."""
-    target = folder / CLAIM
-    aside = beside(target)
+    if message:
+        (folder / CLAIM).unlink(missing_ok=True)
     try:
-        write_text(aside, json.dumps(asdict(holder), indent=1))
-        try:
-            os.link(aside, target)
-        except FileExistsError:
-            return False
-        except (OSError, NotImplementedError):  # a file system without links, such as exFAT
-            try:
-                descriptor = _open_new(target)
-            except FileExistsError:
-                return False
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(aside.read_bytes())
-        return True
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _open_new(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-
-
-def _remove(folder: Path, token: str | None) -> bool:
-    """Removes the claim of that token, or any for None. Another one that has replaced it meanwhile is put back."""
-    target = folder / CLAIM
-    aside = beside(target)
-    try:
-        put_in_place(target, aside)
-    except FileNotFoundError:
-        return False
-    try:
-        if token is not None:
-            content = read_json(aside, fields=_FIELDS)
-            if content is None or content["token"] != token:
-                with contextlib.suppress(OSError):
-                    os.link(aside, target)
-                return False
-        return True
-    finally:
-        if aside.is_dir() and not aside.is_symlink():
-            aside.rename(folder / f"{CLAIM}.damaged")
-        else:
-            aside.unlink(missing_ok=True)
+        with open(folder / CLAIM, "x", encoding="utf-8") as file:  # by one process, also where locks do not reach
+            file.write(json.dumps(asdict(ours), indent=1))
+    except FileExistsError as error:
+        raise _in_use(folder, _who(folder)) from error
+    flush(folder / CLAIM)
+    if not by_lock:  # of several that replace a claim at one moment, all but the last see another's
+        time.sleep(NO_LOCK_WAIT)
+        if (last := _written(folder)) is None or last.token != ours.token:
+            raise _in_use(folder, last or "another process")
+    if message:
+        say(message)
+    return ours.token

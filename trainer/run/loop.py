@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ...host.claim import Claim
     from ..families.base import FlowModel
     from ..rewards import Reward
-    from .budget import Meter
     from .record import Run
 
 logger = logging.getLogger(__name__)
@@ -115,13 +114,13 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     def at(iteration: int) -> dict:
         return {(node, name): value + iteration for node, name, value in advancing}
 
-    progress = _Progress(start, total, run.meter, say)
+    began = time.monotonic()
     try:
         for iteration in range(start, total):
             if run.early_stop() or run.meter.spent(run.history):
                 break
             workflow.run(overrides=at(iteration), targets=every)
-            progress(run.history)
+            say(_line(run, total, began, start))
         outputs = {}
         if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
             run.save_weights(model)
@@ -256,24 +255,15 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
     return 128 + stopping.request.signal if stopping.request.signal else 0
 
 
-class _Progress:
-    """Says what each iteration came to, and how long the training may still take."""
-
-    def __init__(self, start: int, total: int, meter: Meter, say: Say):
-        self.start, self.total, self.meter, self.say = start, total, meter, say
-        self.began = time.monotonic()
-
-    def __call__(self, history: Sequence[dict]) -> None:
-        row = history[-1]
-        means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
-        shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)
-        number, left = f"{row['iteration']}/{self.total}", f"ETA {self._left(row['iteration'])}"
-        if self.meter.budget is not None:
-            number, left = row["iteration"], f"{self.meter.budget.share(history):.0%} of {self.meter.budget}"
-        self.say(
-            f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
-        )
-
-    def _left(self, iteration: int) -> str:
-        left = (self.total - iteration) * (time.monotonic() - self.began) / max(1, iteration - self.start)
-        return f"{int(left) // 60}:{int(left) % 60:02d}"
+def _line(run: Run, total: int, began: float, start: int) -> str:
+    """What the last iteration came to, and how long the rest may take. `began`: `time.monotonic()` at iteration `start`."""
+    row, budget = run.history[-1], run.meter.budget
+    means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
+    shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)
+    seconds = int((total - run.iteration) * (time.monotonic() - began) / max(1, run.iteration - start))
+    number, left = f"{run.iteration}/{total}", f"ETA {seconds // 60}:{seconds % 60:02d}"
+    if budget is not None:
+        number, left = str(run.iteration), f"{budget.share(run.history):.0%} of {budget}"
+    return (
+        f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
+    )

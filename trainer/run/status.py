@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ...host import claim
@@ -67,24 +67,17 @@ def write(folder: Path, status: Status) -> None:
     write_text(folder / STATUS, json.dumps(content, indent=1))
 
 
-def following(
-    before: Status,
-    status: str,
-    pid: int | None,
-    *,
-    total: int | None,
-    place: str = HEADLESS,
-    error: str | None = None,
-    node: str | None = None,
-    reason: str | None = None,
-    id: str | None = None,
-) -> Status:
-    """The next status of a run, by or for the process of that number. When the run started stays as it was before."""
+def following(before: Status, status: str, pid: int | None, *, total: int | None, **about: str | None) -> Status:
+    """The next status of a run, by or for the process of that number. When the run started stays as it was before.
+
+    Args:
+        about: place, error, node, reason and id, as `Status` has them.
+    """
     import psutil
 
     born = None if pid is None else psutil.Process(pid).create_time()
     started = before.started or time.time()
-    return Status(status, place, total, pid, born, error, node, reason, started, id)
+    return replace(Status(status, total=total, pid=pid, process_started=born, started=started), **about)
 
 
 def now(

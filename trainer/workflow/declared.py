@@ -5,6 +5,7 @@ A constant is converted more strictly than ComfyUI does it, where its conversion
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -252,31 +253,13 @@ class DeclaredGraph:
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or isinstance(value, float) and not value.is_integer():
-        raise ValueError
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    return float(value)
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str | int | float):
-        raise ValueError
-    return str(value)
-
-
-def _boolean(value: Any) -> bool:
-    if value not in (0, 1):
-        raise ValueError
-    return bool(value)
-
-
-CONVERSIONS = {"INT": _integer, "FLOAT": _float, "STRING": _string, "BOOLEAN": _boolean}
+# What becomes of a constant of each type, and which values may.
+CONVERSIONS: dict[str, tuple[type, Callable[[Any], bool]]] = {
+    "INT": (int, lambda value: not isinstance(value, bool | float) or isinstance(value, float) and value.is_integer()),
+    "FLOAT": (float, lambda value: not isinstance(value, bool)),
+    "STRING": (str, lambda value: isinstance(value, str | int | float)),
+    "BOOLEAN": (bool, lambda value: value in (0, 1)),
+}
 
 
 def convert(value: Any, declaration: Declaration) -> Any:
@@ -286,10 +269,11 @@ def convert(value: Any, declaration: Declaration) -> Any:
             raise ValueError("not a value that can be chosen")
         return value
     if declaration.type in CONVERSIONS:
-        try:
-            return CONVERSIONS[declaration.type](value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"not a value of type {declaration.type}") from error
+        kind, accepts = CONVERSIONS[declaration.type]
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if accepts(value):
+                return kind(value)
+        raise ValueError(f"not a value of type {declaration.type}")
     if _names(declaration.type) & {"*", *CONVERSIONS}:
         return value
     raise ValueError(f"takes a link of type {declaration.type_name}, not a constant")

@@ -111,8 +111,10 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
     """
     at: list[dict[str, str]] = []
     for graph in (before, now):
-        if (top := _training_run(graph, node)) is None:
+        runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
+        if not runs:
             return []
+        top = node if node in runs else runs[0]
         at.append({path: id_ for id_, path in above(graph, top).items()})
     differences = []
     for path in sorted(at[0].keys() | at[1].keys()):
@@ -127,11 +129,6 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
                 one = {"node": title_of(new), "input": name}
                 differences.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
     return differences
-
-
-def _training_run(graph: Graph, node: str | None) -> str | None:
-    runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
-    return node if node in runs else next(iter(runs), None)
 
 
 def as_begun(graph: Graph, done: int) -> dict[str, dict]:

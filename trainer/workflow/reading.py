@@ -44,9 +44,12 @@ def _content(path: Path, most: int) -> bytes:
             raise refusal(f"{path} is not a plain file", "give the file that ComfyUI exported")
         content = file.read(most + 1)
     if len(content) > most:
-        message = f"{path} is larger than {most // MEGABYTE} MB, which no workflow is"
-        raise refusal(message, f"{EXPORT_HELP}; take large texts out of the graph, into files")
+        raise _too_large(f"{path} is larger than {most // MEGABYTE} MB, which no workflow is")
     return content
+
+
+def _too_large(message: str) -> WorkflowError:
+    return refusal(message, f"{EXPORT_HELP}; take large texts out of the graph, into files")
 
 
 def read_canvas(path: Path) -> Any:
@@ -72,8 +75,7 @@ def _png_text(path: Path, content: bytes, chunk: str) -> str:
         message = f"{path} claims to have more pixels than are ever opened ({error})"
         raise refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}") from error
     if len(text) > MOST_BYTES[".json"]:
-        message = f"{path} carries a workflow of more than {MOST_BYTES['.json'] // MEGABYTE} MB"
-        raise refusal(message, f"{EXPORT_HELP}; take large texts out of the graph, into files")
+        raise _too_large(f"{path} carries a workflow of more than {MOST_BYTES['.json'] // MEGABYTE} MB")
     return text
 
 
