@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "FluxPipeline": "flux.Flux",
-    "Flux2Pipeline": "flux2.Flux2",
-    "Flux2KleinPipeline": "flux2.Flux2Klein",
+    "Flux2Pipeline": "flux.Flux2",
+    "Flux2KleinPipeline": "flux.Flux2Klein",
     "StableDiffusion3Pipeline": "sd3.StableDiffusion3",
     "WanPipeline": "wan.Wan",
     "WanImageToVideoPipeline": "wan.WanImageToVideo",
     "QwenImagePipeline": "qwen.QwenImage",
-    "QwenImage21Pipeline": "qwen21.QwenImage21",
+    "QwenImage21Pipeline": "qwen.QwenImage21",
     "ZImagePipeline": "zimage.ZImage",
     "Krea2Pipeline": "krea2.Krea2",
 }

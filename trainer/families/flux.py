@@ -1,4 +1,8 @@
-"""FLUX.1: latents are packed 2x2 into tokens; T5 gives the sequence, CLIP the pooled vector; guidance is an embedding."""
+"""FLUX.1: latents are packed 2x2 into tokens; T5 gives the sequence, CLIP the pooled vector; guidance is an embedding.
+
+FLUX.2: latents of 2x2 patches, normalised by the autoencoder's own statistics; some layers of a language model give the text.
+klein's guidance is classifier-free, dev's is an embedding.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 from ...host import devices
 from .condition import Condition
 from .latents import DOUBLE_BLOCK, ImageModel
+from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,3 +57,64 @@ class Flux(ImageModel):
         if not self.transformer.config.guidance_embeds:
             return None
         return torch.full((batch,), guidance, device=self.device, dtype=torch.float32)
+
+
+class Flux2(PipelineModel):
+    """`diffusers.Flux2Pipeline`: dev, whose text encoder is Mistral 3."""
+
+    PIPELINE = "Flux2Pipeline"
+    COMPONENTS = ("transformer", "vae", "text_encoder")
+    LORA_TARGETS = (
+        *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+        *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
+        *("attn.to_qkv_mlp_proj", "attn.to_out"),  # of blocks with one stream
+    )
+
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
+        tokens, _ = self.pipeline.encode_prompt(
+            list(texts), device=device, max_sequence_length=self.max_sequence_length
+        )
+        return Condition({"tokens": tokens})
+
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        tokens, pipeline = condition.tensors["tokens"].to(self.dtype), self.pipeline
+        with self.autocast():
+            packed = self.transformer(
+                hidden_states=pipeline._pack_latents(x.to(self.dtype)),
+                timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
+                guidance=self._guidance(len(x), guidance),
+                encoder_hidden_states=tokens,
+                # Made in main memory by the pipeline, and the same for each sample.
+                txt_ids=devices.upload(pipeline._prepare_text_ids(tokens[:1]), x.device),
+                img_ids=devices.upload(pipeline._prepare_latent_ids(x[:1]), x.device),
+                return_dict=False,
+            )[0]
+        return packed.mT.unflatten(-1, x.shape[-2:]).float()
+
+    def _guidance(self, batch: int, guidance: float) -> Tensor | None:
+        if not self.transformer.config.guidance_embeds:
+            return None
+        return torch.full((batch,), guidance, device=self.device, dtype=torch.float32)
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae, (mean, std) = self.pipeline.vae, self._latent_statistics()
+        latents = self.pipeline._unpatchify_latents(latents * std + mean)
+        return vae.decode(latents.to(vae.dtype), return_dict=False)[0].float().permute(0, 2, 3, 1) / 2 + 0.5
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        vae, (mean, std) = self.pipeline.vae, self._latent_statistics()
+        (posterior,) = vae.encode((images * 2 - 1).permute(0, 3, 1, 2).to(vae.dtype), return_dict=False)
+        return (self.pipeline._patchify_latents(posterior.mode().float()) - mean) / std
+
+    def _latent_statistics(self) -> tuple[Tensor, Tensor]:
+        """The mean and the std of each channel of a patch, [1, 4·C, 1, 1], which the autoencoder keeps in a BatchNorm."""
+        norm = self.pipeline.vae.bn
+        variance = norm.running_var.float() + self.pipeline.vae.config.batch_norm_eps
+        return norm.running_mean.float().view(1, -1, 1, 1), variance.sqrt().view(1, -1, 1, 1)
+
+
+class Flux2Klein(Flux2):
+    """`diffusers.Flux2KleinPipeline`: klein and klein-base, whose text encoder is Qwen3."""
+
+    PIPELINE = "Flux2KleinPipeline"

@@ -26,7 +26,7 @@ from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.families.configured import read_configuration
 from comfyui_otca.trainer.families.latents import packed, unpacked
 from comfyui_otca.trainer.families.pipeline import PipelineModel
-from comfyui_otca.trainer.families.qwen21 import QwenImage21
+from comfyui_otca.trainer.families.qwen import QwenImage21
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import transition
