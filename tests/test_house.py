@@ -11,7 +11,7 @@ from pathlib import Path
 from vulture import Vulture
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.families import FAMILIES
+from comfyui_otca.trainer.families.sizes import RULES
 from comfyui_otca.trainer.rewards import REWARDS
 
 if sys.version_info >= (3, 11):
@@ -89,7 +89,8 @@ USED = {
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
-    **{path.rpartition(".")[2]: "a table names it as text" for table in (FAMILIES, REWARDS) for path in table.values()},
+    **{rules.model.rpartition(".")[2]: "a table names it as text" for rules in RULES.values()},
+    **{path.rpartition(".")[2]: "a table names it as text" for path in REWARDS.values()},
 }
 
 

@@ -269,9 +269,10 @@ def _says_so(checkpoint: Checkpoint) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """The rules of one row of FAMILIES.
+    """A family, by its pipeline's name in diffusers: where its class is, and its rules.
 
     Attributes:
+        model: its class in this folder.
         grid: of its latents, by the configuration of its autoencoder and its network.
         asked: the shift that a checkpoint asks for, for so many tokens of a picture and so many steps.
         guidance, distilled: see `Checkpoint`.
@@ -280,6 +281,7 @@ class Family:
         needs_pictures: prompts have to name a picture each.
     """
 
+    model: str
     grid: Callable[[Config, Config], LatentGrid]
     asked: Callable[[Checkpoint, int, int], float]
     guidance: Guidance | None = SCALE
@@ -290,23 +292,30 @@ class Family:
 
 
 RULES = {
-    "FluxPipeline": Family(flux, image_shift, guidance=None, tokenizer="tokenizer_2"),
-    "Flux2Pipeline": Family(flux2, empirical_shift, guidance=None),
-    "Flux2KleinPipeline": Family(flux2, empirical_shift),
-    "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256),
-    "WanPipeline": Family(wan, video_shift),
-    "WanImageToVideoPipeline": Family(wan, video_shift, needs_pictures=True),
-    "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024),
+    "FluxPipeline": Family("flux.Flux", flux, image_shift, guidance=None, tokenizer="tokenizer_2"),
+    "Flux2Pipeline": Family("flux.Flux2", flux2, empirical_shift, guidance=None),
+    "Flux2KleinPipeline": Family("flux.Flux2Klein", flux2, empirical_shift),
+    "StableDiffusion3Pipeline": Family(
+        "sd3.StableDiffusion3", stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256
+    ),
+    "WanPipeline": Family("wan.Wan", wan, video_shift),
+    "WanImageToVideoPipeline": Family("wan.WanImageToVideo", wan, video_shift, needs_pictures=True),
+    "QwenImagePipeline": Family(
+        "qwen.QwenImage", qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024
+    ),
     # It has no limit of its own but the positions of its tokens, and only Turbo brings noise levels.
     "QwenImage21Pipeline": Family(
+        "qwen.QwenImage21",
         qwen_image_21,
         image_shift,
         distilled=lambda checkpoint: bool(checkpoint.levels),
         tokenizer="processor",
         most_tokens=8192,
     ),
-    "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
+    "Krea2Pipeline": Family("krea2.Krea2", qwen_image, krea2_shift, STRENGTH),
     # Nothing in Z-Image's folder says that it is Turbo's, nor does diffusers ask. But Turbo alone has a shift of 3: the base
     # model's is 6. A scheduler that somebody has changed deceives this.
-    "ZImagePipeline": Family(flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3),
+    "ZImagePipeline": Family(
+        "zimage.ZImage", flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3
+    ),
 }

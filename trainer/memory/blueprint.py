@@ -27,7 +27,7 @@ class Blueprint:
     """A pipeline's configurations.
 
     Attributes:
-        pipeline: the class's name in diffusers, a row of FAMILIES.
+        pipeline: the class's name in diffusers, a row of `sizes.RULES`.
         parts: by component: the library, the class and its configuration.
         settings: plain entries of model_index.json, such as Wan's boundary.
         tokens: what the tokenizer of each component takes at most.
