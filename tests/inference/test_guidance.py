@@ -283,7 +283,7 @@ def test_a_guide_that_fails_to_load_leaves_nothing(model, files, tmp_path):
     before = state(model)
     guides = [parse(f"{files['one']}=1"), parse(f"{tmp_path}/cut.safetensors=1")]
     with (
-        pytest.raises(ValueError, match="cut.safetensors is no adapter of this model.*Fix: "),
+        pytest.raises(ValueError, match="cut.safetensors is not an adapter of this model.*Fix: "),
         composed(model, guides, 4),
     ):
         pass

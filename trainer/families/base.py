@@ -64,7 +64,7 @@ class Forwards:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Within it nothing is counted: for an evaluation, which is no part of training."""
+        """Within it nothing is counted: for an evaluation, which is not a part of training."""
         before = list(self._samples)
         try:
             yield

@@ -34,18 +34,18 @@ class Condition:
 
     @classmethod
     def of_rows(cls, name: str, rows: Sequence[Tensor]) -> Condition:
-        """Of embeddings [L, …] of different length."""
+        """The condition of embeddings [L, …] of different length."""
         tensors = {name: pad_sequence(list(rows), batch_first=True)}
         return cls(tensors, {name: torch.tensor([len(row) for row in rows])})
 
     @classmethod
     def masked(cls, name: str, tensor: Tensor, mask: Tensor | None) -> Condition:
-        """Of embeddings [P, L, …] whose padding, at the end, a mask [P, L] leaves out; None: there is none."""
+        """The condition of embeddings [P, L, …]; a mask [P, L] leaves out the padding at the end. None: without padding."""
         lengths = torch.full((len(tensor),), tensor.shape[1]) if mask is None else mask.sum(1).cpu()
         return cls({name: tensor}, {name: lengths})
 
     def rows(self, index: Tensor) -> Condition:
-        """Those of these numbers, without the padding that none of them needs."""
+        """The prompts of these numbers, without padding that all of them share."""
         lengths = {name: length[index] for name, length in self.lengths.items()}
         tensors = {name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()}
         return Condition({name: _cut(tensor, lengths.get(name)) for name, tensor in tensors.items()}, lengths)
@@ -66,7 +66,7 @@ class Condition:
         return Condition(tensors, lengths) if tensors else None
 
     def mask(self, name: str) -> Tensor | None:
-        """[P, L], true where a row of that name is no padding; None where nothing is."""
+        """[P, L], false where a row of that name is padding; None if no row has padding."""
         lengths, tensor = self.lengths[name], self.tensors[name]
         if bool((lengths == tensor.shape[1]).all()):
             return None

@@ -63,7 +63,7 @@ class Configuration:
             fitting = [name for name in layers if name in wanted or name.endswith(ends)]
             wrong = sorted(name for name in others if name in wanted or name.endswith(ends))
             if wrong or not fitting:
-                what = f"name {wrong[0]}, which is no layer" if wrong else "fit no layer"
+                what = f"name {wrong[0]}, which is not a layer" if wrong else "fit no layer"
                 message = f"lora_targets {what} of {expert} that an adapter can be put on"
                 fix = f"leave it empty, or use ends of names such as {', '.join(sorted(layers)[:3])}"
                 yield Misfit("lora_targets", message, fix)

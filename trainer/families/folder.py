@@ -101,7 +101,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """What a configuration file of a model folder says. Raises FlowModelError where it is no JSON object."""
+    """What a configuration file of a model folder says. Raises FlowModelError if it is not a JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -112,7 +112,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def library_class(folder: Path, library: str, name: str) -> type:
-    """A network's class, of a component that `read_index` has let pass. Raises FlowModelError where it is none."""
+    """A network's class, of a component that `read_index` has let pass. Raises FlowModelError if it is not one of theirs."""
     kind = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
     if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise _foreign(folder.parent / "model_index.json", folder.name, [library, name])

@@ -20,7 +20,7 @@ def names(prompts: Sequence[str]) -> list[str]:
     """The picture of each prompt, by its name; none where no prompt has one.
 
     Raises:
-        PromptError: some have one, and some have not; or it is no text.
+        PromptError: some have one, and some have not; or it is not a text.
     """
     found = [metadata_of(prompt).get(KEY) for prompt in prompts]
     if all(name is None for name in found):
@@ -34,7 +34,7 @@ def names(prompts: Sequence[str]) -> list[str]:
 
 
 def missing(prompt: str) -> PromptError:
-    """Of a model that needs a picture."""
+    """The error of a model that needs a picture."""
     return PromptError(
         f"prompt {prompt[:60]!r} has no {KEY}, and this model makes videos of pictures. Fix: a .jsonl file with lines like "
         '{"prompt": "…", "image": "start.png"}'

@@ -112,7 +112,7 @@ class PipelineModel(FlowModel):
         return self.latent_grid.shape(height, width, frames)
 
     def shift(self, settings: SamplerSettings) -> float:
-        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
+        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it has no shift."""
         return self.checkpoint.shift(settings)
 
     @property

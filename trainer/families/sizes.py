@@ -1,6 +1,6 @@
 """What sizes a family can make, which noise schedule it asks for and how it is guided, by its configuration alone.
 
-The loaded model and whoever checks a graph before anything is loaded ask the same functions: `config` is what a component's
+The loaded model and the checks of a graph before anything is loaded ask the same functions: `config` is what a component's
 config.json holds, whether diffusers has read it or not. Imports no torch.
 """
 
@@ -187,7 +187,7 @@ class Checkpoint:
         return RULES[self.family]
 
     def tokens(self, height: int, width: int) -> int:
-        """Of one frame of that size, which it can make."""
+        """How many tokens one frame of that size has, which it can make."""
         *_, rows, columns = self.grid.shape(height, width)
         return rows * columns // self.grid.patch**2
 
@@ -195,7 +195,7 @@ class Checkpoint:
         """The timestep shift that it asks for at a size that it can make.
 
         Raises:
-            ValueError: what its scheduler's configuration says is no shift at this size; a stranger may have written it.
+            ValueError: what its scheduler's configuration says is not a shift at this size; a stranger may have written it.
         """
         height, width = settings.height, settings.width
         try:

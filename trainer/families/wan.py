@@ -1,7 +1,7 @@
 """Wan 2.1 and 2.2: video latents [C, F, h, w]; UMT5 gives the sequence; guidance is classifier-free.
 
 Wan 2.2-A14B has two networks of one shape: `transformer` denoises down to the boundary noise level, `transformer_2` below it.
-Of Wan 2.2-TI2V-5B prompts may give the first frame: it is a part of the condition then, and latents are those of the others.
+Prompts of Wan 2.2-TI2V-5B may give the first frame: it is a part of the condition then, and latents are those of the others.
 """
 
 from __future__ import annotations

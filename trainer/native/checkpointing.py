@@ -135,7 +135,7 @@ def _whole(cls: Any, names: Sequence[str], parts: Any) -> Any:
 
 
 class _Kept:
-    """A tensor that the backward pass will need: autograd's own until somebody writes over it, then a copy."""
+    """A tensor that the backward pass will need: autograd's own until it is written over, then a copy."""
 
     __slots__ = ("__weakref__", "is_copy", "tensor")
 

@@ -137,7 +137,7 @@ def processed(
 
 
 def ordinary_copy(value: Any) -> Any:
-    """The same value whose tensors are in main memory, and none of inference mode, which autograd would keep nothing of."""
+    """The same value with its tensors in main memory and out of inference mode: autograd keeps nothing of inference tensors."""
     if isinstance(value, Tensor):
         return ordinary(value.detach()).cpu().clone() if type(value) is Tensor else value
     if isinstance(value, dict):

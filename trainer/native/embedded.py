@@ -151,7 +151,7 @@ class TextEncoders(FluxClipModel):
 class Tokenizers:
     """The folder's two tokenizers with ComfyUI's interface, cut and padded as diffusers does for FLUX.
 
-    A prompt is taken as it stands: brackets are no weights here, since this model's words know none.
+    A prompt is taken as it stands: brackets are not weights here, since this model's words know none.
     """
 
     PARTS = {"l": "tokenizer", "t5xxl": "tokenizer_2"}  # by ComfyUI's names, which its node CLIPTextEncodeFlux uses
@@ -164,7 +164,7 @@ class Tokenizers:
         }
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **_) -> dict[str, list[list[tuple]]]:
-        """Of each encoder one row of (token, weight 1), and the number of the word that it belongs to where asked."""
+        """For each encoder one row of (token, weight 1), and the number of its word if asked."""
         rows = {}
         for name, tokenizer in self.tokenizers.items():
             length = min(MOST_TOKENS, tokenizer.model_max_length)

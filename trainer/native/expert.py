@@ -122,7 +122,7 @@ class Expert:
 def rewrap(module: torch.nn.Module) -> None:
     """Makes weights that were loaded inside `torch.inference_mode` ordinary tensors of the same memory: no copy.
 
-    Of an inference tensor autograd keeps nothing. Quantized weights stay as they are: our layers never have autograd keep them.
+    Autograd keeps nothing of an inference tensor. Quantized weights stay as they are: our layers never have autograd keep them.
     No weight gets a gradient, which ComfyUI leaves open for those that are outside of its layers.
     """
     module.requires_grad_(False)

@@ -83,7 +83,7 @@ def other(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
 
 
 def _is_resident(module: torch.nn.Module, x: Tensor) -> bool:
-    """Whether a layer computes with its very parameters, which nobody overwrites."""
+    """Whether a layer computes with its very parameters, which nothing overwrites."""
     if getattr(module, "weight_function", None) or getattr(module, "bias_function", None) or hasattr(module, "_v"):
         return False
     own = module._parameters.values()

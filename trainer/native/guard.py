@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def disagreement(self) -> float:
-        """Of the two step sizes, as a share."""
+        """How far the two step sizes are apart, as a share."""
         return _apart(*self.differences)
 
     @property
@@ -159,7 +159,7 @@ def _parts(kept: Sequence) -> list[Sequence]:
 def _difference(
     velocity: Callable[[], Tensor], still: Tensor, weights: Tensor, direction: Sequence, change: float
 ) -> float:
-    """The central difference with a step that changes the velocity, which is `still`, by that share; NaN if there is none."""
+    """The central difference with a step that changes the velocity, which is `still`, by that share; NaN if no step does."""
     size = 1e-2
     for _ in range(TRIES):
         with _moved(direction, size):

@@ -44,7 +44,7 @@ def make_trainable(
         memory: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
 
     Raises:
-        FlowModelError: what is no flow-matching model of pictures or videos, or a CLIP or VAE of another model.
+        FlowModelError: not a flow-matching model of pictures or videos, or a CLIP or VAE of another model.
         ValueError: targets that fit no layer.
     """
     for name, each in ((HIGH, model), ("low_noise_model", low_noise)):

@@ -1,6 +1,6 @@
 """Our own LoRA layers, which leave ComfyUI's modules and their names as they are; and which layers of a network get one.
 
-peft puts a layer of its own in place of each that it adapts, under other names, and takes none of ComfyUI's quantized ones.
+peft puts a layer of its own in place of each that it adapts, under other names, and does not take ComfyUI's quantized ones.
 Layers are found by their shapes and names, without a table of families: in a network, or in the headers of a model's files.
 """
 

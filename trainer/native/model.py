@@ -143,7 +143,7 @@ class NativeModel(FlowModel):
             expert.is_stale = True
 
     def _load(self, name: str) -> Expert:
-        """A network where it computes, with its adapter. Of two, the other one may have had to leave for it."""
+        """A network where it computes, with its adapter. If there are two, the other one may have had to leave for it."""
         expert = self.wrapped[name]
         if not expert.is_ready:
             expert.load(EVERYTHING if self.options.is_low_memory else self._room)

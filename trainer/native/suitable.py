@@ -24,7 +24,7 @@ READABLE = ("Tensor", "Parameter", "QuantizedTensor", "GGMLTensor")
 
 
 def check(model: ModelPatcher, name: str = "model") -> None:
-    """Raises FlowModelError for a MODEL that is no flow-matching model of pictures or videos as we can sample it."""
+    """Raises FlowModelError for a MODEL that is not a flow-matching model of pictures or videos as we can sample it."""
     import comfy.model_sampling
 
     kind, sampling = type(model.model).__name__, model.get_model_object("model_sampling")
@@ -52,7 +52,7 @@ def check(model: ModelPatcher, name: str = "model") -> None:
 
 
 def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:
-    """A gradient is computed with the weights as numbers, which of an unknown class nobody can be sure of."""
+    """A gradient is computed with the weights as numbers, and an unknown class may not give them."""
     for key, weight in network.named_parameters():
         stored = type(weight.data).__name__
         if stored not in READABLE:
@@ -73,7 +73,7 @@ def check_vae(model: ModelPatcher, vae: VAE) -> None:
 
 
 def _decoded_channels(form: Any) -> int:
-    """Of the latents that the VAE takes: some models fold two frames into the channels of one."""
+    """How many channels the latents that the VAE takes have: some models fold two frames into the channels of one."""
     import torch
 
     return form.process_out(torch.zeros(1, form.latent_channels, *[1] * form.latent_dimensions)).shape[1]

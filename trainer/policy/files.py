@@ -47,7 +47,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def header(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Metadata as a safetensors file takes it: what is no text becomes JSON."""
+    """Metadata as a safetensors file takes it: what is not a text becomes JSON."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
 
 

@@ -51,7 +51,7 @@ def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[
     """`save` under a plain file name. Raises ValueError for a name that would leave the folder."""
     if not model.policy.is_adapted:
         raise ValueError(
-            "this model is trained as a whole, so there is no adapter to save. Fix: training = lora on Load Flow Model, or "
+            "this model is trained as a whole, so it has no adapter to save. Fix: training = lora on Load Flow Model, or "
             "otca export RUN for the whole model"
         )
     try:
@@ -66,7 +66,7 @@ def load(model: FlowModel, path: Path) -> None:
     """Puts a saved adapter into the model: the file of that name, or those of its two networks.
 
     Raises:
-        ValueError: a file is no adapter of this model: names the first module that does not fit.
+        ValueError: a file is not an adapter of this model: names the first module that does not fit.
     """
     for expert, file in files(model, path).items():
         _load_one(model, expert, file)
@@ -77,7 +77,7 @@ def put_on(model: FlowModel, path: Path) -> None:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a file is no adapter of this model.
+        ValueError: a file is not an adapter of this model.
     """
     model.policy.replace_adapter(_read_adapter(model, path))
     load(model, path)
@@ -107,7 +107,7 @@ def _read_adapter(model: FlowModel, path: Path) -> Adapter:
     if len(ranks) != 1:
         fault = f"has ranks {', '.join(map(str, sorted(ranks)))}" if ranks else "fits no module of it"
         raise ValueError(
-            f"{path} is no adapter of this model, as far as can be read here: it {fault}. Fix: give one of one rank "
+            f"{path} is not an adapter of this model, as far as can be read here: it {fault}. Fix: give one of one rank "
             f"for {type(model).__name__}, in diffusers' or ComfyUI's layout"
         )
     [rank] = ranks
@@ -122,7 +122,7 @@ def _load_one(model: FlowModel, expert: str, path: Path, name: str = TRAINED) ->
         shapes = [tuple(state[key].shape) if key in state else "nothing" for state in (tensors, wanted)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                f"{path} is no adapter of this model: {key} is {shapes[0]} in the file and {shapes[1]} here. Fix: use the "
+                f"{path} is not an adapter of this model: {key} is {shapes[0]} in the file and {shapes[1]} here. Fix: use the "
                 "base model, rank and targets that it was trained with"
             )
     saved = {key: tensors[model.lora_key(key)] for key in adapters.state(name)}

@@ -168,7 +168,7 @@ class Policy:
         return [original.dtype for original in self._originals]
 
     def forget_gradients(self) -> None:
-        """Drops the gradients of the last update, which nobody needs while the next samples are made."""
+        """Drops the gradients of the last update, which are not needed while the next samples are made."""
         for parameter in self.trainable_parameters():
             parameter.grad = None
 
@@ -212,7 +212,7 @@ class Policy:
     def reference(self) -> Iterator[None]:
         """Within it the model is the one that training started from: adapter off, or the untrained weights."""
         if self._is_merged:
-            raise RuntimeError("the adapter is part of the weights: there is no reference within `merged`")
+            raise RuntimeError("the adapter is part of the weights: `merged` has no reference")
         if self.is_adapted:
             with self._each("off"):
                 yield
@@ -346,7 +346,7 @@ class Policy:
         self.ema.optimization_step = step
 
     def old_state(self) -> dict[str, Tensor]:
-        """The weights of the old policy, by the names of `trained_state`; empty where there is none."""
+        """The weights of the old policy, by the names of `trained_state`; empty if it has no old policy."""
         return self.whole(dict(zip(self.trainable_named(), self.old or (), strict=self.old is not None)))
 
     def load_old_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:

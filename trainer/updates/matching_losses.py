@@ -65,7 +65,7 @@ def matching_loss(
 
     Raises:
         ValueError: an unknown kind, what it needs and was not given, wrong shapes, or levels, advantages and weights that cannot
-            be. A velocity that is not finite is no error: the loss is not finite either.
+            be. A velocity that is not finite raises nothing: the loss is not finite either.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: unknown matching loss {kind!r}. Fix: take one of {', '.join(KINDS)}")
@@ -189,7 +189,7 @@ KINDS = {
 
 
 def pairs(advantage: Tensor, groups: Tensor) -> Tensor:
-    """The best and the worst sample of each group, [P, 2]; none of a group whose samples are alike.
+    """The best and the worst sample of each group, [P, 2]; a group whose samples are alike has no pair.
 
     Args:
         advantage: [B].

@@ -46,7 +46,7 @@ class Tally:
         self._read = None
 
     def note(self, name: str, value: Tensor) -> None:
-        """Something that is no sum; a later note of that name takes its place."""
+        """Something that is not a sum; a later note of that name takes its place."""
         self.notes[name], self._read = value, None
 
     def read(self) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class Tally:
         return (loss if distributed.world() == 1 else distributed.each(loss)).isfinite().all()
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
-        """Of all processes together, each figure's sum by the number of passes; those that no process has are left out."""
+        """Each figure's sum over all processes, divided by the number of passes; those that no process has are left out."""
         names, read = list(names), self.read()
         sums = [[float(read[name]) if name in self.sums else 0.0, float(name in self.sums)] for name in names]
         added, present = distributed.each(torch.tensor(sums, dtype=torch.float64)).sum(0).T.tolist()
@@ -69,7 +69,7 @@ class Tally:
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last optimizer step, before it was shortened."""
+        """The norm of the last optimizer step's gradient, before it was clipped."""
         return self.gradient_norms[-1] if self.gradient_norms else 0.0
 
 
@@ -127,7 +127,7 @@ def take_steps(
     The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there.
 
     Returns:
-        The number of steps that were taken: fewer than `epochs` where a gradient was not finite, or where there was none.
+        The number of steps that were taken: fewer than `epochs` if a gradient was missing or not finite.
 
     Raises:
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
@@ -152,7 +152,7 @@ def take_steps(
 
 
 def _take(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
-    """Clips and applies the gradient; one that is not finite changes nothing. False where there is no gradient."""
+    """Clips and applies the gradient; one that is not finite changes nothing. False without a gradient."""
     parameters = model.policy.trainable_parameters()
     if all(parameter.grad is None for parameter in parameters):
         return False

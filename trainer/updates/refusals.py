@@ -1,6 +1,6 @@
 """What an update has no use for, by settings alone: said before a graph runs, and again by the update itself.
 
-Imports no torch: nodes and whoever checks a graph ask this too.
+Imports no torch: nodes and the checks of a graph ask this too.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]
 
 
 def of_credit(method: str) -> Misfit:
-    """Of Matching Step's credit: that it scales ratios."""
+    """Says that Matching Step's credit scales ratios."""
     message = f"{method} scales importance ratios, and Matching Step has none"
     fix = "TCD Weights, Uniform Weights or another credit in its place, or GRPO Step as the update"
     return Misfit("advantages", message, fix)
 
 
 def of_selection(loss: str, most: int) -> Iterator[Misfit]:
-    """Of how many samples of each group are kept `most`: a loss of pairs needs the two of a pair."""
+    """Checks `most`, how many samples of each group are kept: a loss of pairs needs the two of a pair."""
     if loss == "dpo" and most < 2:
         message = f"{most} sample of each group is left, and loss = dpo of Matching Step compares two, so it would learn nothing"
         yield Misfit("worst", message, "worst = 1 or more on Best of N, or another loss on Matching Step")
 
 
 def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_per_iteration") -> Misfit:
-    """Of a loss that compares a group's samples: that groups do not stay whole. `name`: the input that counts them."""
+    """Says that groups do not stay whole, of a loss that compares a group's samples. `name`: the input that counts them."""
     message = (
         f"loss = {loss} compares the samples of a group at one point, and {processes} processes share {groups} groups, so that "
         "some would be parted"

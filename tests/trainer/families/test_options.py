@@ -99,7 +99,7 @@ def test_nothing_saved_yet(folder, tmp_path):
     model = load_flow_model(folder, device="cpu")
     with pytest.raises(FileNotFoundError, match="has no lora.safetensors yet. Fix: "):
         weights.load(model, tmp_path)
-    with pytest.raises(ValueError, match="there is no adapter to save. Fix: "):
+    with pytest.raises(ValueError, match="it has no adapter to save. Fix: "):
         lora.save_named(load_flow_model(folder, training="full", device="cpu"), tmp_path, "name", {})
 
 

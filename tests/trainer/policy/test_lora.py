@@ -145,6 +145,6 @@ def test_what_cannot_be_put_on(model, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"a.safetensors: no such adapter. Fix: "):
         lora.put_on(model, tmp_path / "a.safetensors")
     lora.write_tensors(tmp_path / "a.safetensors", {"transformer.nothing.lora_A.weight": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match="a.safetensors is no adapter of this model.*fits no module of it.*Fix: "):
+    with pytest.raises(ValueError, match="a.safetensors is not an adapter of this model.*fits no module of it.*Fix: "):
         lora.put_on(model, tmp_path / "a.safetensors")
     assert torch.equal(velocity(model), before)
