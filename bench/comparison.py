@@ -286,17 +286,8 @@ def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
     folder = options.output / f"{workflow.stem}-{seed}"
     if (folder / "done").exists():
         return folder
-    command = [
-        sys.executable,
-        "-m",
-        "comfyui_otca",
-        "train",
-        str(workflow),
-        "--seed",
-        str(seed),
-        "--output",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "comfyui_otca", "train", str(workflow)]
+    command += ["--seed", str(seed), "--output", str(folder)]
     command += ["--resume"] if (folder / "metrics.jsonl").exists() else []
     threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
     options.output.mkdir(parents=True, exist_ok=True)

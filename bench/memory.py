@@ -1,15 +1,13 @@
 """Memory: the estimate against what is allocated, its counts, and whether a long training grows. Findings: bench/memory.md.
 
     python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
-    python bench/memory.py trackers
     python bench/memory.py growth [--iterations N] [--every N] [--output DIR]
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py native ~/comfy/ComfyUI
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py architectures ~/comfy/ComfyUI
 
 `allocations`: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16.
 What tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand,
-from the configurations of the same folder. `trackers`: one call of a network at its published shape, forward and backward, under
-FakeTensorMode: our counter beside torch.distributed's MemTracker.
+from the configurations of the same folder.
 
 `architectures`: the counts in trainer/memory/native.py, made on ComfyUI's own classes: parameters, trained parameters for each
 unit of LoRA rank (all Linear layers of the blocks but the modulation), and what autograd keeps of one more block for its backward
@@ -37,8 +35,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from comfyui_otca.bench import common
 from comfyui_otca.trainer.memory.meta import Live
@@ -118,102 +114,6 @@ def native(comfyui: Path) -> None:
     print(
         common.table(["checkpointing", "samples", "size", "rollout", "kept for backward", "forward and backward"], rows)
     )
-
-
-# --- against torch's own tracker ---------------------------------------------------------------------------------------
-
-
-def flux(dtype):
-    from diffusers import FluxTransformer2DModel
-
-    def call(network, x):
-        tokens, ids = torch.empty(1, 512, 4096, dtype=dtype), torch.empty(4096, 3)
-        more = {"txt_ids": torch.empty(512, 3), "img_ids": ids, "guidance": torch.ones(1), "timestep": torch.ones(1)}
-        pooled = torch.empty(1, 768, dtype=dtype)
-        return network(x, encoder_hidden_states=tokens, pooled_projections=pooled, return_dict=False, **more)[0]
-
-    return lambda: FluxTransformer2DModel(guidance_embeds=True), (1, 4096, 64), call
-
-
-def wan(dtype):
-    from diffusers import WanTransformer3DModel
-
-    def call(network, x):
-        tokens = torch.empty(1, 512, 4096, dtype=dtype)
-        return network(x, timestep=torch.ones(1), encoder_hidden_states=tokens, return_dict=False)[0]
-
-    return WanTransformer3DModel, (1, 16, 5, 60, 104), call
-
-
-def qwen_image(dtype):
-    from diffusers import QwenImageTransformer2DModel
-
-    def call(network, x):
-        tokens = torch.empty(1, 256, 3584, dtype=dtype)
-        more = {"img_shapes": [[(1, 64, 64)]], "timestep": torch.ones(1), "return_dict": False}
-        return network(x, encoder_hidden_states=tokens, encoder_hidden_states_mask=None, **more)[0]
-
-    return QwenImageTransformer2DModel, (1, 4096, 64), call
-
-
-def z_image(dtype):
-    from diffusers import ZImageTransformer2DModel
-
-    def call(network, x):
-        return network([x], torch.ones(1), [torch.empty(256, 2560, dtype=dtype)], return_dict=False)[0][0]
-
-    return ZImageTransformer2DModel, (16, 1, 128, 128), call
-
-
-SHAPES = {"FLUX.1, 1024 × 1024": flux, "Qwen-Image, 1024 × 1024": qwen_image, "Z-Image, 1024 × 1024": z_image}
-SHAPES["Wan 14B, 832 × 480, 17 frames"] = wan
-
-
-def trackers() -> None:
-    """GB that one call of each network holds at most, forward and backward, with the gradients of all weights, beside these."""
-    print(common.table(["network", "parameters", "our counter, GB", "MemTracker, GB"], []), flush=True)
-    for name, shape in SHAPES.items():
-        dtype = torch.bfloat16
-        build, size, call = shape(dtype)
-        with torch.device("meta"):
-            network = build()
-        count = sum(parameter.numel() for parameter in network.parameters())
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            for module in network.modules():
-                for key, old in module._parameters.items():
-                    if old is not None:
-                        module._parameters[key] = torch.nn.Parameter(torch.empty(old.shape, dtype=dtype))
-                for key, old in module._buffers.items():
-                    if old is not None:
-                        module._buffers[key] = torch.empty(old.shape, dtype=old.dtype)
-            weights = [*network.parameters(), *network.buffers()]
-            tracked = _tracked(network, size, call)
-            network.zero_grad()
-            with Live(weights) as live:
-                call(network, torch.empty(size, dtype=torch.bfloat16)).sum().backward()
-        held = sum(weight.nbytes for weight in weights)
-        print(f"| {name} | {count:,} | {live.peak / 1e9:.2f} | {(tracked - held) / 1e9:.2f} |", flush=True)
-
-
-class Total(MemTracker):
-    """torch's tracker without the peak of every module, for which it goes through all modules at every operator.
-
-    The time of that is quadratic in the blocks: 1 s for one of Qwen-Image's, 54 s for 16, and minutes for its 60. The peak of a
-    device is followed as before, and comes to the same bytes.
-    """
-
-    def _update_peak_stats(self, peak_state) -> None:
-        for device, held in self._curr_mem_snap.items():
-            if self._peak_mem.get(device, 0) < held["Total"]:
-                self._peak_mem[device], self._peak_mem_snap[device] = held["Total"], dict(held)
-
-
-def _tracked(network, size, call) -> int:
-    tracker = Total()
-    tracker.track_external(network)
-    with tracker:
-        call(network, torch.empty(size, dtype=torch.bfloat16)).sum().backward()
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
 
 # --- the counts of ComfyUI's models ---------------------------------------------------------------------------------------
@@ -408,7 +308,6 @@ def main() -> None:
     of_allocations = kinds.add_parser("allocations")
     of_allocations.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
     of_allocations.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
-    kinds.add_parser("trackers")
     for name in ("native", "architectures"):
         kinds.add_parser(name).add_argument("comfyui", type=Path)
     of_growth = kinds.add_parser("growth")
@@ -417,8 +316,7 @@ def main() -> None:
     of_growth.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
-    kind = {"allocations": allocations, "trackers": trackers, "native": native}
-    kind |= {"architectures": architectures, "growth": growth}
+    kind = {"allocations": allocations, "native": native, "architectures": architectures, "growth": growth}
     kind[given.pop("kind")](**given)
 
 

@@ -85,11 +85,6 @@ def _flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def _zeros_at_the_end(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:-20] + b"\0" * 20)
-
-
 def _wrong_types(path: Path) -> None:
     """Every value of the first object is a list."""
     first, _, rest = path.read_bytes().partition(b"\n") if path.suffix == ".jsonl" else (path.read_bytes(), b"", b"")
@@ -99,14 +94,6 @@ def _wrong_types(path: Path) -> None:
     except ValueError:
         content = b'{"iteration": [[]]}'
     path.write_bytes(content + b"\n" + rest)
-
-
-def _without_keys(path: Path) -> None:
-    path.write_bytes(b"{}\n")
-
-
-def _gone(path: Path) -> None:
-    path.unlink()
 
 
 def _folder(path: Path) -> None:
@@ -132,18 +119,18 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": _text(b""),
     "cut in half": _cut,
     "eight bytes flipped": _flip,
-    "zeros at its end": _zeros_at_the_end,
+    "zeros at its end": lambda path: path.write_bytes(path.read_bytes()[:-20] + bytes(20)),
     "a list": _text(b"[1, 2]\n"),
-    "an empty object": _without_keys,
+    "an empty object": _text(b"{}\n"),
     "values of wrong types": _wrong_types,
     "NaN": _text(b'{"iteration": NaN, "status": "running"}\n'),
     "2,000 levels deep": _text(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n"),
     "bytes that are not text": _text(b"\xff\xfe\x00\x80" * 8),
-    "missing": _gone,
+    "missing": Path.unlink,
     "a folder": _folder,
     "a link to another file": _link_out,
     "a link to itself": _loop,

@@ -2,11 +2,10 @@
 
     python bench/rewards.py stack [--pictures 24] [--batch 0] [--rounds 5]
     python bench/rewards.py published [--only hpsv2 …] [--pictures *.png] [--prompt "a red circle"]
-    python bench/rewards.py judge [--pictures 32] [--side 512] [--rounds 5]
     python bench/rewards.py words
     python bench/rewards.py detectors [--pictures 4] [--rounds 3]
     python bench/rewards.py overlap [WORKFLOW] [--set NODE.INPUT=VALUE …] [--share S …] [--rounds 5]
-    python bench/rewards.py taste [--output runs/taste] [--seeds 10] [--trainings 3]
+    python bench/rewards.py taste [--output runs/taste] [--seeds 10]
 
 - stack: pictures a second of CLIP-T, Aesthetic (on the same checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights
   of a modest size. *One by one*: each reward has a network of its own and is asked for one picture at a time, encoding its prompt
@@ -14,16 +13,14 @@
   Stack does it, where CLIP-T and Aesthetic also share a forward pass.
 - published: scores by the published weights that are on this machine against a second implementation on the same weights, and
   against the authors' packages `hpsv2` and `ImageReward` if they can be imported.
-- judge: Reward: VLM Judge with a tiny model in `transformers serve` (needs fastapi, uvicorn, openai), the same model asked
-  directly, and a server that computes nothing and answers after 50 ms.
 - words: 50 words, written by Pillow in five fonts on plain, shaded and noisy ground, at four sizes, read back by Reward: Text.
   Each picture is scored by its own word, and by the same word with one letter changed, where 1 - 1 / length is right.
 - detectors: seconds a picture of Text with its real models, and of Objects with random weights on pictures as large as the
   published detectors see, next to CLIP-T.
 - overlap: seconds of an iteration whose rewards score after sampling, and while it samples. One reward more is connected, which
   waits as for a server, S times as long as the rollout takes.
-- taste: how many clicks a taste takes, and whether training on it serves the voter. The voter is simulated: it has a utility that
-  it knows exactly, and clicks wrongly in one click of ten. A click picks the best of the pictures of one prompt that are shown.
+- taste: how many clicks a taste takes. The voter is simulated: it has a utility that it knows exactly, and clicks wrongly in one
+  click of ten. A click picks the best of the pictures of one prompt that are shown.
 
 Ways that are compared take turns, so that whatever else the machine does weighs on all alike.
 """
@@ -31,27 +28,17 @@ Ways that are compared take turns, so that whatever else the machine does weighs
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import importlib.util
 import json
-import logging
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from aiohttp import web
 from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
@@ -62,25 +49,20 @@ from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study.statistics import mean_interval
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
-from comfyui_otca.tests.tiny import judge as tiny_judge
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.trainer import grpo, rollout
-from comfyui_otca.trainer.advantages import fuse
-from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.networks import features, network, preprocess
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import clip, hps, image_reward, reward_class
-from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score, score_stack
-from comfyui_otca.trainer.rewards.judge import VLMJudge, number_instruction
-from comfyui_otca.trainer.rewards.shapes import accuracy
-from comfyui_otca.trainer.rewards.taste import Head, TasteReward, read_features
+from comfyui_otca.trainer.rewards.base import Reward, score
+from comfyui_otca.trainer.rewards.taste import Head, read_features
 from comfyui_otca.trainer.rewards.text import likeness, reader
 from comfyui_otca.trainer.rewards.vote.learner import Learner
-from comfyui_otca.trainer.rewards.vote.votes import Answer, bradley_terry
+from comfyui_otca.trainer.rewards.vote.votes import Answer
 from comfyui_otca.trainer.run.loop import only
-from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt, Prompts, SamplerSettings, UpdateSettings
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt, Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow.running import Workflow
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
@@ -88,18 +70,16 @@ PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["stack", "published", "judge", "words", "detectors", "overlap", "taste"])
+    parser.add_argument("what", choices=["stack", "published", "words", "detectors", "overlap", "taste"])
     parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW, help="of overlap")
     parser.add_argument("--pictures", nargs="+", help="how many; files of published (default: noise)")
     parser.add_argument("--prompt", action="append", help="of published: one, or one for each picture")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="of published")
     parser.add_argument("--batch", type=int, default=0, help="of stack: pictures to one forward pass; 0: all")
-    parser.add_argument("--side", type=int, default=512, help="of judge")
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE", help="of overlap")
     parser.add_argument("--share", type=float, nargs="+", default=[0.0, 0.5, 1.0], metavar="S", help="of overlap")
     parser.add_argument("--output", type=Path, default=Path("runs/taste"), help="of taste: where results are kept")
     parser.add_argument("--seeds", type=int, default=10, help="of taste")
-    parser.add_argument("--trainings", type=int, default=3, help="of taste: seeds of the trainings; 0: none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument("--device", default="auto")
@@ -265,107 +245,6 @@ def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.I
             return model.logit_scale.exp() * cosine if kind == "pickscore" else cosine
 
         yield "CLIPModel", clip_model
-
-
-# --- the judge --------------------------------------------------------------------------------------------------------
-
-QUESTION = tiny_judge.QUESTIONS[0]
-DELAY = 0.05  # seconds that the server without a model takes
-
-
-def judge(options: argparse.Namespace) -> None:
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    count = int(options.pictures[0]) if options.pictures else 32
-    shades = torch.linspace(0, 1, count)[:, None, None, None]
-    pictures = shades.expand(count, options.side, options.side, 3).clone()
-
-    def judged(url: str, model: str, concurrency: int):
-        reward = VLMJudge(url=url, model=model, question=QUESTION, answer="number", concurrency=concurrency)
-        return lambda: score([reward], pictures.clone(), ["a picture"] * count)[:, 0]
-
-    with tempfile.TemporaryDirectory() as folder:
-        waiting, model = _waiting(), tiny_judge.vlm(Path(folder), number_instruction(0, 10))
-        with _served() as url:
-            ways = {"directly": _directly(model, pictures)}
-            ways |= {f"served, {many} at once": judged(url, str(model), many) for many in (1, 4)}
-            ways |= {f"waiting, {many} at once": judged(waiting, "none", many) for many in (1, 4, 16)}
-            medians, scores = take_turns(ways, options.rounds)
-    print(f"{count} pictures of {options.side} × {options.side}\n")
-    rows = []
-    for way, median in medians.items():
-        first = medians.get(f"{way.split(',')[0]}, 1 at once", median)
-        other = "" if way.startswith("waiting") else int((scores[way] != scores["directly"]).sum())
-        rows.append((way, f"{median:.2f}", f"{count / median:.1f}", f"{first / median:.2f}", other))
-    print(
-        table(("", "seconds", "pictures a second", "÷ one at a time", "scores that differ from the model's own"), rows)
-    )
-
-
-def _directly(folder: Path, pictures: torch.Tensor):
-    """What the model says of each picture, by transformers alone."""
-    from transformers import AutoProcessor, LlavaForConditionalGeneration
-
-    processor = AutoProcessor.from_pretrained(folder)
-    model: Any = LlavaForConditionalGeneration.from_pretrained(folder)
-    text = f"{QUESTION}\n{number_instruction(0, 10)}"
-
-    def run() -> torch.Tensor:
-        said = []
-        for picture in preprocess.pil(pictures):
-            content = [{"type": "image", "image": picture}, {"type": "text", "text": text}]
-            inputs = processor.apply_chat_template(
-                [{"role": "user", "content": content}],
-                **dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"),
-            )
-            tokens = model.generate(**inputs, max_new_tokens=16, do_sample=False)
-            said.append(float(processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)))
-        return torch.tensor(said) / 10
-
-    return run
-
-
-@contextlib.contextmanager
-def _served() -> Iterator[str]:
-    """The address of a running `transformers serve`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1"]
-    process = subprocess.Popen(
-        [*command, "--port", str(port), "--device", "cpu"],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
-                break
-            time.sleep(0.1)
-        else:
-            raise SystemExit("transformers serve does not begin here. Fix: pip install fastapi uvicorn openai")
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _waiting() -> str:
-    """The address of a server that computes nothing and answers after DELAY, until this process ends."""
-
-    async def answer(request: web.Request) -> web.Response:
-        await request.read()
-        await asyncio.sleep(DELAY)
-        return web.json_response({"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]})
-
-    application = web.Application(client_max_size=2**26)
-    application.router.add_post("/v1/chat/completions", answer)
-    place = socket.create_server(("127.0.0.1", 0))
-    settings = {"sock": place, "print": None, "handle_signals": False, "loop": asyncio.new_event_loop()}
-    threading.Thread(target=web.run_app, args=(application,), kwargs=settings, daemon=True).start()
-    return f"http://127.0.0.1:{place.getsockname()[1]}/v1"
 
 
 # --- words and objects ------------------------------------------------------------------------------------------------
@@ -548,7 +427,6 @@ WAYS = {  # whether the learner asks, and the pictures that are shown
     "random pairs": (False, 2),
     "random, best of 4": (False, 4),
 }
-ITERATIONS, RATE = 12, 1e-3  # of the trainings
 
 
 def redness(images: torch.Tensor) -> torch.Tensor:
@@ -603,17 +481,6 @@ def taste(options: argparse.Namespace) -> None:
                 cells = [_cell(values[:, mark // EVERY - 1]) for mark in marks]
                 rows.append((way, of, *cells, there[0] if there else f"not in {CLICKS}"))
         print(table(("asked", "accuracy of", *marks, f"clicks to {TARGET}"), rows))
-    if not options.trainings:
-        return
-    print(
-        f"\n**Training**, {ITERATIONS} iterations of 4 prompts × {GROUP} pictures; means ± half the 95 % interval over seeds\n"
-    )
-    rows = []
-    for way in ("direct vote", f"head of {CLICKS} clicks"):
-        runs = [kept(f"{way}-{seed}", train, way, seed, clicked) for seed in range(options.trainings)]
-        before, after, right_before, right_after = np.array(runs).T
-        rows.append((way, *map(_cell, (before, after, after - before, right_before, right_after))))
-    print(table(("reward", "redness before", "after", "rise", "shapes accuracy before", "after"), rows))
 
 
 def sampled(file: str, count: int, seed: int) -> tuple[list[torch.Tensor], list[np.ndarray]]:
@@ -671,54 +538,6 @@ def pair_accuracy(learned: Head, rows: Sequence[np.ndarray], true: Sequence[np.n
 def _cell(values: np.ndarray) -> str:
     interval = mean_interval(values.tolist())
     return f"{interval.mean:.3f} ± {interval.mean - interval.low:.3f}"
-
-
-class SimulatedVote(GroupReward):
-    """The voter picks the best and the worst of every group; their Bradley-Terry scores are the reward."""
-
-    def __init__(self, seed: int):
-        super().__init__("vote")
-        self.random = np.random.default_rng(seed)
-
-    def score_groups(self, samples, prompts, groups):
-        scores = np.zeros(len(samples))
-        for group in sorted(set(groups)):
-            rows = [row for row, number in enumerate(groups) if number == group]
-            utilities = redness(samples[rows]).numpy()
-            best = click(utilities, range(len(rows)), self.random).order[0]
-            worst = click(-utilities, [n for n in range(len(rows)) if n not in best], self.random).order[0]
-            others = tuple(number for number in range(len(rows)) if number not in best + worst)
-            scores[rows] = bradley_terry(Answer("order", (best, others, worst)).pairs, len(rows))
-        return scores.tolist()
-
-
-def train(way: str, seed: int, clicked) -> list[float]:
-    """Mean redness before and after, then mean shapes accuracy before and after."""
-    torch.manual_seed(seed)
-    model = load_flow_model(ASSETS / "shapes-flux", lora_rank=16, lora_alpha=16.0, seed=seed, device="cpu")
-    before, reward = evaluated(model), SimulatedVote(seed)
-    if way != "direct vote":
-        true = [redness(group).numpy() for group in clicked[0]]
-        *_, learner = clicks(clicked[1], true, True, 4, seed)
-        reward = TasteReward("my_taste", learner.head())
-    lines = read_prompts("", str(ASSETS / "prompts" / "shapes_train.txt"))
-    order = np.random.default_rng(seed).permutation(len(lines)).tolist()
-    for iteration in range(ITERATIONS):
-        places = range(4 * iteration, 4 * iteration + 4)
-        prompts = Prompts(tuple(lines[order[place % len(order)]] for place in places), tuple(places))
-        trajectories = rollout.sample(model, prompts, SETTINGS, group_size=GROUP, seed=seed)
-        scores = score_stack([reward], trajectories.images, trajectories.texts, trajectories.groups)
-        credit = tcd(trajectories.latents, trajectories.final, trajectories.trained, w_min=0.5)
-        grpo.update(model, trajectories, fuse(scores, credit, "moca"), UpdateSettings(learning_rate=RATE))
-    return [value for pair in zip(before, evaluated(model), strict=True) for value in pair]
-
-
-def evaluated(model) -> tuple[float, float]:
-    """Mean redness and shapes accuracy on the evaluation prompts, two pictures each, always of the same noise."""
-    texts = [text for text in read_prompts("", str(ASSETS / "prompts" / "shapes_eval.txt")) for _ in range(2)]
-    images = rollout.generate(model, texts, SETTINGS, list(range(len(texts))))
-    right = [accuracy(image, text) for image, text in zip(images.numpy(), texts, strict=True)]
-    return float(redness(images).mean()), float(np.mean([value for value in right if value is not None]))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class Shape:
     tiny_vae: Mapping[str, Any] = field(default_factory=lambda: TINY_VAE)
 
 
+TINY = dict(attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, axes_dims_rope=[4, 6, 6])
 SHAPES = {
     "flux": Shape(
         "black-forest-labs/FLUX.1-dev",
@@ -68,15 +69,7 @@ SHAPES = {
         {"num_layers": 19, "num_single_layers": 38},
         ("joint_attention_dim", "pooled_projection_dim"),
         False,
-        {
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "attention_head_dim": 16,
-            "num_attention_heads": 2,
-            "joint_attention_dim": 32,
-            "pooled_projection_dim": 16,
-            "axes_dims_rope": [4, 6, 6],
-        },
+        TINY | dict(num_layers=1, num_single_layers=1, pooled_projection_dim=16),
     ),
     "z_image": Shape(
         "Tongyi-MAI/Z-Image",
@@ -85,15 +78,7 @@ SHAPES = {
         {"n_layers": 30},
         ("cap_feat_dim",),
         True,
-        {
-            "n_layers": 1,
-            "n_refiner_layers": 1,
-            "dim": 32,
-            "n_heads": 2,
-            "n_kv_heads": 2,
-            "cap_feat_dim": 32,
-            "axes_dims": [4, 6, 6],
-        },
+        dict(n_layers=1, n_refiner_layers=1, dim=32, n_heads=2, n_kv_heads=2, cap_feat_dim=32, axes_dims=[4, 6, 6]),
     ),
     "qwen_image": Shape(
         "Qwen/Qwen-Image",
@@ -102,13 +87,7 @@ SHAPES = {
         {"num_layers": 60},
         ("joint_attention_dim",),
         True,
-        {
-            "num_layers": 1,
-            "attention_head_dim": 16,
-            "num_attention_heads": 2,
-            "joint_attention_dim": 32,
-            "axes_dims_rope": [4, 6, 6],
-        },
+        TINY | dict(num_layers=1),
         {"base_dim": 8},
     ),
 }
@@ -180,14 +159,8 @@ def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:
     generator = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(0)
     for module in made.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            shape, place = parameter.shape, generator.device
-            is_scale = name == "weight" and len(shape) == 1
-            values = (
-                torch.ones(shape, dtype=dtype, device=place)
-                if is_scale
-                else torch.empty(shape, dtype=dtype, device=place)
-            )
-            if not is_scale:
+            values = torch.ones(parameter.shape, dtype=dtype, device=generator.device)
+            if not (name == "weight" and parameter.ndim == 1):  # a scale
                 values.normal_(0, 0.02, generator=generator)
             module._parameters[name] = torch.nn.Parameter(values.to(device), requires_grad=False)
     return made.eval()
