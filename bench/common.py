@@ -6,10 +6,13 @@ import ctypes
 import gc
 import json
 import statistics
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
@@ -65,8 +68,33 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} … {max(values):.{digits}f})"
 
 
+def cell(text: str) -> str:
+    """Any text, fit for a cell of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     heads = list(heads)
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def durations(report: Path, most: int = 300) -> str:
+    """The seconds of each folder and the slowest tests, by a JUnit file of pytest. Findings: bench/durations.md."""
+    cases = ElementTree.parse(report).iter("testcase")
+    seconds = {
+        (case.get("classname", "").replace(".", "/"), case.get("name", "")): float(case.get("time", 0))
+        for case in cases
+    }
+    folders: Counter[str] = Counter()
+    for (file, _), taken in seconds.items():
+        folders[file.partition("/test_")[0]] += taken
+    slowest = sorted(seconds.items(), key=lambda case: -case[1])[:most]
+    sums = table(("folder", "s"), [(folder, f"{taken:.0f}") for folder, taken in folders.most_common()])
+    rows = [(f"{taken:.2f}", f"`{file}::{cell(name)}`") for (file, name), taken in slowest]
+    return f"{len(seconds)} tests, {sum(seconds.values()):.0f} s\n\n{sums}\n\n{table(('s', 'test'), rows)}"
+
+
+if __name__ == "__main__":
+    print(durations(Path(sys.argv[1])))

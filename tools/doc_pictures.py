@@ -71,7 +71,7 @@ def shapes_flux() -> FlowModel:
 
 @functools.cache
 def trajectories(groups: int) -> Trajectories:
-    """Of the first `groups` captions, GROUP_SIZE samples each."""
+    """GROUP_SIZE samples of each of the first `groups` captions."""
     prompts = Prompts(CAPTIONS[:groups], tuple(range(groups)))
     return rollout.sample(shapes_flux(), prompts, SETTINGS, group_size=GROUP_SIZE, seed=0)
 

@@ -267,7 +267,7 @@ class Case:
 
 
 def _share(place: Place, operations: float, seconds: float) -> float | None:
-    """Of the matrix rate that was measured here; None where it was not."""
+    """The share of the matrix rate that was measured here; None if it was not."""
     file = place.folder / "rate.json"
     measured = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return operations / seconds / measured["result"]["rate"] if measured.get("state") == "done" else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from comfyui_otca.bench.common import table
+from comfyui_otca.bench.common import cell, table
 
 from .measures import ATTENTIONS, BATCHES, PARTS
 
@@ -50,7 +50,7 @@ def write(folder: Path, target: Path) -> dict[str, dict]:
 def page(parts: Parts) -> str:
     done = {name: part["result"] for name, part in parts.items() if part["state"] == "done"}
     states = {"failed": "**failed**", "skipped": "left out"}
-    missing = [(n, states[p["state"]], _cell(p["reason"])) for n, p in parts.items() if p["state"] in states]
+    missing = [(n, states[p["state"]], cell(p["reason"])) for n, p in parts.items() if p["state"] in states]
     blocks = ["# On a GPU", *_top(parts, done.get("rate")), ABOUT]
     blocks += _section("What is not here", ("part", "", "why"), missing)
     blocks += [*_tests(done), *_iterations(done), *_profile(done)]
@@ -129,14 +129,10 @@ def _profile(done: Parts) -> list[str]:
     total, rows = found["total_seconds"], []
     for one in found["largest"]:
         cells = f"{one['seconds']:.4f}", _percent(one["seconds"] / total)
-        rows.append((f"`{_cell(one['name'])}`", one["calls"], *cells))
+        rows.append((f"`{cell(one['name'])}`", one["calls"], *cells))
     before = f"The {len(rows)} largest of an iteration, batch {found['batch']}, {total:.3f} s in all."
     return _section("What takes the time", ("", "calls", "s", "share"), rows, before)
 
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
