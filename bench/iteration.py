@@ -1,6 +1,6 @@
 """Seconds of one training iteration against its floor: the same transformer calls, bare.
 
-    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K] [--compile]
+    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K]
     python bench/iteration.py --families [--rounds N] [--threads N]
     python bench/iteration.py --waits [WORKFLOW]
 
@@ -54,7 +54,6 @@ def main() -> None:
     parser.add_argument(
         "--sampled-steps", type=int, default=3, metavar="K", help="of GRPO Step, in the row that has it"
     )
-    parser.add_argument("--compile", action="store_true", help="a row of Model Memory's compile too; takes minutes")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument(
         "--families", action="store_true", help="a tiny checkpoint of every family, instead of a workflow"
@@ -78,9 +77,6 @@ def main() -> None:
     inputs, prompts = workflow.graph[sampler]["inputs"], workflow.graph[only(workflow, "OTCA_PromptDataset")]["inputs"]
     samples = prompts["prompts_per_iteration"] * inputs["group_size"]
     modes = _modes(model, inputs["guidance"], options.sampled_steps, samples)
-    graphs = dict.fromkeys(modes, workflow)
-    if options.compile:
-        modes["compiled"], graphs["compiled"] = modes["recomputed"], _compiled(workflow)
     seconds: dict[str, list[float]] = {"floor": []} | {mode: [] for mode in modes}
     phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in modes}
     memory: dict[str, float] = {}
@@ -90,14 +86,12 @@ def main() -> None:
             overrides = {(node, name): value + len(modes) * number + turn for node, name, value in workflow.advancing()}
             overrides |= {(sampler, name): value for name, value in sampling.items()}
             overrides |= {(step, name): value for name, value in changes.items()}
-            graph = graphs[mode]
-            model = trained_model(graph)
             model.wish = NextRollout(changes["unconditional_gradient"])  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = None if number else Peak(model)
             with peak or contextlib.nullcontext():
                 started = time.perf_counter()
-                report = graph.run(overrides=overrides, targets=[step])[step][1]
+                report = workflow.run(overrides=overrides, targets=[step])[step][1]
                 wait(model.device)
                 elapsed = time.perf_counter() - started
             trajectories = report.trajectories
@@ -109,7 +103,7 @@ def main() -> None:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
             model.wish = NextRollout()
-        bare = floor(trained_model(workflow), trajectories)
+        bare = floor(model, trajectories)
         if number:
             seconds["floor"].append(bare)
     _print(trajectories, seconds, phases, memory)
@@ -132,16 +126,6 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
         modes["no unconditional gradient, kept graph"] = on, half
         modes[f"no unconditional gradient, sampled_steps {count}"] = off, {**half, "sampled_steps": count}
     return modes
-
-
-def _compiled(workflow: Workflow) -> Workflow:
-    """The same with a model of its own, compiled."""
-    graph = {node: {**entry, "inputs": dict(entry["inputs"])} for node, entry in workflow.graph.items()}
-    memory = {"quantize": "none", "attention": "auto", "compile": True}
-    memory |= dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing"), False)
-    graph["memory"] = {"class_type": "OTCA_ModelMemory", "inputs": memory}
-    graph[only(workflow, "OTCA_LoadFlowModel")]["inputs"]["memory"] = ["memory", 0]
-    return Workflow(graph, NODE_CLASS_MAPPINGS)
 
 
 def floor(model, trajectories, batch_size: int = 0) -> float:

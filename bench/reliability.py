@@ -17,8 +17,6 @@ doing, how long the others took to end, and what was lost.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -28,15 +26,14 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
 
 from .common import EVALUATION, graph, table
 
@@ -151,83 +148,48 @@ def files_of(run: Path) -> list[str]:
 # --- trying -----------------------------------------------------------------------------------------------------------
 
 
-def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, str]:
-    """Runs that in a forked process, so that torch is loaded once; returns its exit code and what it printed.
-
-    "traceback", "hangs" or a signal's number stand for any other end.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        output, code = io.StringIO(), 99
-        try:
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                log_to(output)
-                code = work()
-        except BaseException:
-            output.write(traceback.format_exc())
-        with os.fdopen(write, "w", encoding="utf-8", errors="backslashreplace") as pipe:
-            pipe.write(output.getvalue()[-20_000:])
-        os._exit(code if isinstance(code, int) else 99)
-    os.close(write)
-    timer = threading.Timer(seconds, os.kill, (child, 9))
-    timer.start()
-    with os.fdopen(read, encoding="utf-8") as pipe:
-        printed = pipe.read()
-    _, status = os.waitpid(child, 0)
-    timer.cancel()
-    code = os.waitstatus_to_exitcode(status)
-    return ("hangs" if code == -9 else "traceback" if "Traceback" in printed else code), printed
-
-
-def log_to(output: TextIO) -> None:
-    import logging
-
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
-    logging.basicConfig(format="%(levelname)s: %(message)s", stream=output)
+def otca(*arguments: object, seconds: int = 300) -> tuple[int | str, str]:
+    """Runs the command line; returns its exit code and what it printed. "traceback" or "hangs" stand for any other end."""
+    command = [sys.executable, "-m", "comfyui_otca", *map(str, arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=seconds,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        return "hangs", str(error.stdout)
+    return "traceback" if "Traceback" in done.stdout else done.returncode, done.stdout
 
 
 def make_run(folder: Path) -> Path:
     """A finished training of two iterations, with a checkpoint after each."""
-    code, printed = in_a_child(lambda: train(folder))
+    (folder / "given.json").write_text(json.dumps(graph(SETTINGS)), encoding="utf-8")
+    code, printed = otca("train", folder / "given.json", "--output", folder / "run", "--seed", 1)
     if code:
         raise RuntimeError(printed)
     return folder / "run"
 
 
-def train(folder: Path) -> int:
-    from ..__main__ import main
-
-    workflow = folder / "given.json"
-    workflow.write_text(json.dumps(graph(SETTINGS)), encoding="utf-8")
-    return main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"])
-
-
 def outcome(run: Path, name: str, damage: str, scratch: Path) -> tuple[str, str]:
     """What came of resuming a copy of the run in which one file is damaged; and what was printed."""
-    from ..__main__ import main
-
     folder = scratch / "run"
     shutil.copytree(run, folder)
-    try:
-        DAMAGES[damage](folder / name)
-        arguments = ["train", str(folder), "--resume", "--iterations", "3"]
-        code, printed = in_a_child(lambda: main(arguments))
-        named = _named(printed, folder, name)
-        victim = folder.with_name(VICTIM)
-        if victim.exists() and victim.read_bytes() != THEIRS:
-            return "WRONG: wrote through a link", printed
-        if code == 0:
-            return ("resumed, said" if named else "resumed"), printed
-        lines = [line for line in printed.splitlines() if line.startswith(("otca: ", "error: "))]
-        refused = len(lines) == 1 and str(folder) in lines[0] and "Fix: " in lines[0] and named
-        if code in (1, 2) and refused:
-            return "refused", printed
-        return f"WRONG: {code}", printed
-    finally:
-        shutil.rmtree(folder)
+    DAMAGES[damage](folder / name)
+    code, printed = otca("train", folder, "--resume", "--iterations", 3)
+    named = _named(printed, folder, name)
+    victim = folder.with_name(VICTIM)
+    if victim.exists() and victim.read_bytes() != THEIRS:
+        return "WRONG: wrote through a link", printed
+    if code == 0:
+        return ("resumed, said" if named else "resumed"), printed
+    lines = [line for line in printed.splitlines() if line.startswith(("otca: ", "error: "))]
+    refused = len(lines) == 1 and str(folder) in lines[0] and "Fix: " in lines[0] and named
+    return ("refused" if code in (1, 2) and refused else f"WRONG: {code}"), printed
 
 
 def _named(printed: str, folder: Path, name: str) -> bool:
@@ -259,35 +221,15 @@ def damage_table(results: list[tuple[str, str, str, str]]) -> str:
     )
 
 
-def prepare() -> None:
-    """Loads what all children need. Figures are composed but not painted, which would take most of the time."""
-    import gc
-
-    import torch
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    from ..trainer.run import opening
-
-    torch.set_num_threads(1)
-    setattr(FigureCanvasAgg, "draw", lambda canvas: setattr(canvas, "renderer", canvas.get_renderer()))  # noqa: B010 (typed)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
-        train(Path(scratch))  # here, since much is imported only when it is needed
-    opening._open.clear()
-    gc.collect()
-    gc.freeze()
-
-
 def damages(options: argparse.Namespace) -> int:
-    prepare()
-    with tempfile.TemporaryDirectory() as scratch:
+    results = []
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         run = make_run(Path(scratch))
         tasks = [(run, name, damage) for name in options.files or files_of(run) for damage in DAMAGES]
-        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-            results = []
-            for result in pool.imap(_one, tasks):
-                results.append(result)
-                if result[2].startswith("WRONG"):
-                    print(f"{result[0]}, {result[1]}: {result[2]}\n{result[3][-1500:]}\n", file=sys.stderr, flush=True)
+        for result in pool.map(_one, tasks):
+            results.append(result)
+            if result[2].startswith("WRONG"):
+                print(f"{result[0]}, {result[1]}: {result[2]}\n{result[3][-1500:]}\n", file=sys.stderr, flush=True)
     wrong = sum(kind.startswith("WRONG") for _, _, kind, _ in results)
     print(
         f"{len(results)} damages of {len(results) // len(DAMAGES)} files, {wrong} neither resumed nor refused in a line"

@@ -19,7 +19,7 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from comfyui_otca.bench.common import WORKFLOW, spread
+from comfyui_otca.bench.common import WORKFLOW, spread, table
 from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host import devices, distributed
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -42,8 +42,8 @@ def main() -> None:
 
 def measured(turns: int, rounds: int) -> None:
     """One process with half of the samples, one with all, and two with all take turns; ratios are taken within a turn."""
-    print("| training | samples | 1 process | 2 processes | strong | weak | calls | a process sends |")
-    print("|---|---|---|---|---|---|---|---|")
+    heads = ("training", "samples", "1 process", "2 processes", "strong", "weak", "calls", "a process sends")
+    print(table(heads, []), flush=True)
     for training in (LORA, SHARDED, FULL):
         seconds, counted = {case: [] for case in ((1, 2), (1, 4), (2, 4))}, Counter()
         for _ in range(turns):

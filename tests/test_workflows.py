@@ -24,8 +24,7 @@ from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
 from comfyui_otca.tests.training import train
-from comfyui_otca.tools.canvases.files import FILES, LOADERS, models_of
-from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import FILES, LOADERS, TEMPLATES, models_of
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all

@@ -30,8 +30,7 @@ from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ...tests.comfyui.server import ROOT, ComfyUI, Installation, installations
 from . import pictures
-from .files import FILES, models_of
-from .templates import TEMPLATES, Template
+from .templates import FILES, TEMPLATES, Template, models_of
 
 # Opens a saved canvas and says it anew, with the widgets' values by their names.
 REFRESH = """async ([saved, api, promoted, models, notes]) => {
@@ -153,6 +152,9 @@ def refresh(canvas: Canvas, template: Template) -> None:
     graph.pop("id", None)
     kept = ("workflowRendererVersion", "reroutes", "linkExtensions")
     graph["extra"] = {key: value for key, value in graph["extra"].items() if key in kept}
+    titles = {node["id"]: node["title"] for node in saved["nodes"] if "title" in node}
+    for node in graph["nodes"]:  # the front end leaves out a title that is the name of the node's subgraph
+        node |= {"title": titles[node["id"]]} if node["id"] in titles else {}
     for part in (graph, *graph.get("definitions", {}).get("subgraphs", [])):
         part["nodes"].sort(key=lambda node: node["id"])
         for number, node in enumerate(part["nodes"]):
