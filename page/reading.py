@@ -182,6 +182,6 @@ def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
 
 
 def score(path: Path | None) -> float | None:
-    """What the last evaluation of a run came to: evaluation/sum, by which runs of other rewards can be compared too."""
+    """The evaluation/sum of a run's last evaluation, which compares runs of other rewards, too; None before the second one."""
     rows = all_rows(path, check_evaluation)
-    return verdicts.metric_value(rows[:1], rows[-1], keys.EVALUATION_SUM) if rows else None
+    return verdicts.metric_value(rows[:1], rows[-1], keys.EVALUATION_SUM) if len(rows) > 1 else None

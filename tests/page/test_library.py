@@ -67,7 +67,7 @@ def test_the_score_is_the_rise_in_standard_deviations(site, made):
 
 
 @pytest.mark.parametrize(
-    "content", [evaluation(0, 0.5)[:30], evaluation(2, 0.5), "", "{}\n", evaluation(0, 0.5) + "{\n"]
+    "content", [evaluation(0, 0.5)[:30], evaluation(0, 0.5), evaluation(2, 0.5), "", "{}\n", evaluation(0, 0.5) + "{\n"]
 )
 def test_a_run_without_two_evaluations_has_no_score(site, made, content):
     made(status={}, files={"evaluation.jsonl": content.encode()})
