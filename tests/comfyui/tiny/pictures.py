@@ -138,13 +138,13 @@ QWEN = {
     "axes_dims_rope": (8, 12, 12),
 }
 
-HUNYUAN_IMAGE = {
+HUNYUAN = {
     "image_model": "hunyuan_video",
-    "in_channels": 64,
-    "out_channels": 64,
-    "patch_size": [1, 1],
-    "vec_in_dim": None,
-    "axes_dim": [16, 16],
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": [1, 2, 2],
+    "vec_in_dim": 24,
+    "axes_dim": [8, 12, 12],
     "meanflow": False,
     "context_in_dim": 32,
     "hidden_size": 64,
@@ -155,10 +155,18 @@ HUNYUAN_IMAGE = {
     "theta": 256,
     "qkv_bias": True,
     "byt5": False,
-    "guidance_embed": False,
+    "guidance_embed": True,
     "use_cond_type_embedding": False,
     "vision_in_dim": None,
     "meanflow_sum": False,
+}
+HUNYUAN_IMAGE = HUNYUAN | {
+    "in_channels": 64,
+    "out_channels": 64,
+    "patch_size": [1, 1],
+    "vec_in_dim": None,
+    "axes_dim": [16, 16],
+    "guidance_embed": False,
 }
 
 AURA = {
