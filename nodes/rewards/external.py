@@ -6,6 +6,18 @@ from ..inputs import choice, complaint, integer, lines, number, switch, text
 from .base import JUDGE, REWARD, RewardNode, SeveralRewards
 
 
+def wrong_address(url, token_variable):
+    """What is wrong with where a reward asks, and with the token that it sends there."""
+    from ...trainer.rewards.server import check_host, check_token_variable
+
+    sent = token_variable or None if url else None  # which is known here only with the address
+    return (
+        complaint("url", check_host, url)
+        or complaint("token_variable", check_token_variable, token_variable)
+        or complaint("token_variable", permissions.check_token, sent, url)
+    )
+
+
 class _ServerReward(RewardNode):
     """A reward that asks a server: its address, tokens, patience, and whether it may be asked about other pictures."""
 
@@ -17,19 +29,6 @@ class _ServerReward(RewardNode):
             "rewards again refuses it. For a server whose answers cost money or time."
         )
         return required, optional
-
-    @classmethod
-    def wrong_address(cls, url, token_variable):
-        """What is wrong with where it asks, and with the token that it sends there."""
-        from ...host.access.permissions import check_token
-        from ...trainer.rewards.server import check_host, check_token_variable
-
-        sent = token_variable or None if url else None  # which is known here only with the address
-        return (
-            complaint("url", check_host, url)
-            or complaint("token_variable", check_token_variable, token_variable)
-            or complaint("token_variable", check_token, sent, url)
-        )
 
     @classmethod
     def WANTS(cls, url="", **_):
@@ -77,7 +76,7 @@ class RewardHTTP(_ServerReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
-        return cls.wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
+        return wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
 
 
 class RewardVLMJudge(SeveralRewards, _ServerReward):
@@ -135,7 +134,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         from ...trainer.rewards import judge
 
         return (
-            cls.wrong_address(url, token_variable)
+            wrong_address(url, token_variable)
             or complaint("questions", judge.parse_questions, questions, len(cls.ENDS))
             or complaint("scale", judge.parse_scale, scale)
             or complaint("extra", judge.parse_extra, extra)
@@ -237,17 +236,12 @@ class RewardVote(RewardNode):
     @classmethod
     def VALIDATE_INPUTS(cls, votes, url="", token_variable="", learn=False, encoder="", clip=""):
         from ...host import search
-        from ...host.access.permissions import check_token
         from ...host.text import plain_name
         from ...trainer.networks.features import MARKER
-        from ...trainer.rewards.server import check_host, check_token_variable
 
-        sent = token_variable or None if url else None
         return (
             complaint("votes", plain_name, votes)
-            or complaint("url", check_host, url or None)
-            or complaint("token_variable", check_token_variable, token_variable)
-            or complaint("token_variable", check_token, sent, url)
+            or wrong_address(url or None, token_variable)
             or (learn and complaint("encoder", search.model, encoder, MARKER))
             or (
                 url

@@ -191,9 +191,5 @@ def _correlations(scores: Scores) -> list[str]:
 def _stacked(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
     """One picture below the other, as wide as the wider one."""
     width = max(top.shape[1], bottom.shape[1])
-    return np.concatenate([_widened(top, width), _widened(bottom, width)])
-
-
-def _widened(picture: np.ndarray, width: int) -> np.ndarray:
-    missing = width - picture.shape[1]
-    return np.pad(picture, ((0, 0), (0, missing), (0, 0)), constant_values=255)
+    widened = (np.pad(own, ((0, 0), (0, width - own.shape[1]), (0, 0)), constant_values=255) for own in (top, bottom))
+    return np.concatenate([*widened])

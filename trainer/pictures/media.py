@@ -83,7 +83,7 @@ def _frames(file: Path | io.BytesIO, kind: str | None, left: int) -> Iterator[np
     import av
 
     try:
-        with av.open(file, format=kind) as container:
+        with av.open(file, "r", format=kind) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None:
                 raise ValueError("it has no pictures")

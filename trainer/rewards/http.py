@@ -150,11 +150,9 @@ class ScoreServer(Server):
 
 def _sample(prompt: str, data: bytes, group: int | None) -> dict[str, Any]:
     """One of a request's samples."""
-    metadata = metadata_of(prompt)
-    more: Mapping[str, Any] = {"metadata": dict(metadata)} if metadata else {}
-    if group is not None:
-        more = {**more, "group": group}
-    return {"prompt": prompt, **more, "data": base64.b64encode(data).decode()}
+    more = {"metadata": dict(metadata_of(prompt)) or None, "group": group}
+    said = {name: value for name, value in more.items() if value is not None}
+    return {"prompt": prompt, **said, "data": base64.b64encode(data).decode()}
 
 
 def _question(request: Mapping[str, Any]) -> Question:

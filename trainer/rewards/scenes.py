@@ -99,7 +99,7 @@ def regions(image: np.ndarray) -> list[Region]:
     border = np.concatenate([colors[0], colors[-1], colors[:, 0], colors[:, -1]])
     paper = np.median(border, 0)
     away = np.linalg.norm(colors - paper, axis=-1)
-    labels, count = ndimage.label(away > _BACKGROUND)
+    labels, count = ndimage.label(away > _BACKGROUND)  # pyright: ignore[reportGeneralTypeIssues] its stub says a number
     sizes = np.bincount(labels.ravel())
     found = [label for label in range(1, count + 1) if sizes[label] >= _SPECK * labels.size]
     return [_region(colors, labels == label, away) for label in found]
