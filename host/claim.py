@@ -1,35 +1,39 @@
 """A run's folder belongs to one process, which trains in it; every other one is refused. Imports no torch.
 
-Two files say so. The operating system locks `claim.lock` for as long as the process lives, and unlocks it however the process
-ends. The lock holds among all processes and containers of one kernel, and on most network file systems among machines.
-`claim.json` says who has the folder. Humans read it, and so does a process that the lock does not reach. If it cannot be seen
-from here whether that process has ended, the folder still counts as taken, unless the user says otherwise.
+Two files say so. `claim.lock` is locked by filelock for as long as the process lives, however it ends. The lock holds among all
+processes and containers of one kernel, and on most network file systems among machines. `claim.json` says who has the folder.
+Humans read it, and so does a process that the lock does not reach. If it cannot be seen from here whether that process has ended,
+the folder still counts as taken, unless the user says otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING
 
-from . import machine
-from .files import Damaged, flush, present
+from .files import Damaged, is_plain_file, present, write_text
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
-from .machine import alive
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that another process may only be looking at …
 LOOK_WAIT = 0.1  # … and where we only look ourselves
 NO_LOCK_WAIT = 0.5  # seconds between writing a claim and reading whose it is, on a file system without locks
-# Where the system does not number its starts: setting the clock moves the moment of the start by up to so many seconds.
-_BOOT_SECONDS = 30
+_WITHOUT_LOCKS = {
+    getattr(errno, name, None) for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL")
+}  # what such a file system answers
 _FIELDS = {
     **dict.fromkeys(("host", "machine", "boot", "pid_namespace", "token"), TEXT),
     "pid": WHOLE,
@@ -45,9 +49,19 @@ class Claimed(RuntimeError):
     """A folder that another process trains in, or may train in; says who, since when, and what helps."""
 
 
+# --- who --------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Holder:
-    """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not say."""
+    """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not say.
+
+    Attributes:
+        machine: the same after a restart; what Linux calls the machine's id.
+        boot: another one after each restart of the system, and the same in all containers of one kernel.
+        pid_namespace: within one of these, a process has one number.
+        place: canvas or headless.
+    """
 
     host: str
     machine: str
@@ -57,31 +71,71 @@ class Holder:
     process_started: float
     since: float
     token: str
-    place: str | None = None  # canvas or headless
+    place: str | None = None
 
     def __str__(self) -> str:
-        here = _same_boot(self) and self.pid_namespace == machine.pid_namespace()
-        where = "" if here else f" on {self.host}"
+        where = "" if _numbers_alike(self) else f" on {self.host}"
         return f"process {self.pid}{where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
 
 
-def _same_boot(holder: Holder) -> bool:
-    ours = machine.boot()
-    if holder.boot == ours:
-        # A number of the start is unique; a moment may be another machine's too.
-        return not ours.startswith("since ") or _same_machine(holder)
-    both = (holder.boot, ours)
-    if not _same_machine(holder) or not all(boot.startswith("since ") for boot in both):
+def ourselves(place: str | None = None) -> Holder:
+    """This process. On a system that does not say its id or its starts, the host's name stands for both."""
+    import psutil
+
+    pid_namespace = ""
+    with contextlib.suppress(OSError):
+        pid_namespace = os.readlink("/proc/self/ns/pid")
+    return Holder(
+        host=socket.gethostname(),
+        machine=_first_line("/etc/machine-id", "/var/lib/dbus/machine-id"),
+        boot=_first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname(),
+        pid_namespace=pid_namespace,
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+        since=time.time(),
+        token=uuid.uuid4().hex,
+        place=place,
+    )
+
+
+def _first_line(*paths: str) -> str:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return Path(path).read_text(encoding="utf-8").strip()
+    return ""
+
+
+def alive(pid: object, started: object) -> bool:
+    """Whether the process still runs that has that number and began at that time: numbers are used again."""
+    import psutil
+
+    if not isinstance(pid, int) or not isinstance(started, int | float):
         return False
     try:
-        then, now = (float(boot.removeprefix("since ")) for boot in both)
-    except ValueError:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
         return False
-    return abs(then - now) < _BOOT_SECONDS
 
 
-def _same_machine(holder: Holder) -> bool:
-    return bool(machine.machine_id()) and (holder.host, holder.machine) == (socket.gethostname(), machine.machine_id())
+def _numbers_alike(who: Holder) -> bool:
+    """Whether the numbers of its processes mean here what they mean there."""
+    ours = ourselves()
+    return (who.boot, who.pid_namespace) == (ours.boot, ours.pid_namespace)
+
+
+def lives(who: Holder) -> bool:
+    """Whether that process is seen to be there."""
+    return _numbers_alike(who) and alive(who.pid, who.process_started)
+
+
+def _ended(who: Holder, by_lock: bool) -> bool:
+    """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
+    ours = ourselves()
+    if who.boot == ours.boot:  # without a lock its number decides, but only where numbers mean the same
+        return by_lock or _numbers_alike(who) and not alive(who.pid, who.process_started)
+    # The same machine, which has restarted since. Two containers of one name are told apart by an id, or count as two.
+    return bool(ours.machine) and (who.host, who.machine) == (ours.host, ours.machine)
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -90,8 +144,10 @@ def _same_machine(holder: Holder) -> bool:
 class Claim:
     """A folder that is this process's until `release`, or until the process ends. Made by `take`."""
 
-    def __init__(self, folder: Path, token: str, descriptor: int | None, launcher: int | None = None):
-        self.folder, self.token, self._descriptor, self._launcher = folder, token, descriptor, launcher
+    def __init__(self, folder: Path, token: str, lock: BaseFileLock | None, launcher: int | None = None):
+        self.folder, self.token, self._lock, self._launcher = folder, token, lock, launcher
+        self._process = os.getpid()
+        self._locked = _identity(folder / LOCK) if lock else None
 
     def __enter__(self) -> Claim:
         return self
@@ -106,53 +162,66 @@ class Claim:
             leave_nothing: remove the lock's file too, since nothing was begun in the folder.
         """
         with _taking:
-            if _held.get(self.folder) is not self:
+            if _held.get(self.folder) is not self or self._process != os.getpid():
                 return
             del _held[self.folder]
             with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
                 if (written := _written(self.folder)) is not None and written.token == self.token:
                     os.unlink(self.folder / CLAIM)
-                if leave_nothing and self._descriptor is not None:
-                    os.unlink(self.folder / LOCK)
-            self._close()
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)  # and with it the lock ends
-            self._descriptor = None
+            if self._lock:
+                self._lock.release()
+                if leave_nothing:
+                    (self.folder / LOCK).unlink(missing_ok=True)
 
     def stands(self) -> bool:
         """Whether the folder is still the one that was claimed, and was neither removed nor taken over.
 
-        With the lock in hand, a claim.json that was removed changes nothing.
+        With the lock in hand, a claim.json that was removed changes nothing. In a forked child, the folder is its parent's.
         """
         try:
             written = _written(self.folder)
-            if self._descriptor is not None:
-                same = os.path.samestat(os.fstat(self._descriptor), os.lstat(self.folder / LOCK))
-                return same and (written is None or written.token == self.token)
         except (OSError, Damaged):
             return False
+        if self._lock:
+            same = self._process == os.getpid() and _identity(self.folder / LOCK) == self._locked
+            return same and (written is None or written.token == self.token)
         launched = self._launcher is None or self._launcher == os.getppid()
         return launched and written is not None and written.token == self.token
 
 
 _held: dict[Path, Claim] = {}
-_taking = threading.RLock()
+_taking = RLock()
 
 
-def _forget() -> None:
-    """In a forked child: the folder is its parent's, and must not stay locked when only the child is left."""
-    global _taking
-    _taking = threading.RLock()
-    for claim in list(_held.values()):
-        claim._close()
-    _held.clear()
+def _identity(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        state = os.lstat(path)
+        return state.st_dev, state.st_ino
+    return None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+def _lock(folder: Path, wait: float) -> BaseFileLock | None | bool:
+    """The folder's lock, ours now; False if another process has it for longer than `wait` seconds; None: no locks there.
+
+    Raises:
+        OSError: it cannot be made or opened, or is not a plain file.
+    """
+    from filelock import FileLock, Timeout
+
+    if present(folder / LOCK) and not is_plain_file(folder / LOCK):
+        raise OSError(f"{folder / LOCK} is a link, and not a plain file. Fix: remove it")
+    lock = FileLock(folder / LOCK, timeout=wait, thread_local=False)
+    try:
+        lock.acquire(poll_interval=0.02)
+    except Timeout:
+        return False
+    except NotImplementedError:
+        return None
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            return None
+        raise
+    return lock
 
 
 def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None, place: str | None = None) -> Claim:
@@ -175,22 +244,20 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
         if claim is not None and claim.stands():
             return claim
         if claim is not None:
-            _held.pop(folder)
-            claim._close()
+            del _held[folder]
+            if claim._lock:
+                claim._lock.release()
         folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder, MOST_WAIT)
+        if lock is False:
+            raise _in_use(folder, _who(folder))
         try:
-            descriptor = machine.locked(folder / LOCK, MOST_WAIT)
-            if descriptor is None:
-                raise _in_use(folder, _who(folder))
-        except machine.NoLocks:
-            descriptor = None
-        try:
-            token = _write_claim(folder, place, take_over, say, by_lock=descriptor is not None)
+            token = _write_claim(folder, place, take_over, say, by_lock=lock is not None)
         except BaseException:
-            if descriptor is not None:
-                os.close(descriptor)
+            if lock:
+                lock.release()
             raise
-        claim = _held[folder] = Claim(folder, token, descriptor)
+        claim = _held[folder] = Claim(folder, token, lock or None)
         return claim
 
 
@@ -252,6 +319,23 @@ def check(folder: Path, *, take_over: bool = False) -> None:
     raise _refusal(folder, written)
 
 
+def _free(folder: Path, who: Holder | None) -> bool | None:
+    """Whether the folder's lock could be had, which is tried for a moment; None if that cannot be known.
+
+    The process that has it may only be looking, as we are. That is waited for, unless `who`, its claimant, is seen to live.
+    """
+    if not present(folder / LOCK):
+        return None
+    try:
+        lock = _lock(folder, 0.0 if who is not None and lives(who) else LOOK_WAIT)
+    except OSError:
+        return None
+    if not lock:
+        return lock
+    lock.release()
+    return True
+
+
 def _in_use(folder: Path, who: object) -> Claimed:
     return Claimed(
         f"{folder} is in use: {who} is training there. Fix: stop it, or choose another run_name, or --output"
@@ -270,43 +354,10 @@ def _remedy(folder: Path) -> str:
     return f"if nothing trains there, remove {folder / CLAIM} (headlessly: --take-over)"
 
 
-def lives(who: Holder) -> bool:
-    """Whether that process is seen to be there."""
-    seen = _same_boot(who) and who.pid_namespace == machine.pid_namespace()
-    return seen and alive(who.pid, who.process_started)
-
-
-def _free(folder: Path, who: Holder | None) -> bool | None:
-    """Whether the folder's lock could be had, which is tried for a moment; None if that cannot be known.
-
-    The process that has it may only be looking, as we are. That is waited for, unless `who`, its claimant, is seen to live.
-    """
-    if not present(folder / LOCK):
-        return None
-    try:
-        descriptor = machine.locked(folder / LOCK, 0.0 if who is not None and lives(who) else LOOK_WAIT)
-    except (machine.NoLocks, OSError):
-        return None
-    if descriptor is None:
-        return False
-    os.close(descriptor)
-    return True
-
-
-def _ended(who: Holder, by_lock: bool) -> bool:
-    """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
-    if _same_boot(who):
-        # Without a lock its number decides, but only where numbers mean the same.
-        return by_lock or who.pid_namespace == machine.pid_namespace() and not alive(who.pid, who.process_started)
-    return _same_machine(who)  # which has restarted since
-
-
 def _written(folder: Path) -> Holder | None:
     """Raises Damaged."""
     content = read_json(folder / CLAIM, fields=_FIELDS, fix=_remedy(folder))
-    if content is None:
-        return None
-    return Holder(**{name: content.get(name) for name in Holder.__dataclass_fields__})
+    return None if content is None else Holder(**{field.name: content.get(field.name) for field in fields(Holder)})
 
 
 def _who(folder: Path) -> str:
@@ -320,20 +371,7 @@ def _who(folder: Path) -> str:
 
 def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_lock: bool) -> str:
     """Writes claim.json, unless one there still holds; returns its token. Raises Claimed."""
-    import psutil
-
-    ours = Holder(
-        host=socket.gethostname(),
-        machine=machine.machine_id(),
-        boot=machine.boot(),
-        pid_namespace=machine.pid_namespace(),
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
-        since=time.time(),
-        token=uuid.uuid4().hex,
-        place=place,
-    )
-    message = ""
+    ours, message = ourselves(place), ""
     try:
         written = _written(folder)
     except Damaged as error:
@@ -347,15 +385,8 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
             message = f"{written} had claimed {folder}; the folder is taken over, as you said"
         else:
             raise _refusal(folder, written)
-    if message:
-        (folder / CLAIM).unlink(missing_ok=True)
-    try:
-        with open(folder / CLAIM, "x", encoding="utf-8") as file:  # by one process, also where locks do not reach
-            file.write(json.dumps(asdict(ours), indent=1))
-    except FileExistsError as error:
-        raise _in_use(folder, _who(folder)) from error
-    flush(folder / CLAIM)
-    if not by_lock:  # of several that replace a claim at one moment, all but the last see another's
+    write_text(folder / CLAIM, json.dumps(asdict(ours), indent=1))
+    if not by_lock:  # of several that write a claim at one moment, all but the last see another's
         time.sleep(NO_LOCK_WAIT)
         if (last := _written(folder)) is None or last.token != ours.token:
             raise _in_use(folder, last or "another process")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from . import files, json_files, machine
+from . import files, json_files
 from .files import Damaged
 from .json_files import check
 
@@ -53,16 +53,18 @@ def read_lines(
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line, and returns once the disk has it. Other processes that add to the file wait for each other.
+    """Adds a line, and returns once the disk has it. Processes that add to it wait for each other, by a `.lock` beside it.
 
     What a kill left of a last line is removed before, and so are blank lines at the end.
 
     Raises:
         OSError: it cannot be written, and no half of it is left; or what stands there is not a plain file of lines.
     """
+    from filelock import FileLock
+
     new = not files.present(path)
     descriptor = files.open_plain(path, os.O_RDWR | os.O_CREAT)
-    with open(descriptor, "r+b", buffering=0) as file, machine.alone(descriptor):
+    with FileLock(path.with_suffix(".lock")), open(descriptor, "r+b", buffering=0) as file:
         end = _end_of_lines(file)
         try:
             file.truncate(end)

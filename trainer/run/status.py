@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ...host import claim
 from ...host.files import Damaged, write_text
-from ...host.machine import alive
 from .folder import STATUS, read_own
 
 CANVAS, HEADLESS = "canvas", "headless"
@@ -50,7 +49,7 @@ class Status:
 
     @property
     def process_lives(self) -> bool:
-        return alive(self.pid, self.process_started)
+        return claim.alive(self.pid, self.process_started)
 
 
 def read(folder: Path, say: Callable[[str], None] = logger.warning) -> Status:
