@@ -8,6 +8,7 @@ import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from .server import PACK, ComfyUI
 
@@ -295,14 +296,13 @@ class Canvas:
         return self.page.wait_for_function(function, arg=argument, timeout=seconds * 1000).json_value()
 
 
-class Execution:
+class Execution(NamedTuple):
     """One prompt's way through the server: its end, the nodes that ran, and the nodes whose outputs were there already."""
 
-    def __init__(self, end: str, detail: dict, ran: set[str], cached: set[str]):
-        self.end = end
-        self.detail = detail
-        self.ran = ran
-        self.cached = cached
+    end: str
+    detail: dict
+    ran: set[str]
+    cached: set[str]
 
 
 def _executions(events: list) -> list[Execution]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 from pathlib import Path
 
@@ -95,33 +93,6 @@ def once(newest):
     """For what takes long and is the same in every ComfyUI: it is done in the newest."""
     if not newest:
         pytest.skip("once, in the newest ComfyUI, is enough")
-
-
-@pytest.fixture(scope="session")
-def stock_loader(comfyui, tmp_path_factory):
-    """stock_loader(LoRA file, config.json): what becomes of it in ComfyUI's own LoraLoader, in one process for all."""
-    errors = tmp_path_factory.mktemp("loader") / "log"
-    with (
-        errors.open("w") as log,
-        subprocess.Popen(
-            [comfyui.installation.python, Path(__file__).with_name("lora_in_comfyui.py")],
-            cwd=comfyui.installation.folder,
-            env=comfyui.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-
-        def put(lora, config):
-            process.stdin.write(json.dumps([str(lora), str(config)]) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-            assert answer, errors.read_text()
-            return json.loads(answer)
-
-        yield put
 
 
 @pytest.fixture(scope="package")  # not longer: while it lives, no other test could run an asyncio loop

@@ -24,7 +24,6 @@ import comfy.sd  # noqa: E402
 import comfy.supported_models  # noqa: E402
 import comfy.utils  # noqa: E402
 import torch  # noqa: E402
-from comfy.ldm.flux.model import FluxParams  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -48,8 +47,6 @@ class Family:
         known["latents"] = config["in_channels"] // 4
         pairs = (pair.partition("=") for pair in self.read.split())
         unet = self.fixed | {name: known[other or name] for name, _, other in pairs}
-        if self.model == "Flux" and "txt_ids_dims" in {field.name for field in dataclasses.fields(FluxParams)}:
-            unet["txt_ids_dims"] = []
         if self.model == "SD3":
             size = config["joint_attention_dim"]
             parameters = {"in_features": size, "out_features": known["width"]}
@@ -61,15 +58,6 @@ class Family:
 
 
 FAMILIES = {
-    "FluxTransformer2DModel": Family(
-        "Flux",
-        "in_channels=latents out_channels=latents vec_in_dim=pooled_projection_dim context_in_dim=joint_attention_dim "
-        "hidden_size=width num_heads=num_attention_heads depth=num_layers depth_single_blocks=num_single_layers "
-        "axes_dim=axes_dims_rope guidance_embed=guidance_embeds",
-        {"image_model": "flux", "patch_size": 2, "mlp_ratio": 4.0, "theta": 10000, "qkv_bias": True},
-        "transformer.single_transformer_blocks.0.attn.to_q",
-        "single_blocks.0.linear1.weight",
-    ),
     "SD3Transformer2DModel": Family(
         "SD3",  # whose width is 64 · depth, as it detects it from a checkpoint
         "in_channels out_channels patch_size depth=num_layers adm_in_channels=pooled_projection_dim "

@@ -112,18 +112,12 @@ graph = {
         "inputs": {"flux": ["2", 0], "sd3": ["3", 0], "aura": ["4", 0], "conditioning": ["5", 0], "latent": ["7", 0]},
     },
 }
-if (
-    "ComfySwitchNode" in loaded.classes and "StringFormat" in loaded.classes
-):  # inputs that grow, and types that are matched
-    graph["10"] = {
-        "class_type": "StringFormat",
-        "inputs": {"f_string": "{a} and {b}", "values.a": "one", "values.b": "two"},
-    }
+if {"ComfySwitchNode", "StringFormat"} <= set(loaded.classes):  # inputs that grow, and types that are matched
+    texts = {"f_string": "{a} and {b}", "values.a": "one", "values.b": "two"}
+    graph["10"] = {"class_type": "StringFormat", "inputs": texts}
     graph["11"] = {"class_type": "PrimitiveInt", "inputs": {"value": 11}}
-    graph["12"] = {
-        "class_type": "ComfySwitchNode",
-        "inputs": {"switch": True, "on_false": ["6", 0], "on_true": ["11", 0]},
-    }
+    switch = {"switch": True, "on_false": ["6", 0], "on_true": ["11", 0]}
+    graph["12"] = {"class_type": "ComfySwitchNode", "inputs": switch}
     graph["9"]["inputs"] |= {"text": ["10", 0], "switched": ["12", 0]}
 workflow = Workflow(graph, NodeClasses({"OTCA_Tiny": Tiny, "OTCA_Probe": Probe}, loaded.classes))
 answers["problems"] = [str(problem) for problem in workflow.validate() if problem.severity == "error"]

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from comfyui_otca.tests import training
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = ROOT / "workflows"
 PACK = "ComfyUI-OTCA"
@@ -169,8 +171,10 @@ class ComfyUI:
 
     def metrics(self, run_name: str) -> list[dict]:
         """What a training run on the canvas recorded, one object an iteration."""
-        lines = (self.base / "output" / "otca" / run_name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return training.rows(self.run_folder(run_name))
+
+    def run_folder(self, run_name: str) -> Path:
+        return self.base / "output" / "otca" / run_name
 
     def log(self, start: int = 0, end: int | None = None) -> str:
         return COLOURS.sub("", self.log_file.read_bytes()[start:end].decode(errors="replace"))

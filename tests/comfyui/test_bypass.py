@@ -53,4 +53,4 @@ def test_without_training_run_nothing_is_recorded_and_nothing_is_refused(canvas,
     assert "PreviewImage" not in {entry["class_type"] for entry in canvas.prompt().values() if run in str(entry)}
     (ran,) = canvas.run_and_wait()  # which says so where the server refuses anything
     assert ran.end == "execution_success", ran.detail
-    assert not (canvas.comfyui.base / "output" / "otca" / run_name / "metrics.jsonl").exists()
+    assert not (canvas.comfyui.run_folder(run_name) / "metrics.jsonl").exists()

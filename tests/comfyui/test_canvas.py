@@ -1,5 +1,6 @@
 """What a user does on the canvas, in every ComfyUI that is there and in both of its renderers."""
 
+import base64
 import json
 import re
 
@@ -294,3 +295,26 @@ def test_the_heatmap_inside_a_subgraph(small):
     heatmap.wait_for()
     assert heatmap.evaluate(CELLS)["orange"] > 2
     small.page.evaluate("() => app.canvas.setGraph(app.rootGraph ?? app.graph)")
+
+
+@pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
+def test_a_saved_lora_dropped_on_the_canvas_opens_its_workflow(small, run_name):
+    (execution,) = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    saved_lora = small.comfyui.base / "models" / "loras" / f"{run_name}.safetensors"
+    queued = small.prompt()
+    small.page.evaluate("() => app.graph.clear()")
+    small.page.evaluate(
+        """([name, content]) => {
+            const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name));
+            const at = { bubbles: true, cancelable: true, clientX: 800, clientY: 450, dataTransfer };
+            document.querySelector("#graph-canvas").dispatchEvent(new DragEvent("drop", at));
+        }""",
+        [saved_lora.name, base64.b64encode(saved_lora.read_bytes()).decode()],
+    )
+    small.wait("() => app.graph.nodes.some(node => node.type === 'OTCA_SaveLoRA')")
+    opened = small.prompt()
+    assert {key: node["class_type"] for key, node in opened.items()} == {k: n["class_type"] for k, n in queued.items()}
+    assert opened["13"]["inputs"] == queued["13"]["inputs"] and opened["3"]["inputs"]["group_size"] == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -32,9 +33,35 @@ MODULES = {
 UNKNOWN = ("qwen-image-2.1",)  # to the newest ComfyUI here, too
 OLD = ("sd3", "wan21", "wan22", "wan22-5b", "qwen-image")  # whose LoRAs older ones of ComfyUI can put on their models
 
-
 PICTURED = "wan22-i2v"
 LONG = (PICTURED, *UNKNOWN)
+
+
+@pytest.fixture(scope="session")
+def stock_loader(comfyui, tmp_path_factory):
+    """stock_loader(LoRA file, config.json): what becomes of it in ComfyUI's own LoraLoader, in one process for all."""
+    errors = tmp_path_factory.mktemp("loader") / "log"
+    with (
+        errors.open("w") as log,
+        subprocess.Popen(
+            [comfyui.installation.python, Path(__file__).with_name("lora_in_comfyui.py")],
+            cwd=comfyui.installation.folder,
+            env=comfyui.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+
+        def put(lora, config):
+            process.stdin.write(json.dumps([str(lora), str(config)]) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, errors.read_text()
+            return json.loads(answer)
+
+        yield put
 
 
 @pytest.mark.parametrize("family", [*tiny.SIZES, PICTURED])

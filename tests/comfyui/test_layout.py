@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
+import numpy as np
 import pytest
 
 from comfyui_otca.tools.canvases.templates import TEMPLATES
@@ -89,21 +91,15 @@ def first_sight(canvas, once):
 
 def points(commands, count=40):
     """Points of a recorded path."""
+    t = np.linspace(0, 1, count + 1)[1:, None]
     found, here = [], None
     for name, *values in commands:
-        ends = [tuple(values[index : index + 2]) for index in range(0, len(values), 2)]
+        ends = np.reshape(values, (-1, 2))
         if name == "bezierCurveTo":
-            for index in range(1, count + 1):
-                t = index / count
-                weights = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3)
-                found.append(
-                    tuple(sum(w * p[axis] for w, p in zip(weights, (here, *ends), strict=True)) for axis in (0, 1))
-                )
+            first, second, end = ends
+            found += [*((1 - t) ** 3 * here + 3 * (1 - t) ** 2 * t * first + 3 * (1 - t) * t**2 * second + t**3 * end)]
         elif name == "lineTo":
-            found += [
-                tuple(here[axis] + (ends[0][axis] - here[axis]) * index / count for axis in (0, 1))
-                for index in range(1, count + 1)
-            ]
+            found += [*(here + (ends[0] - here) * t)]
         here = ends[-1]
     return found
 
@@ -112,15 +108,10 @@ def points(commands, count=40):
 def test_first_sight(first_sight, name):
     seen = first_sight(name)
     nodes = seen["nodes"]
-    for index, one in enumerate(nodes):
-        for other in nodes[index + 1 :]:
-            apart = (
-                one["right"] <= other["left"]
-                or other["right"] <= one["left"]
-                or one["bottom"] <= other["top"]
-                or other["bottom"] <= one["top"]
-            )
-            assert apart, f"{one['name']} and {other['name']} overlap"
+    for one, other in itertools.combinations(nodes, 2):
+        beside = one["right"] <= other["left"] or other["right"] <= one["left"]
+        above = one["bottom"] <= other["top"] or other["bottom"] <= one["top"]
+        assert beside or above, f"{one['name']} and {other['name']} overlap"
     assert seen["links"]
     for link in seen["links"]:
         assert link["curves"] and all(link["curves"]), f"nothing was drawn of {link['name']}"

@@ -17,10 +17,9 @@ PROMPTS = ["a red circle", "a blue square"]
 @pytest.fixture
 def kept(canvas, run_name):
     """kept(name, rise, w_min): the folder of a run that has ended, of one reward; its last pictures are of one grey, `rise`."""
-    folder = canvas.comfyui.base / "output" / "otca"
 
     def make(name, rise, w_min=0.2, iterations=40):
-        run = folder / f"{run_name}-{name}"
+        run = canvas.comfyui.run_folder(f"{run_name}-{name}")
         run.mkdir(parents=True)
         graph = json.loads((WORKFLOWS / "api" / "otca.json").read_text(encoding="utf-8"))
         (weights,) = [entry for entry in graph.values() if entry["class_type"] == "OTCA_TCDWeights"]
@@ -32,13 +31,7 @@ def kept(canvas, run_name):
         evaluations = []
         for iteration in (0, iterations):
             mean = rise * iteration / iterations
-            figures = {
-                "mean": mean,
-                "std": 1.0,
-                "standard_error": 0.1,
-                "held_out": False,
-                "values": [mean] * len(PROMPTS),
-            }
+            figures = {"mean": mean, "std": 1.0, "standard_error": 0.1, "held_out": False, "values": [mean, mean]}
             evaluations.append({"iteration": iteration, "prompts": PROMPTS, "rewards": {"clip_t": figures}})
             picture = grids.sample_grid(torch.full((2, 32, 32, 3), min(1.0, mean)), PROMPTS)
             grids.save(picture, run / "samples" / f"{iteration:06d}.png")

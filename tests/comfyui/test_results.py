@@ -87,17 +87,7 @@ def check_heatmap_by_keyboard(ran, heatmap):
     assert heatmap.evaluate("canvas => document.activeElement === canvas")
 
 
-def test_heatmap_follows_the_credit(ran):
-    ran.show(9)
-    heatmap = ran.page.locator(".otca-heatmap canvas")
-    heatmap.wait_for()
-    before = heatmap.evaluate("canvas => canvas.toDataURL()")
-    ran.set({"9.w_min": 1.0})
-    ran.run_and_wait()
-    ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
-
-
-def test_a_picture_that_is_open_follows_the_iterations(ran):
+def test_the_heatmap_and_its_open_picture_follow_the_iterations(ran):
     ran.show(9)
     heatmap = ran.page.locator(".otca-heatmap canvas")
     heatmap.focus()
@@ -109,7 +99,9 @@ def test_a_picture_that_is_open_follows_the_iterations(ran):
     }"""
     first = ran.wait(shown, "")
     where = ran.page.locator(".otca-heatmap-preview figcaption").inner_text()
+    before = heatmap.evaluate("canvas => canvas.toDataURL()")
     ran.run_and_wait()
+    ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
     ran.wait(shown, first)
     sample = re.compile(r"sample \d+ · step \d+")
     now = ran.page.locator(".otca-heatmap-preview figcaption").inner_text()

@@ -18,14 +18,10 @@ def one_at_a_time(small):
     small.page.evaluate("() => app.extensionManager.setting.set('OTCA.Trainings', 0)")
 
 
-def run_folder(small, name):
-    return small.comfyui.base / "output" / "otca" / name
-
-
 def failed_run(small, name, node, error):
     """A run as the trainer leaves it that failed at that node, with the graph and the canvas that are open now."""
     graph = small.page.evaluate("async () => await app.graphToPrompt()")
-    folder = run_folder(small, name)
+    folder = small.comfyui.run_folder(name)
     folder.mkdir(parents=True)
     status = {"status": "failed", "place": "headless", "total": 3, "started": 9e9, "error": error, "node": node}
     for file, content in (("workflow", graph["output"]), ("canvas", graph["workflow"]), ("status", status)):
@@ -84,7 +80,7 @@ def test_a_prompt_is_tried_while_comfyui_stays_usable(once, small, sidebar, run_
     small.our_tab().click()
     choose(sidebar, run_name)
     part.locator(".otca-pair-figure").wait_for()
-    assert len(list((run_folder(small, run_name) / "before_after").glob("0*"))) == 1
+    assert len(list((small.comfyui.run_folder(run_name) / "before_after").glob("0*"))) == 1
 
 
 def test_a_failure_leads_to_its_node(small, sidebar, run_name):  # noqa: F811

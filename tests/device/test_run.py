@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.tests import training
 from comfyui_otca.tests.device import conftest
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score
@@ -28,23 +28,14 @@ def workflow(small_graph, tmp_path):
     return file
 
 
-def rows(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_training_that_is_resumed_is_the_whole_one(workflow, tmp_path):
     """Checkpoints hold no place: what was saved on a device comes back to the bit there."""
     file, whole, parts = workflow, tmp_path / "whole", tmp_path / "parts"
     assert main(["train", str(file), "--output", str(whole)]) == 0
     assert main(["train", str(file), "--output", str(parts), "--iterations", "1"]) == 0
     assert main(["train", str(file), "--output", str(parts), "--resume"]) == 0
-    timed = ("seconds/", "samples_per_second")
-    once, twice = (
-        [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows(run)] for run in (whole, parts)
-    )
-    assert once == twice and once[-1]["gradient_norm"] > 0
-    one, other = (load_file(run / "lora.safetensors") for run in (whole, parts))
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert training.untimed(whole) == training.untimed(parts) and training.rows(whole)[-1]["gradient_norm"] > 0
+    training.assert_same_tensors(whole / "lora.safetensors", parts / "lora.safetensors")
 
 
 def test_what_a_device_has_learned_goes_on_on_the_cpu(trained, tmp_path):
