@@ -253,14 +253,9 @@ def writes_to():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_remembered(tmp_path_factory):
-    """What the person at this machine has allowed is no part of a test."""
+def _own_permissions(tmp_path_factory):
+    """Tests may name what they wrote; what the person at this machine has allowed does not count."""
     os.environ[remembered.FILE] = str(tmp_path_factory.mktemp("permissions") / "permissions.json")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_files(tmp_path_factory, _nothing_remembered):
-    """Tests may name what they wrote."""
     os.environ[permissions.FOLDERS] = str(tmp_path_factory.getbasetemp())
 
 

@@ -13,19 +13,21 @@ pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
 READING = "trainer/updates/optimizer.py"  # where `Tally.read` is
 
+GRPO, MATCHING = (grpo.update, UpdateSettings), (matching.update, MatchingSettings)
 UPDATES = {
-    "plain": {},
-    "three epochs": {"epochs": 3, "ema_decay": 0.5, "clip_range": 0.1},
-    "kl in parts": {"kl_coefficient": 0.1, "batch_size": 3},
-    "dppo": {"objective": "dppo"},
-    "dppo, two epochs": {"objective": "dppo", "epochs": 2, "clip_range": 0.1},
-    "log_hinge, sampled": {"objective": "log_hinge", "sampled_steps": 1},
-}
-MATCHINGS = {
-    "nft": {"loss": "nft"},
-    "awm, two epochs": {"loss": "awm", "epochs": 2, "ema_decay": 0.5, "ema_kl_coefficient": 0.1},
-    "dgpo": {"loss": "dgpo", "batch_size": 4},
-    "dpo, two epochs": {"loss": "dpo", "epochs": 2, "sampled_steps": 0},
+    "plain": (GRPO, "flux", {}),
+    "three epochs": (GRPO, "flux", {"epochs": 3, "ema_decay": 0.5, "clip_range": 0.1}),
+    "kl in parts": (GRPO, "flux", {"kl_coefficient": 0.1, "batch_size": 3}),
+    "kl in parts, guided": (GRPO, "sd3", {"kl_coefficient": 0.1, "batch_size": 3}),
+    "dppo": (GRPO, "flux", {"objective": "dppo"}),
+    "dppo, two epochs": (GRPO, "flux", {"objective": "dppo", "epochs": 2, "clip_range": 0.1}),
+    "log_hinge, sampled": (GRPO, "flux", {"objective": "log_hinge", "sampled_steps": 1}),
+    "two experts": (GRPO, "wan22", {}),
+    "nft": (MATCHING, "flux", {"loss": "nft"}),
+    "awm": (MATCHING, "flux", {"loss": "awm", "epochs": 2, "ema_decay": 0.5, "ema_kl_coefficient": 0.1}),
+    "dgpo": (MATCHING, "flux", {"loss": "dgpo", "batch_size": 4}),
+    "dgpo of two experts": (MATCHING, "wan22", {"loss": "dgpo", "batch_size": 4}),
+    "dpo, two epochs": (MATCHING, "flux", {"loss": "dpo", "epochs": 2, "sampled_steps": 0}),
 }
 
 
@@ -54,19 +56,11 @@ def waits_of(move, model, taken, settings):
     return seen
 
 
-@pytest.mark.parametrize(
-    "family, case", [*(("flux", case) for case in UPDATES), ("sd3", "kl in parts"), ("wan22", "plain")]
-)
-def test_a_grpo_update_waits_once_a_step(family, case, models):
-    model, settings = models(family), UpdateSettings(learning_rate=1e-3, **UPDATES[case])
-    seen = waits_of(grpo.update, model, conftest.sampled(model, family), settings)
-    assert sum(seen.within(READING).values()) == sum(seen.waits.values()) == settings.epochs, seen.waits
-
-
-@pytest.mark.parametrize("family, case", [*(("flux", case) for case in MATCHINGS), ("wan22", "dgpo")])
-def test_a_matching_update_waits_once_a_step(family, case, models):
-    model, settings = models(family), MatchingSettings(learning_rate=1e-3, **MATCHINGS[case])
-    seen = waits_of(matching.update, model, conftest.sampled(model, family), settings)
+@pytest.mark.parametrize("case", UPDATES)
+def test_an_update_waits_once_a_step(case, models):
+    (move, settings_of), family, changes = UPDATES[case]
+    settings = settings_of(learning_rate=1e-3, **changes)
+    seen = waits_of(move, models(family), conftest.sampled(models(family), family), settings)
     assert sum(seen.within(READING).values()) == sum(seen.waits.values()) == settings.epochs, seen.waits
 
 
