@@ -48,14 +48,14 @@ def test_what_a_device_has_learned_goes_on_on_the_cpu(trained, tmp_path):
     assert conftest.iteration(here, "flux", 3)[0]["gradient_norm"] > 0
 
 
-@pytest.mark.parametrize("device", ["pretend:0", "pretend:1"])
+@pytest.mark.parametrize("place", ["pretend:0", "pretend:1"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["afterwards", "meanwhile"])
-def test_rewards_on_this_device_or_another(device, overlaps, trained):
+def test_rewards_on_this_device_or_another(place, overlaps, trained):
     """The same scores, by a thread of their own too; a reward that is asked to leaves its device afterwards."""
     model = trained("flux", "pretend:0", iterations=0).model
     expected = reward_class("clip_t")(device="cpu")
-    reward, own = reward_class("clip_t")(device=device, offload=True), Overlap()
-    assert reward.network is not expected.network and reward.network.device == torch.device(device)
+    reward, own = reward_class("clip_t")(device=place, offload=True), Overlap()
+    assert reward.network is not expected.network and reward.network.device == torch.device(place)
     own.expect([reward] if overlaps else [])
     taken = conftest.sampled(model, "flux", sampler={"batch_size": 2}, overlap=own)
     texts = [taken.prompts[group] for group in taken.groups]
