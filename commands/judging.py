@@ -1,4 +1,4 @@
-"""What judges: `otca score`, `otca eval`, `otca analyze`, `otca vbench`; and `otca taste fit`, which learns to."""
+"""What judges: `otca score`, `otca eval`, `otca analyze`; and `otca taste fit`, which learns to."""
 
 from __future__ import annotations
 
@@ -150,27 +150,6 @@ def analyze(arguments: argparse.Namespace) -> int:
         return 0
 
     return options.stoppable(work, "nothing was written")
-
-
-@command(
-    "vbench",
-    "a table of VBench's results",
-    arg("results", "a folder that VBench wrote, or one *_eval_results.json", nargs="+", metavar="[NAME=]RESULTS"),
-    arg("--csv", "writes the same in full precision", type=Path, metavar="FILE"),
-)
-def vbench(arguments: argparse.Namespace) -> int:
-    """Prints what VBench found of each model as a Markdown table, in percent: Total, Quality, Semantic and every dimension."""
-    from ..study import vbench as study
-
-    evaluations = []
-    for text in arguments.results:
-        name, equals, path = text.partition("=")
-        path = Path(path if equals else text).expanduser()
-        evaluations.append((name if equals else path.name.removesuffix(study.SUFFIX), study.read(path)))
-    print(study.markdown(evaluations), end="")
-    if arguments.csv is not None:
-        arguments.csv.write_text(study.sheet(evaluations), encoding="utf-8")
-    return 0
 
 
 @command(

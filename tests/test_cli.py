@@ -71,7 +71,7 @@ def cheap():
 
 def test_help_and_nodes_load_nothing_heavy(cheap):
     assert cheap.returncode == 0, cheap.stderr
-    for word in ("train", "validate", "sample", "score", "eval", "compare", "vbench", "export", "nodes"):
+    for word in ("train", "validate", "sample", "score", "eval", "compare", "export", "nodes"):
         assert word in cheap.stdout
 
 
