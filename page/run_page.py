@@ -36,7 +36,6 @@ from ..trainer.run.folder import (
 from ..trainer.run.verdicts import comparable, measured
 from ..trainer.workflow import graph, lineage
 from ..trainer.workflow.declared import read_node
-from . import diagram
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,6 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
         _section("Credit over time", _credit(history)),
         _section("Time", _time(history)),
         _section("Workflow", _workflow(workflow, node_classes)),
-        _section("Settings", _settings(workflow, node_classes)),
     ]
     template = (paths.ASSETS / "report.html").read_text(encoding="utf-8")
     return Template(template).substitute(title=escape(folder.resolve().name), body="\n".join(filter(None, body)))
@@ -271,13 +269,7 @@ def _duration(seconds: float) -> str:
 
 
 def _workflow(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
-    drawn = figures.svg(lambda: diagram.figure(workflow, node_classes))
-    code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
-    details = f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
-    return f"{_card(drawn, kind='wide diagram')}\n{details}"
-
-
-def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
+    """Every node with its values, and the graph itself."""
     cards = []
     for node, entry in workflow.items():
         defaults = _defaults(node, entry, node_classes.get(entry["class_type"]))
@@ -286,11 +278,12 @@ def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type])
             for name, value in entry["inputs"].items()
             if not graph.is_link(value)
         ]
-        if lines:
-            title = f"{escape(graph.title(entry))} <span class=quiet>{escape(node)}</span>"
-            cards.append(f'<div class="card"><h3>{title}</h3><table>{"".join(lines)}</table></div>')
+        title = f"{escape(graph.title(entry))} <span class=quiet>{escape(node)}</span>"
+        cards.append(f'<div class="card"><h3>{title}</h3><table>{"".join(lines)}</table></div>')
+    code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
     return (
-        f'<p class="quiet">Bold: not the node\'s default.</p><div class="cards">{"".join(cards)}</div>' if cards else ""
+        f'<p class="quiet">Bold: not the node\'s default.</p><div class="cards">{"".join(cards)}</div>'
+        f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
     )
 
 

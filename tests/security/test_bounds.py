@@ -12,7 +12,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.page import diagram
+from comfyui_otca.page import run_page
 from comfyui_otca.page.jobs import as_json
 from comfyui_otca.trainer.workflow import graph
 from comfyui_otca.trainer.workflow import reading as workflow_file
@@ -61,7 +61,7 @@ def test_what_is_no_title_leaves_the_class_name(small_graph):
         assert [problem for problem in workflow.validate() if problem.severity == "error"] == [], meta
         assert {workflow.title(node) for node in content} == {entry["class_type"] for entry in content.values()}
         assert all(name.startswith("OTCA_") for name in graph.settings(content)), meta
-        diagram.figure(content, NODE_CLASS_MAPPINGS)
+        run_page._workflow(content, NODE_CLASS_MAPPINGS)
 
 
 def test_titles_are_text_of_one_short_line(small_graph):
