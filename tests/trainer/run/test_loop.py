@@ -422,7 +422,6 @@ def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workfl
     assert len(gone) == 2
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
     folder = tmp_path / "run"
 

@@ -120,6 +120,13 @@ def test_after_a_kill_tensorboard_forgets_what_the_run_forgot(start, wandb, tmp_
     assert {key: value for key, value in wandb.scalars().items() if "second" not in key[0]} == again
 
 
+def test_without_tensorboard_the_log_says_it_once(start, wandb, monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert start() == 0 and len(wandb.logged) == 4
+    assert caplog.text.count("Fix: pip install tensorboard") == 1
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
 def test_another_project_is_another_run_there(wandb, tmp_path):
     for project in ("one", "one", "two", ""):
         Trackers(tmp_path, project, 0, {}).close()
