@@ -24,7 +24,6 @@ def settle_in() -> None:
     from . import middlewares
 
     add_reward_folder(folder_paths)
-    middlewares.add_help_route(PromptServer.instance.routes, PACK.name)
     register(PromptServer.instance, folder_paths)
     middlewares.make_room_when_asked(PromptServer.instance, results.release, results.Busy)
     middlewares.say_refusals_once(PromptServer.instance)

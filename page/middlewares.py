@@ -1,6 +1,5 @@
 """What ComfyUI's own server does otherwise while the pack is there.
 
-* Help pages of our nodes come in the user's language.
 * Our models make room on the accelerator when ComfyUI is asked to free memory, and for prompts without our nodes: ComfyUI moves
   its own models in and out by itself but knows nothing of ours.
 * A value that a node of ours refuses is one error, on the input that it is about. ComfyUI repeats what a
@@ -14,7 +13,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -23,28 +21,9 @@ from ..host.comfyui import has_our_nodes
 from ..nodes import NODE_CLASS_MAPPINGS
 from ..trainer.workflow.checking import input_of
 
-DOCS = Path(__file__).parent.parent / "web" / "docs"
 PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
 SEARCHED = r", (?:neither as a path nor in|looked for as) "  # how messages begin the list of folders that were searched
-
-
-def add_help_route(routes: web.RouteTableDef, pack: str) -> None:
-    """Adds the route of help pages to a server on which the pack's folder has that name.
-
-    ComfyUI's page asks for docs/<Node>/<language>.md first, and for docs/<Node>.md only if the server has refused that. The
-    routes of the server come before its files, so the first question has an answer already.
-    """
-    pages = {path.stem: path for path in DOCS.glob("*.md")}
-
-    async def page(request: web.Request) -> web.StreamResponse:
-        node, language = request.match_info["node"], request.match_info["language"]
-        if node not in pages:
-            raise web.HTTPNotFound
-        translated = DOCS / node / f"{language}.md"
-        return web.FileResponse(translated if translated.is_file() else pages[node])
-
-    routes.get(f"/extensions/{pack}/docs/{{node}}/{{language:[A-Za-z-]+}}.md")(page)
 
 
 def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[Exception]) -> None:
