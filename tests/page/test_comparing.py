@@ -38,14 +38,6 @@ def test_figures_that_come_later_or_not_always_stay_beside_their_iterations(site
     assert columns(site, 4, "loss")["columns"] == {"loss": [None, 0.125]}
 
 
-def test_figures_of_a_run_that_was_written_anew(site, made):
-    path = made(rows=4) / "metrics.jsonl"
-    before = columns(site, 0, "loss")
-    path.write_text(made.row(1, loss=1) + made.row(2, loss=2))
-    now = columns(site, 0, "loss")
-    assert (now["iterations"], now["columns"]["loss"]) == ([1, 2], [1, 2]) and now["rewrites"] > before["rewrites"]
-
-
 def test_figures_of_another_run_that_got_the_name(site, made):
     first, second = made(rows=4), made("second", rows=2)
     assert columns(site)["iterations"] == [1, 2, 3, 4]

@@ -75,19 +75,8 @@ def test_export(site, small_graph):
     answer = site.post("/otca/export", {"prompt": small_graph(), "name": "mine"}).json
     assert answer["problems"] == [] and answer["filename"] == "mine.json"
     assert answer["commands"] == commands("mine.json", "mine")
-
-
-def test_export_takes_the_runs_name(site, small_graph):
-    def filename(run_name):
-        return site.post("/otca/export", {"prompt": small_graph({"OTCA_TrainingRun": {"run_name": run_name}})}).json[
-            "filename"
-        ]
-
-    assert filename("from the graph") == "from the graph.json"
-    assert filename("../bad") == "workflow.json"
-    assert filename(["4", 0]) == "workflow.json"
-
-
-def test_export_tells_problems_and_exports_all_the_same(site, small_graph):
-    answer = site.post("/otca/export", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
-    assert answer.status == 200 and answer.json["problems"][0]["input"] == "group_size" and answer.json["commands"]
+    wrong = site.post("/otca/export", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
+    assert wrong.status == 200 and wrong.json["problems"][0]["input"] == "group_size" and wrong.json["commands"]
+    for run_name, file in (("from the graph", "from the graph.json"), ("../bad", None), (["4", 0], None)):
+        graph = small_graph({"OTCA_TrainingRun": {"run_name": run_name}})
+        assert site.post("/otca/export", {"prompt": graph}).json["filename"] == (file or "workflow.json")

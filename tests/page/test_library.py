@@ -34,11 +34,11 @@ def test_notes_are_kept_beside_the_run(site, made):
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [], "nothing is left of the writing"
 
 
-@pytest.mark.parametrize("asked", [{}, {"notes": 7}, {"notes": None}, {"notes": "x" * 2001}, {"notes": "", "star": 1}])
-def test_what_is_no_note(site, made, asked):
+def test_what_is_no_note(site, made):
     folder = made()
-    answer = site.post("/otca/runs/first/note", asked)
-    assert answer.status == 400 and "Fix: " in answer.error and not (folder / "notes.json").exists()
+    for asked in ({}, {"notes": 7}, {"notes": None}, {"notes": "x" * 2001}, {"notes": "", "star": 1}):
+        answer = site.post("/otca/runs/first/note", asked)
+        assert answer.status == 400 and "Fix: " in answer.error and not (folder / "notes.json").exists()
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"notes": 3}'])
@@ -93,7 +93,7 @@ def test_a_run_that_has_ended_is_read_again_only_when_its_folder_changes(site, m
 def test_how_a_run_stands_whose_process_may_end_is_asked_each_time(site, made, this_process, monkeypatch):
     made(status=this_process)
     assert listed(site)["first"]["status"] == "running"
-    monkeypatch.setattr("comfyui_otca.trainer.run.status.alive", lambda *_: False)
+    monkeypatch.setattr("comfyui_otca.host.claim.alive", lambda *_: False)
     assert listed(site)["first"]["status"] == "interrupted"
 
 
@@ -143,24 +143,18 @@ def test_runs_that_begin_with_this_one_are_named_before_it_is_deleted(site, made
     assert site.get("/otca/runs/second/removal").json["begun_with"] == []
 
 
-def test_a_run_that_trains_is_refused(site, made, this_process):
+def test_a_run_that_trains_is_refused(site, made, this_process, claimed_elsewhere):
+    """Also one that is saving its last checkpoint, or of a ComfyUI on another machine."""
     made(status=this_process)
     made("waits", status={**this_process, "status": "queued"})
-    for name in ("first", "waits"):
-        answer = site.post(f"/otca/runs/{name}/delete")
-        assert answer.status == 409 and "Fix: stop it first" in answer.error
-    assert sorted(listed(site)) == ["first", "waits"]
-
-
-def test_a_run_that_another_process_has_claimed_is_refused(site, made, claimed_elsewhere):
-    """As one that is saving its last checkpoint, or of a ComfyUI on another machine."""
-    folder = made(status={"status": "stopped"})
-    with claim.take(folder):
-        assert site.post("/otca/runs/first/delete").status == 409
-    claimed_elsewhere(folder)
-    answer = site.post("/otca/runs/first/delete")
-    assert answer.status == 409 and "cannot be seen from here" in answer.error and "elsewhere" in answer.error
-    assert folder.is_dir()
+    ends, elsewhere = made("ends", status={"status": "stopped"}), made("elsewhere", status={"status": "stopped"})
+    claimed_elsewhere(elsewhere)
+    words = {"first": "Fix: stop it first", "waits": "Fix: stop it first", "ends": "", "elsewhere": "seen from here"}
+    with claim.take(ends):
+        for name, said in words.items():
+            answer = site.post(f"/otca/runs/{name}/delete")
+            assert answer.status == 409 and said in answer.error
+    assert listed(site).keys() == words.keys()
 
 
 def test_a_run_that_the_canvas_has_in_hand_is_let_go_unless_it_is_at_work(site, made):
@@ -180,20 +174,13 @@ def test_a_link_to_a_run_is_left_alone(site, made):
     assert site.post("/otca/runs/linked/note", {"notes": "mine"}).status == 409
 
 
-def test_what_is_about_to_be_deleted(site, made):
+def test_a_deleted_run_is_gone_and_before_is_told_what_will_be(site, made):
     folder = made(status={}, files={"checkpoints/000003/state.json": b"x" * 1000})
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert site.get("/otca/runs/first/removal").json == {
-        "folder": str(folder),
-        "bytes": sum(path.stat().st_size for path in files),
-        "files": len(files),
-        "begun_with": [],
-    }
-
-
-def test_a_deleted_run_is_gone(site, made):
-    made(status={})
     made("second", status={})
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    told = {"folder": str(folder), "bytes": size, "files": len(files), "begun_with": []}
+    assert site.get("/otca/runs/first/removal").json == told
     assert site.post("/otca/runs/first/delete").status == 200
     assert list(listed(site)) == ["second"] and [path.name for path in site.folder.iterdir()] == ["second"]
     assert site.post("/otca/runs/first/delete").status == 404

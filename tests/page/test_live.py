@@ -58,12 +58,8 @@ def test_main_memory_is_there_without_torch(site, monkeypatch):
     monkeypatch.delitem(machine.sys.modules, "torch")
     [main] = site.get("/otca/machine").json["memory"]
     assert main["name"] == "" and 0 < main["used"] < main["total"] and main["ours"] is None
-
-
-def test_memory_of_processes_that_are_ours(site):
     site.jobs.processes.update({os.getpid(), 2**30})  # the second is gone
-    main = site.get("/otca/machine").json["memory"][-1]
-    assert 0 < main["ours"] <= main["total"]
+    assert 0 < site.get("/otca/machine").json["memory"][-1]["ours"] <= main["total"]
 
 
 def test_an_accelerator_is_asked_only_where_comfyui_uses_it(site, cuda):
@@ -72,10 +68,7 @@ def test_an_accelerator_is_asked_only_where_comfyui_uses_it(site, cuda):
     cuda.torch._C = SimpleNamespace()  # of a torch that cannot say where there is a context
     assert site.get("/otca/machine").json["memory"][0]["name"] == "cuda:1"
     assert cuda.asked == [1, 1]
-
-
-def test_nothing_is_begun_where_comfyui_has_not_begun_it(site, cuda):
-    cuda.initialized = False
+    cuda.initialized = False  # and it is not begun by the question
     assert [each["name"] for each in site.get("/otca/machine").json["memory"]] == [""]
 
 
@@ -205,27 +198,26 @@ def test_a_prompt_is_tried_and_kept(site, sampler, until):
     assert site.rooms == ["made", "made"]
 
 
+def working(site, until, state):
+    """What is told of the pictures in the making once it is that."""
+    return until(lambda: (made_of(site)["work"] or {}).get("state") == state and made_of(site)["work"])
+
+
 def test_progress_and_an_end_that_was_asked_for(site, sampler, until):
     sampler("echo 'loading'; echo 1/4; exec sleep 60")
     ask(site)
-    work = until(lambda: (made_of(site)["work"] or {}).get("calls") and made_of(site)["work"])
-    assert (work["state"], work["done"], work["calls"], work["prompt"]) == ("makes", 1, 4, "a red circle")
+    until(lambda: (made_of(site)["work"] or {}).get("calls"))
+    work = working(site, until, "makes")
+    assert (work["done"], work["calls"], work["prompt"]) == (1, 4, "a red circle")
     second = ask(site)
     assert second.status == 409 and "run mine are being made. Fix: wait" in second.error
     assert site.jobs.processes
     assert site.post("/otca/runs/mine/before_after/cancel").status == 200
     assert made_of(site)["work"] is None
     until(lambda: not site.jobs.processes)
-    sampler(DONE)
+    sampler("echo 0/4; echo 'otca: out of memory. Fix: less'; exit 1")  # a failure is told until it is read
     assert ask(site).status == 200
-    until(lambda: made_of(site)["pairs"])
-
-
-def test_a_failure_is_told_until_it_is_read(site, sampler, until):
-    sampler("echo 0/4; echo 'otca: out of memory. Fix: less'; exit 1")
-    ask(site)
-    work = until(lambda: (made_of(site)["work"] or {}).get("state") == "failed" and made_of(site)["work"])
-    assert work["error"] == "otca: out of memory. Fix: less"
+    assert working(site, until, "failed")["error"] == "otca: out of memory. Fix: less"
     assert made_of(site)["pairs"] == []
     site.post("/otca/runs/mine/before_after/cancel")
     assert made_of(site)["work"] is None
@@ -243,24 +235,18 @@ def test_pictures_wait_for_a_training_and_come_before_the_queue(site, sampler, o
     assert one_at_a_time.started == [("queued", 1)], "the pictures were there first"
 
 
-@pytest.mark.parametrize(
-    "body", [{"prompt": " ", "seed": 1}, {"prompt": "a", "seed": -1}, {"prompt": "a", "seed": 2**53}]
-)
-def test_what_is_no_prompt_or_seed(site, sampler, body):
-    answer = site.post("/otca/runs/mine/before_after", body)
-    assert answer.status == 400 and "Fix: " in answer.error
-
-
-def test_a_run_that_has_saved_nothing(site, made):
+def test_pictures_that_cannot_be_made(site, sampler, made):
+    for prompt, seed in ((" ", 1), ("a", -1), ("a", 2**53)):
+        answer = ask(site, prompt, seed)
+        assert answer.status == 400 and "Fix: " in answer.error
     made("bare")
     answer = ask(site, run="bare")
     assert answer.status == 409 and "has saved nothing yet" in answer.error
 
 
-@pytest.mark.parametrize("path", ["0001/middle", "../before", "..%2F..%2Fmine/before", "1e3/before", "0001/before"])
-def test_no_other_file_is_served(site, sampler, path):
-    answer = site.get(f"/otca/runs/mine/before_after/{path}")
-    assert answer.status == 404
+def test_no_other_file_is_served(site, sampler):
+    for path in ("0001/middle", "../before", "..%2F..%2Fmine/before", "1e3/before", "0001/before"):
+        assert site.get(f"/otca/runs/mine/before_after/{path}").status == 404, path
 
 
 def test_a_link_out_of_the_run_is_not_written_through(site, sampler, until, tmp_path):
@@ -268,8 +254,7 @@ def test_a_link_out_of_the_run_is_not_written_through(site, sampler, until, tmp_
     (tmp_path / "elsewhere").mkdir()
     (site.folder / "mine" / "before_after").symlink_to(tmp_path / "elsewhere")
     ask(site)
-    work = until(lambda: (made_of(site)["work"] or {}).get("state") == "failed" and made_of(site)["work"])
-    assert "is a link out of the run's folder" in work["error"]
+    assert "is a link out of the run's folder" in working(site, until, "failed")["error"]
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -284,12 +269,10 @@ def test_a_damaged_pair_is_left_out(site, sampler):
 
 
 def test_a_failed_run_names_the_node(site, made):
-    made(status={"status": "failed", "error": "no luck", "node": "3"})
-    assert site.get("/otca/runs/first").json["failed_at"] == {"node": "3", "title": "SDE Sampler"}
-    made("gone", status={"status": "failed", "error": "no luck", "node": "99"})
-    assert site.get("/otca/runs/gone").json["failed_at"] is None
-    made("went-on", status={"status": "finished", "node": "3"})
-    assert site.get("/otca/runs/went-on").json["failed_at"] is None
+    sampler = {"node": "3", "title": "SDE Sampler"}
+    for status, node, told in (("failed", "3", sampler), ("failed", "99", None), ("finished", "3", None)):
+        made(f"{status}-{node}", status={"status": status, "error": "no luck", "node": node})
+        assert site.get(f"/otca/runs/{status}-{node}").json["failed_at"] == told
 
 
 def test_a_training_that_was_refused_names_the_node(site, made, until, monkeypatch, small_graph, this_process):

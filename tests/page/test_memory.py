@@ -63,22 +63,16 @@ async def settled(state, count):
     await asyncio.wait_for(wait(), 20)
 
 
-@pytest.mark.parametrize("body", [{"unload_models": True}, {"free_memory": True, "unload_models": False}])
-def test_unload_models(played, body):
+@pytest.mark.parametrize(
+    ("body", "busy_times"), [({"unload_models": True}, 3), ({"free_memory": True, "unload_models": False}, 0)]
+)
+def test_unload_models_waits_until_our_prompt_has_ended(played, body, busy_times):
     async def scenario(client, state):
         assert (await client.post("/free", json=body)).status == 200
         await settled(state, 1)
 
-    assert played(scenario).released == 1
-
-
-def test_waits_until_our_prompt_has_ended(played):
-    async def scenario(client, state):
-        await client.post("/free", json={"unload_models": True})
-        await settled(state, 1)
-
-    state = played(scenario, busy_times=3)
-    assert state.refused == 3 and state.released == 1
+    state = played(scenario, busy_times)
+    assert (state.refused, state.released) == (busy_times, 1)
 
 
 def test_other_requests_release_nothing(played):

@@ -55,6 +55,7 @@ def test_each_want_and_what_a_click_would_remember(site, file, graph, tmp_path):
     assert (told["70"]["what"], told["70"]["remember"]) == ("score.example.org:443",) * 2
     assert (told["71"]["allowed"], told["71"]["rememberable"], told["71"]["remember"]) == (False, False, None)
     assert (told["72"]["allowed"], told["72"]["rememberable"]) == (None, False)
+    assert told["72"]["what"] == "what node '9' hands over"
     assert (told["73"]["kind"], told["73"]["remember"]) == ("download", "owner/name")
 
 
@@ -93,16 +94,14 @@ def test_what_no_click_allows(site, file):
         assert not file.exists()
 
 
-def test_nothing_is_remembered_where_the_administrator_says_so(site, monkeypatch):
-    monkeypatch.setenv(remembered.FILE, "none")
-    answer = site.post("/otca/permissions/allow", {"kind": "post", "what": "score.example.org:443"})
-    assert answer.status == 400 and "OTCA_PERMISSIONS=none" in answer.error
-
-
-def test_a_file_that_cannot_be_written(site, file):
+def test_what_cannot_be_remembered(site, file, monkeypatch):
+    host = {"kind": "post", "what": "score.example.org:443"}
     file.parent.write_text("no folder")
-    answer = site.post("/otca/permissions/allow", {"kind": "post", "what": "score.example.org:443"})
+    answer = site.post("/otca/permissions/allow", host)
     assert answer.status == 500 and "cannot be remembered" in answer.error
+    monkeypatch.setenv(remembered.FILE, "none")  # as an administrator says it
+    answer = site.post("/otca/permissions/allow", host)
+    assert answer.status == 400 and "OTCA_PERMISSIONS=none" in answer.error
 
 
 def test_a_training_that_the_page_starts_is_no_word_of_the_users(site, made):
@@ -132,12 +131,10 @@ def test_what_was_allowed_is_listed_and_taken_back(site, file, monkeypatch, tmp_
 def test_taking_back_what_no_click_gave(site, file):
     answer = site.post("/otca/permissions/take_back", {"kind": "run", "what": "/scripts"})
     assert answer.status == 400 and "must be one of read, post, download. Fix: " in answer.error
-    assert site.post("/otca/permissions/take_back", {"kind": "post", "what": "a:1"}).status == 200
+    host = {"kind": "post", "what": "a.org:443"}
+    assert site.post("/otca/permissions/take_back", host).status == 200
     assert not file.exists()
-
-
-def test_a_damaged_file_is_not_written_over(site, file):
     file.parent.mkdir()
-    file.write_text("{,")
-    answer = site.post("/otca/permissions/take_back", {"kind": "post", "what": "a.org:443"})
+    file.write_text("{,")  # damaged, and not written over
+    answer = site.post("/otca/permissions/take_back", host)
     assert answer.status == 409 and "mend it" in answer.error and file.read_text() == "{,"

@@ -155,12 +155,8 @@ def test_other_nodes_and_other_errors_stay_as_they_are():
     theirs = answered("OTCA_RewardPython", file="nowhere.py", clip="")
     theirs["node_errors"]["5"]["class_type"] = "SomebodyElses"
     assert middlewares.put_right(theirs) == theirs
-    missing = {
-        "type": "required_input_missing",
-        "message": "m",
-        "details": "file",
-        "extra_info": {"input_name": "file"},
-    }
+    missing = {"type": "required_input_missing", "message": "m", "details": "file"}
+    missing["extra_info"] = {"input_name": "file"}
     ours = {"node_errors": {"5": {"errors": [missing], "class_type": "OTCA_RewardPython"}}}
     assert middlewares.put_right(ours) == ours
 

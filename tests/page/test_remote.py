@@ -19,7 +19,6 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.host.access import permissions
 from comfyui_otca.page.remote import kept_tokens, server, watching
-from comfyui_otca.page.remote.server import is_shown
 from comfyui_otca.page.remote.watching import Remotes
 from comfyui_otca.page.requests import Refused
 from comfyui_otca.page.runs import Runs
@@ -200,23 +199,17 @@ def test_the_token_is_kept_beside_and_for_the_owner_alone(here, there, tmp_path)
     assert TOKEN in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_copy_is_not_resumed_here(here, there, site):
+def test_a_copy_is_not_resumed_here_and_can_be_deleted_while_the_run_trains(there, site, tmp_path):
+    state(there, "running", pid=os.getpid(), process_started=None)
     run = watched(Runs(lambda: site.folder, lambda name: False), there)
     answer = site.post(f"/otca/runs/{run.id}/resume", {})
     assert answer.status == 409 and "lives on another machine" in answer.error
-    listed = {each["id"]: each for each in site.get("/otca/runs").json["runs"]}
-    assert listed[run.id]["remote"].startswith("http://127.0.0.1:")
-
-
-def test_a_copy_of_a_run_that_trains_can_be_deleted(there, site, tmp_path):
-    process = {"pid": os.getpid(), "process_started": None}
-    state(there, "running", **process)
-    run = watched(Runs(lambda: site.folder, lambda name: False), there)
+    [listed] = site.get("/otca/runs").json["runs"]
+    assert listed["remote"].startswith("http://127.0.0.1:")
     assert site.post(f"/otca/runs/{run.id}/delete").status == 200
     assert not run.folder.exists() and there.exists()
-    assert TOKEN not in "".join(file.read_text() for file in (tmp_path / "config").iterdir()), (
-        "nobody needs it any more"
-    )
+    kept = "".join(file.read_text() for file in (tmp_path / "config").iterdir())
+    assert TOKEN not in kept, "it is not needed any more"
 
 
 # --- what the server gives --------------------------------------------------------------------------------------------
@@ -292,17 +285,11 @@ def stranger(**answers):
 GOOD = {"version": 1, "id": "flowers", "status": "running", "files": [], "adapters": []}
 
 
-NO_ANSWERS = [
-    *(b"", b"[]", b"[" * 100_000, b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}"),
-    *(
-        json.dumps({**GOOD, **wrong}).encode()
-        for wrong in (
-            *({"version": 2}, {"status": "dancing"}, {"total": -1}, {"files": [["../../evil", 1, 1]]}),
-            *({"files": [["status.json", 1, 1]]}, {"adapters": [["workflow.json", 1, 1]]}),
-            {"files": [["train.log", 1]]},
-        )
-    ),
-]
+WRONG = [{"version": 2}, {"status": "dancing"}, {"total": -1}, {"adapters": [["workflow.json", 1, 1]]}]
+NAMES = ["../../evil", "status.json", "lora.safetensors", "samples/x.png", "samples/000010.png\n", None, 3]
+WRONG += [{"files": [["train.log", 1]]}, *({"files": [[name, 1, 1]]} for name in NAMES)]
+NO_ANSWERS = [b"", b"[]", b"[" * 100_000, b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}"]
+NO_ANSWERS += [json.dumps({**GOOD, **wrong}).encode() for wrong in WRONG]
 
 
 def test_an_answer_that_is_none_leaves_no_folder(here, there):
@@ -323,11 +310,8 @@ def test_a_strangers_name_is_no_path(here, there):
 
 
 def test_a_wrong_token_is_said(here, there):
-    async def work(url):
-        return await Remotes(here).watch(url, "wrong", None)
-
     with pytest.raises(Refused, match="refuses the token. Fix: give the one that otca serve printed there"):
-        served(there, work)
+        served(there, lambda url: Remotes(here).watch(url, "wrong", None))
     assert not list(here.folder().glob("*"))
 
 
@@ -345,56 +329,38 @@ def test_a_redirect_does_not_get_the_token(here, there):
 
 
 def test_more_than_was_announced_is_not_kept(here, there, monkeypatch):
-    monkeypatch.setattr(watching, "PIECE", 1024)
-    content = {"run": lambda: web.json_response({**GOOD, "files": [["train.log", 10, 1]]})}
-    app = stranger(**content, **{"run/files/train.log": lambda: web.Response(body=b"x" * 100_000)})
-
-    async def script(remotes, run):
-        return run, remotes.told(run.summary())
-
-    run, told = followed(here, there, script, app)
-    assert "more of train.log than the 10 bytes" in told["error"] and not (run.folder / "train.log").exists()
-
-
-def test_a_file_that_grows_without_end_is_not_read_to_it(here, there, monkeypatch):
+    """Also of a file that grows, of which the beginning is there already."""
     monkeypatch.setattr(watching, "PIECE", 1024)
     monkeypatch.setattr(watching, "OVERLAP", 4)
-    state = {**GOOD, "files": [["train.log", 10, 1]]}
-    log = {"status": 200, "body": b"x" * 10}
-    app = stranger(run=lambda: web.json_response(state), **{"run/files/train.log": lambda: web.Response(**log)})
+    told, log = {**GOOD, "files": [["train.log", 10, 1]]}, {"status": 200, "body": b"x" * 100_000}
+    app = stranger(run=lambda: web.json_response(told), **{"run/files/train.log": lambda: web.Response(**log)})
 
     async def script(remotes, run):
-        state["files"], log["status"], log["body"] = [["train.log", 20, 2]], 206, b"x" * 100_000
+        file = run.folder / "train.log"
+        assert "more of train.log than the 10 bytes" in remotes.told(run.summary())["error"] and not file.exists()
+        log["body"] = b"x" * 10
         await remotes._look(run.id)
-        return run, remotes.told(run.summary())
+        told["files"], log["status"], log["body"] = [["train.log", 20, 2]], 206, b"x" * 100_000
+        await remotes._look(run.id)
+        assert "more of train.log than the 20 bytes" in remotes.told(run.summary())["error"]
+        assert file.stat().st_size == 10
 
-    run, told = followed(here, there, script, app)
-    assert "more of train.log than the 20 bytes" in told["error"] and (run.folder / "train.log").stat().st_size == 10
-
-
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://user:secret@127.0.0.1:1", "127.0.0.1:8191", "http://[::1"])
-def test_addresses_that_are_none(here, url):
-    with pytest.raises(Refused) as refusal:
-        asyncio.run(Remotes(here).watch(url, TOKEN, None))
-    assert refusal.value.status == 400 and "secret" not in str(refusal.value)
+    followed(here, there, script, app)
 
 
-def test_another_machine_has_to_be_allowed(here, site, monkeypatch):
+def test_addresses_that_are_none(here):
+    for url in ("ftp://127.0.0.1/", "http://user:secret@127.0.0.1:1", "127.0.0.1:8191", "http://[::1"):
+        with pytest.raises(Refused) as refusal:
+            asyncio.run(Remotes(here).watch(url, TOKEN, None))
+        assert refusal.value.status == 400 and "secret" not in str(refusal.value)
+
+
+def test_another_machine_has_to_be_allowed(site):
     answer = site.post("/otca/watch", {"url": "http://gpu.example.org:8191", "token": TOKEN})
     assert answer.status == 403 and "gpu.example.org:8191" in answer.error and permissions.HOSTS in answer.error
     assert answer.json["remember"] == "gpu.example.org:8191"
-
-
-@pytest.mark.parametrize(
-    "body", [{"url": "http://127.0.0.1:1"}, {"url": 1, "token": TOKEN}, {"url": "x", "token": "a b"}]
-)
-def test_requests_that_lack_something(site, body):
-    assert site.post("/otca/watch", body).status == 400
-
-
-def test_names_that_are_shown():
-    assert all(map(is_shown, ("metrics.jsonl", "workflow.json", "samples/000010.png", "credit.png", "train.log")))
-    assert not any(map(is_shown, ("lora.safetensors", "samples/x.png", "status.json", "samples/000010.png\n", None, 3)))
+    for body in ({"url": "http://127.0.0.1:1"}, {"url": 1, "token": TOKEN}, {"url": "x", "token": "a b"}):
+        assert site.post("/otca/watch", body).status == 400, body
 
 
 # --- a real one -------------------------------------------------------------------------------------------------------

@@ -26,27 +26,23 @@ def test_last_results_of_a_graph(site):
     assert site.post("/otca/results", {**asked, "workflow": 7}).status == 400
 
 
+NOT_THERE = [
+    ("node=8&sample=0&step=0", 404, "Fix: run the graph again"),
+    ("node=9&sample=0&step=8", 400, "there are 8 steps"),
+    ("node=9&step=0", 400, "sample = null"),
+    ("node=9&sample=-1&step=0", 400, 'sample = "-1"'),
+    ("node=9&sample=0&step=" + "9" * 30, 400, "whole number"),
+    ("sample=0&step=0", 400, "node is missing"),
+]
+
+
 def test_preview(site):
     answer = site.get("/otca/preview?node=9&sample=3&step=2")
     assert answer.headers["Content-Type"] == "image/png" and answer.content.endswith(bytes([3, 2]))
-
-
-@pytest.mark.parametrize(
-    "query, status, message",
-    [
-        ("node=8&sample=0&step=0", 404, "Fix: run the graph again"),
-        ("node=9&sample=0&step=8", 400, "there are 8 steps"),
-        ("node=9&step=0", 400, "sample = null"),
-        ("node=9&sample=-1&step=0", 400, 'sample = "-1"'),
-        ("node=9&sample=0&step=x", 400, 'step = "x"'),
-        ("node=9&sample=0&step=" + "9" * 30, 400, "whole number"),
-        ("sample=0&step=0", 400, "node is missing"),
-    ],
-)
-def test_preview_that_is_not_there(site, query, status, message):
-    answer = site.get(f"/otca/preview?{query}")
-    assert answer.status == status and message in answer.error
-    assert answer.headers["Cache-Control"] == "no-cache"
+    for query, status, message in NOT_THERE:
+        answer = site.get(f"/otca/preview?{query}")
+        assert answer.status == status and message in answer.error, query
+        assert answer.headers["Cache-Control"] == "no-cache"
 
 
 def test_release(site):
@@ -59,16 +55,12 @@ def test_release(site):
 # --- summaries ------------------------------------------------------------------------------------------------------
 
 
-def test_no_runs_yet(site):
+def test_runs_newest_first_and_nothing_else(site, made):
     assert site.get("/otca/runs").json == {"runs": []}
     answer = site.get("/otca/runs/first")
     assert answer.status == 404 and "run 'first' is missing" in answer.error
-
-
-def test_runs_newest_first_and_nothing_else(site, made):
-    made("old", status={"started": 100.0})
-    made("new", status={"started": 300.0})
-    made("middle", status={"started": 200.0})
+    for name, started in (("old", 100.0), ("new", 300.0), ("middle", 200.0)):
+        made(name, status={"started": started})
     (site.folder / "no run").mkdir()
     (site.folder / "a file").write_text("")
     assert [run["id"] for run in site.get("/otca/runs").json["runs"]] == ["new", "middle", "old"]
@@ -95,12 +87,6 @@ def test_summary(site, made):
     }
 
 
-def test_an_evaluation_is_an_update(site, made):
-    folder = made(status={}, files={"evaluation.jsonl": b""})
-    os.utime(folder / "evaluation.jsonl", (4e9, 4e9))
-    assert site.get("/otca/runs/first").json["updated"] == 4e9
-
-
 def test_a_run_that_cannot_be_read_is_listed_and_one_that_went_is_not(site, made, monkeypatch):
     """Both are noticed while the others are read."""
     for name in ("whole", "locked", "gone"):
@@ -124,17 +110,16 @@ def test_a_run_that_cannot_be_read_is_listed_and_one_that_went_is_not(site, made
     assert sorted(count) == ["gone", "locked", "whole"], "a poll reads each once"
 
 
-def test_a_copied_checkpoint_is_none(site, made):
-    made(files={"checkpoints/000003 - Copy/state.json": b"{}"})
-    assert not site.get("/otca/runs/first").json["has_checkpoint"]
-
-
 def test_details(site, made):
     files = {name: PNG for name in ("samples.png", "credit.png", "samples/000050.png", "samples/1000000.png")}
-    files |= {"samples/000000.png": PNG, "samples/before.safetensors": b"", "checkpoints/000003/state.json": b"{}"}
-    made(status={"total": 3}, files=files)
+    files |= {"samples/000000.png": PNG, "samples/before.safetensors": b"", "evaluation.jsonl": b""}
+    folder = made(status={"total": 3}, files={**files, "checkpoints/000003 - Copy/state.json": b"{}"})
+    assert not site.get("/otca/runs/first").json["has_checkpoint"], "a copy is none"
+    (folder / "checkpoints" / "000003").mkdir()
+    (folder / "checkpoints" / "000003" / "state.json").write_text("{}")
+    os.utime(folder / "evaluation.jsonl", (4e9, 4e9))
     details = site.get("/otca/runs/first").json
-    assert details["has_checkpoint"] and details["status"] == "finished"
+    assert details["has_checkpoint"] and details["status"] == "finished" and details["updated"] == 4e9
     assert details["rewards"] == ["clip_t"] and details["held_out"] == ["accuracy"]
     assert details["samples"] == ["000000.png", "000050.png", "1000000.png"]
     assert details["pictures"] == ["samples.png", "credit.png"]
@@ -224,6 +209,7 @@ def test_metrics_that_a_resumed_run_rewrote(site, made):
     rows = site.get("/otca/runs/first/metrics?after=1").json["rows"]
     assert [row["loss"] for row in rows] == [2, 3, 4, 5, 6]
     assert site.get("/otca/runs/first").json["rewrites"] == 2
+    assert site.get("/otca/runs/first/columns?name=loss").json["columns"]["loss"][1:] == [2, 3, 4, 5, 6]
 
 
 def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
@@ -259,11 +245,11 @@ def test_evaluations_come_without_single_values(site, made):
     assert evaluations == [{"iteration": i, "rewards": {"clip_t": figures}} for i in (0, 2)]
 
 
-@pytest.mark.parametrize("after", ["-1", "x", "1.5", "", "²"])
-def test_metrics_after_what_is_no_number(site, made, after):
+def test_metrics_after_what_is_no_number(site, made):
     made()
-    answer = site.get(f"/otca/runs/first/metrics?after={after}")
-    assert answer.status == 400 and "after = " in answer.error
+    for after in ("-1", "x", "1.5", "", "²"):
+        answer = site.get(f"/otca/runs/first/metrics?after={after}")
+        assert answer.status == 400 and "after = " in answer.error, after
 
 
 # --- pictures, log, workflow, adapter -------------------------------------------------------------------------------
@@ -275,18 +261,16 @@ def test_pictures(site, made):
     assert (answer.status, answer.headers["Content-Type"], answer.content) == (200, "image/png", PNG)
     assert answer.headers["Cache-Control"] == "no-cache"  # the next evaluation draws it anew
     assert site.get("/otca/runs/first/pictures/samples-000002.png").content == PNG + b"2"
-
-
-def test_a_missing_picture_is_not_remembered_as_missing(site, made):
-    made()
-    answer = site.get("/otca/runs/first/pictures/rewards.png")
-    assert answer.status == 404 and "wait for the next evaluation" in answer.error
-    assert answer.headers["Cache-Control"] == "no-cache"
+    missing = site.get("/otca/runs/first/pictures/rewards.png")
+    assert missing.status == 404 and "wait for the next evaluation" in missing.error
+    assert missing.headers["Cache-Control"] == "no-cache"
 
 
 def test_log(site, made):
     text = "iteration 1 ± 0.5\n"
-    path = made(files={"train.log": text.encode()}) / "train.log"
+    path = made() / "train.log"
+    assert site.get("/otca/runs/first/log").json == {"text": "", "size": 0}
+    path.write_bytes(text.encode())
     answer = site.get("/otca/runs/first/log").json
     assert answer == {"text": text, "size": len(text.encode())}
     with open(path, "ab") as file:
@@ -296,19 +280,12 @@ def test_log(site, made):
     with open(path, "ab") as file:
         file.write("±".encode()[1:])
     assert site.get(f"/otca/runs/first/log?after={more['size']}").json["text"] == "±"
-
-
-def test_log_gives_its_last_part_and_begins_anew_with_a_new_file(site, made):
-    path = made(files={"train.log": b"x" * 100_000 + b"end"}) / "train.log"
+    # It gives the last part of a long one, and begins anew with a new file.
+    path.write_bytes(b"x" * 100_000 + b"end")
     answer = site.get("/otca/runs/first/log?after=5").json
     assert len(answer["text"]) == 65536 and answer["text"].endswith("xend") and answer["size"] == 100_003
     path.write_bytes(b"new")
     assert site.get(f"/otca/runs/first/log?after={answer['size']}").json == {"text": "new", "size": 3}
-
-
-def test_a_run_without_a_log(site, made):
-    made()
-    assert site.get("/otca/runs/first/log").json == {"text": "", "size": 0}
 
 
 def test_workflow(site, made, small_graph):

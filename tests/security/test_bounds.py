@@ -136,16 +136,12 @@ def test_a_deep_file_is_one_line(tmp_path, capsys, levels):
     assert "deep" in told and "Fix: " in told and "Traceback" not in told
 
 
-def test_a_picture_bomb_is_one_line(tmp_path, capsys, small_graph):
+def test_a_picture_bomb_is_one_line_and_a_small_picture_carries_its_workflow(tmp_path, capsys, small_graph):
     path = tmp_path / "bomb.png"
     path.write_bytes(png(20_000, 20_000, json.dumps(small_graph())))
     assert main(["validate", str(path)]) == 2
     told = capsys.readouterr().err
     assert str(path) in told and "pixels" in told and "Fix: " in told
-
-
-def test_a_small_picture_still_carries_its_workflow(tmp_path, small_graph):
-    path = tmp_path / "small.png"
     path.write_bytes(png(8, 8, json.dumps(small_graph())))
     assert Workflow.load(path, NODE_CLASS_MAPPINGS).graph == small_graph()
 
@@ -168,13 +164,10 @@ def test_a_pipe_or_a_device_is_not_a_workflow(tmp_path, name):
         Workflow.load(tmp_path / name, NODE_CLASS_MAPPINGS)
 
 
-def test_a_graph_of_too_many_nodes_is_refused():
+def test_too_many_nodes_and_text_that_is_no_unicode_are_refused(small_graph):
     content = {str(n): {"class_type": "OTCA_SDESampler", "inputs": {}} for n in range(100_000)}
     [line] = refusals(content)
     assert "100000 nodes" in line and "Fix: " in line
-
-
-def test_text_that_is_no_unicode_is_refused_with_its_node(small_graph):
     content = small_graph()
     node = next(iter(content))
     content[node]["inputs"]["name"] = "\ud800"

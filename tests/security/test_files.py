@@ -64,12 +64,12 @@ def test_a_link_within_the_folder_and_a_linked_folder(folder, tmp_path, monkeypa
     )
 
 
-@pytest.mark.parametrize("name", ["id_rsa", ".env", "prompts.json", "a.txt.key", "token"])
-def test_only_prompt_files(folder, name):
-    (folder / name).write_text("s3cret\n")
-    assert ".txt or .jsonl" in complaint("read", folder / name)
-    permissions.user_named(folder / name)
-    assert read_prompts("", str(folder / name)) == ["s3cret"], "whom the user named himself"
+def test_only_prompt_files(folder):
+    for name in ("id_rsa", ".env", "prompts.json", "a.txt.key", "token"):
+        (folder / name).write_text("s3cret\n")
+        assert ".txt or .jsonl" in complaint("read", folder / name)
+        permissions.user_named(folder / name)
+        assert read_prompts("", str(folder / name)) == ["s3cret"], "what the user named himself"
 
 
 @both
@@ -132,13 +132,10 @@ def test_a_network_drive_that_hangs_holds_nothing_up(folder, read, hanging):
             file_state(str(folder / "a.txt"))
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00red", b"caf\xe9\n"])
-def test_what_is_no_text(folder, content):
-    (folder / "a.txt").write_bytes(content)
-    assert "not text in UTF-8" in complaint("read", folder / "a.txt")
-
-
-def test_a_line_that_is_nested_very_deep(folder):
+def test_what_is_no_text_or_nested_very_deep(folder):
+    for content in (b"\xff\xfe\x00red", b"caf\xe9\n"):
+        (folder / "a.txt").write_bytes(content)
+        assert "not text in UTF-8" in complaint("read", folder / "a.txt")
     (folder / "a.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
     told = complaint("read", folder / "a.jsonl")
     assert "line 1 is not an object like" in told and len(told) < 500

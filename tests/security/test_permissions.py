@@ -13,7 +13,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host import paths, search
 from comfyui_otca.host.access import opening, permissions, remembered
 from comfyui_otca.host.access.addresses import host_of
-from comfyui_otca.host.access.permissions import DOWNLOAD, POST, READ, RUN, NotAllowed, Want
+from comfyui_otca.host.access.permissions import POST, READ, NotAllowed, Want
 from comfyui_otca.host.access.wants import wants_of
 from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -47,19 +47,20 @@ def refused(call, *arguments):
 # --- files and folders ----------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_file_outside_is_refused_with_what_allows_it(outside):
+def test_a_prompt_file_outside_is_refused_with_what_allows_it(outside, monkeypatch):
     told = refused(read_prompts, "", secret(outside))
     assert str(outside / "secret.txt") in told and f"OTCA_ALLOW_FOLDERS={outside}" in told
     assert f"--allow-folder {outside}" in told and "click on the page" in told
     said = NODES["OTCA_PromptDataset"].VALIDATE_INPUTS("", secret(outside))
     assert said == f"file: {told}"
     assert refused(NODES["OTCA_PromptDataset"]().take, "", 1, 0, True, 0, secret(outside)) == told, "a linked one too"
-
-
-def test_other_files_of_the_user(outside):
-    secret(outside)
     for name in ("/proc/self/environ", "/etc/passwd", "~/.ssh/id_rsa", "../outside/secret.txt"):
         refused(read_prompts, "", name)
+    secret(Path.cwd(), "mine.txt")  # what lies where a command was typed is the user's
+    assert read_prompts("", "mine.txt") == ["s3cret"]
+    monkeypatch.setenv(permissions.FROM_PAGE, "1")
+    with pytest.raises(ValueError, match="was not found"):
+        read_prompts("", "mine.txt")
 
 
 def test_the_user_widens_it_by_environment_command_line_or_click(outside, monkeypatch):
@@ -91,14 +92,6 @@ def test_prompts_are_read_from_fewer_folders_than_models(outside, comfyui, monke
     assert permissions.allowed(Want(READ, file, "a model"))
     monkeypatch.setenv(permissions.FOLDERS, str(folder))
     assert read_prompts("", file) == ["s3cret"] and permissions.allowed(want)
-
-
-def test_what_lies_where_a_command_was_typed_is_the_users(outside, monkeypatch):
-    secret(Path.cwd(), "mine.txt")
-    assert read_prompts("", "mine.txt") == ["s3cret"]
-    monkeypatch.setenv(permissions.FROM_PAGE, "1")
-    with pytest.raises(ValueError, match="was not found"):
-        read_prompts("", "mine.txt")
 
 
 @pytest.mark.parametrize("where", ["/", "~", "~/.."])
@@ -181,15 +174,13 @@ def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch
 # --- hosts, tokens, downloads ---------------------------------------------------------------------------------------
 
 
-def test_this_machine_needs_no_permission():
+def test_other_hosts_need_permission_and_this_machine_does_not():
+    ask = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS
     for url in ("http://127.0.0.1:8189/s", "http://localhost/s", "https://[::1]:9/s", "http://127.9.9.9/"):
-        assert NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url) is True, url
-
-
-def test_other_hosts_do():
+        assert ask(url) is True, url
     names = ["evil.example/s", "127.0.0.1.evil.example/", "2130706433/", "0.0.0.0/", "localhost.evil.example/"]
     for name in [*names, "192.168.0.1/"]:
-        told = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(f"http://{name}")
+        told = ask(f"http://{name}")
         assert told.startswith("url: ") and "--allow-host" in told and "OTCA_ALLOW_HOSTS=" in told, name
 
 
@@ -215,10 +206,9 @@ def test_a_token_belongs_to_a_host(monkeypatch):
     told = ask("https://evil.example/", "OTCA_REWARD_TOKEN")
     assert told.startswith("token_variable: ") and "OTCA_REWARD_TOKEN_HOST=evil.example:443" in told
     assert "s3cret" not in told
-    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "score.example.org")
-    assert "is for score.example.org" in ask("https://evil.example/", "OTCA_REWARD_TOKEN")
-    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "evil.example:444")
-    assert "is for evil.example:444" in ask("https://evil.example/", "OTCA_REWARD_TOKEN")
+    for host in ("score.example.org", "evil.example:444"):
+        monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", host)
+        assert f"is for {host}" in ask("https://evil.example/", "OTCA_REWARD_TOKEN")
     monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "evil.example")
     assert ask("https://evil.example/", "OTCA_REWARD_TOKEN") is True
 
@@ -282,26 +272,6 @@ def test_a_damaged_file_allows_nothing_and_is_said(monkeypatch, tmp_path, caplog
 # --- what a workflow asks for ---------------------------------------------------------------------------------------
 
 
-def test_what_a_workflow_wants(outside, small_graph, monkeypatch):
-    graph = small_graph()
-    file = secret(outside)
-    names = {entry["class_type"]: node for node, entry in graph.items()}
-    graph[names["OTCA_PromptDataset"]]["inputs"]["file"] = file
-    graph[names["OTCA_LoadFlowModel"]]["inputs"] |= {"path": "owner/name", "download": True}
-    graph["70"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": "https://evil.example/s", "coefficient": 1.0}}
-    graph["71"] = {"class_type": "OTCA_RewardPython", "inputs": {"file": "mine.py"}}
-    graph["72"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": ["9", 0]}}
-    graph["73"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": {"a": 1}}}
-    wants = {(want.kind, want.what) for want in wants_of(graph, NODES)}
-    assert wants == {
-        (READ, file),
-        (DOWNLOAD, "owner/name"),
-        (POST, "evil.example:443"),
-        (RUN, "mine.py"),
-        (POST, "what node '9' hands over"),
-    }
-
-
 STRANGE = [
     *[{"cls": "/x", "self": 1, "url": 7}, {"url": []}, {"url": [[["deep"]], 0]}, {"url": ["x" * 10**5, 0]}],
     *[{"url": {"__value__": ["http://x/"]}}, {"url": "http://[::1"}],
@@ -314,12 +284,9 @@ def test_no_graph_is_too_strange_to_ask():
         assert all(len(permissions.in_words(want)) < 400 for want in found), (name, inputs)
 
 
-def test_what_is_told_is_text_and_no_commands_to_the_terminal():
+def test_what_is_told_is_text_and_no_commands_to_the_terminal(small_graph):
     told = permissions.in_words(Want(READ, "\x1b[2Ja\n(allowed)", "prompts"))
     assert told.isprintable() and "\\x1b" in told
-
-
-def test_a_plain_workflow_wants_its_prompts_alone(small_graph):
     assert [(want.kind, want.what) for want in wants_of(small_graph(), NODES)] == [(READ, "shapes_train.txt")]
 
 
@@ -358,14 +325,12 @@ def test_validate_says_what_the_workflow_wants(outside, workflow_file, capsys):
     assert f"this workflow wants: read {file} (prompts) (allowed)" in capsys.readouterr().out
 
 
-def test_what_the_user_types_is_his_word(outside, workflow_file):
+def test_what_the_user_types_is_his_word(outside, workflow_file, capsys):
     path = workflow_file({})
     assert main(["validate", path, "--set", f"PromptDataset.file={secret(outside)}"]) == 0
     assert os.environ[permissions.FOLDERS].split(os.pathsep)[-1] == str(outside / "secret.txt")
     refused(read_prompts, "", secret(outside, "another.txt"))
-
-
-def test_a_refusal_where_it_is_used_is_bad_input(outside, small_graph, capsys):
+    capsys.readouterr()
     assert main(["sample", str(outside), "--prompt", "x"]) == 2, "there is no model, and nothing else is wrong"
     assert "Fix: " in capsys.readouterr().err
 

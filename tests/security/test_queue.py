@@ -217,15 +217,6 @@ def test_what_the_user_of_a_page_has_set():
 # --- one claim --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_starts_nothing_where_another_process_trains(site, made, trainers, monkeypatch):
-    monkeypatch.setattr(jobs, "ENDING_SECONDS", 0.2)
-    folder = made(rows=3, status={"status": "stopped", "total": 9})
-    with claim.take(folder):
-        answer = site.post("/otca/runs/first/resume")
-        assert answer.status == 409 and not trainers
-        assert site.get("/otca/runs").json["runs"][0]["status"] == "stopped"
-
-
 def test_running_is_what_somebody_holds(site, made):
     """Whatever number status.json has: containers count their processes by themselves."""
     folder = made(status={"status": "running", "pid": 99999999 % 2**22, "process_started": 5.0})

@@ -100,10 +100,18 @@ def test_a_compressed_answer_is_not_read(serve, encoding, status):
     assert ("uncompressed" if status == 200 else "answered 500") in told
 
 
-def test_it_is_asked_for_a_plain_answer(asked):
+def test_a_token_of_another_host_is_not_sent(asked, monkeypatch):
     url, requests = asked()
-    scores(url)
-    assert [headers["Accept-Encoding"] for headers in requests] == ["identity"]
+    monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "score.example.org")
+    with pytest.raises(permissions.NotAllowed, match="is for score.example.org.*Fix: "):
+        scores(url, token_variable="OTCA_REWARD_TOKEN")
+    assert requests == []
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "127.0.0.1")
+    scores(url, token_variable="OTCA_REWARD_TOKEN")
+    [headers] = requests
+    assert headers["Authorization"] == "Bearer s3cret"
+    assert headers["Accept-Encoding"] == "identity", "a compressed answer may be a bomb"
 
 
 def test_forty_named_scores_of_a_sample_fit(serve):
@@ -138,15 +146,3 @@ def test_a_host_is_asked_for_again_when_something_is_sent(asked, monkeypatch):
     with pytest.raises(permissions.NotAllowed, match="pictures and prompts"):
         reward.score(IMAGES, PROMPTS)
     assert not requests
-
-
-def test_a_token_of_another_host_is_not_sent(asked, monkeypatch):
-    url, requests = asked()
-    monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
-    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "score.example.org")
-    with pytest.raises(permissions.NotAllowed, match="is for score.example.org.*Fix: "):
-        scores(url, token_variable="OTCA_REWARD_TOKEN")
-    assert requests == []
-    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "127.0.0.1")
-    scores(url, token_variable="OTCA_REWARD_TOKEN")
-    assert [headers.get("Authorization") for headers in requests] == ["Bearer s3cret"]

@@ -185,7 +185,7 @@ REFUSED = [
     ([window(9), BY_WINDOW], "MixGRPOWindow", "length", "longer window does not fit"),
     ([window(), sets("SDESampler", group_size=LENGTH)], "SDESampler", "group_size", "at least 2"),
     ([window(), sets("TrainingRun", iterations=LENGTH)], "TrainingRun", "iterations", "known before the graph runs"),
-    ([sets("TrainingRun", best_metric="evaluation/beauty")], "TrainingRun", "best_metric", "no figure of this run"),
+    ([sets("TrainingRun", best_metric="evaluation/beauty")], "TrainingRun", "best_metric", "not a figure of this run"),
     ([sets("LoadFlowModel", lora_targets="attention.query")], "LoadFlowModel", "lora_targets", "fit no layer"),
     ([sets("LoadFlowModel", lora_targets="attn.to_q, norm_q")], "LoadFlowModel", "lora_targets", "norm_q"),
     (
@@ -245,22 +245,18 @@ def test_groups_that_processes_would_part_are_refused_before_any_begins(
     path.write_text(json.dumps(graph.content))
     begun = []
     monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *arguments: begun.append(arguments) or 0)
-    shared = ["--gpus", str(gpus)]
     _, problems = page.check(graph.content, gpus)
     assert len(problems) == refused
-    for command in (
-        ["validate", str(path)],
-        ["train", str(path), "--output", str(tmp_path / "run"), "--device", "cpu"],
-    ):
-        assert main([*command, *shared]) == 2 * refused
+    train = ["train", str(path), "--output", str(tmp_path / "run"), "--device", "cpu"]
+    for command in (["validate", str(path)], train):
+        assert main([*command, "--gpus", str(gpus)]) == 2 * refused
         told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert told == [f"error: {problem}" for problem in problems]
     assert len(begun) == (not refused)
     for problem in problems:
         assert (problem.node_id, problem.input) == (graph.find("PromptDataset"), "prompts_per_iteration")
-        assert (
-            problem.value == prompts and f"{gpus} processes share {prompts} groups" in problem.message and problem.fix
-        )
+        assert problem.value == prompts and problem.fix
+        assert f"{gpus} processes share {prompts} groups" in problem.message
 
 
 def test_the_library_refuses_as_the_command_does(small_graph):
@@ -282,33 +278,27 @@ def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):
     assert problem.input == "reward_8" and "makes pictures" in problem.message and "video model" in problem.fix
 
 
-@pytest.mark.parametrize("damage", ["{", '{"block_out_channels": 3}', "[]", '{"latent_channels": 4}', "[" * 2000])
-def test_a_damaged_configuration_is_a_refusal(small_graph, flux_folder, tmp_path, damage):
-    shutil.copytree(flux_folder, tmp_path / "model")
-    (tmp_path / "model" / "vae" / "config.json").write_text(damage)
+def test_a_damaged_configuration_is_a_refusal(small_graph, flux_folder, tmp_path):
+    config = shutil.copytree(flux_folder, tmp_path / "model") / "vae" / "config.json"
     content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
-    [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
-    assert problem.input == "path" and problem.severity == "error" and "copy" in problem.fix
+    for damage in ("{", '{"block_out_channels": 3}', "[]", '{"latent_channels": 4}', "[" * 2000):
+        config.write_text(damage)
+        [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
+        assert problem.input == "path" and problem.severity == "error" and "copy" in problem.fix, damage
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        {"max_shift": 1e4, "max_image_seq_len": 2},  # e^μ, with more tokens, is more than a number can be
-        {"max_shift": -1e4, "max_image_seq_len": 2},  # … and 0
-        {"base_shift": "much"},
-    ],
-)
-def test_a_shift_that_is_none_at_the_size_is_a_refusal(small_graph, flux_folder, tmp_path, scheduler):
-    shutil.copytree(flux_folder, tmp_path / "model")
-    own = {"use_dynamic_shifting": True, "base_shift": 0.5, "base_image_seq_len": 1}
-    (tmp_path / "model" / "scheduler" / "scheduler_config.json").write_text(json.dumps(own | scheduler))
-    content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
-    [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
-    assert problem.input == "path" and "shift" in problem.message and "copy" in problem.fix
-    content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}, "OTCA_SDESampler": {"shift": 3.0}})
-    at_any_size = isinstance(scheduler.get("base_shift"), str)
-    assert len(preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))) == at_any_size, "the sampler's own counts"
+def test_a_shift_that_is_none_at_the_size_is_a_refusal(small_graph, flux_folder, tmp_path):
+    config = shutil.copytree(flux_folder, tmp_path / "model") / "scheduler" / "scheduler_config.json"
+    path = {"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}}
+    # e^μ, with more tokens, is more than a number can be, and 0; and no number at all, which the sampler's own does not mend.
+    beyond = [{"max_shift": shift, "max_image_seq_len": 2} for shift in (1e4, -1e4)]
+    for scheduler, at_any_size in ((beyond[0], False), (beyond[1], False), ({"base_shift": "much"}, True)):
+        own = {"use_dynamic_shifting": True, "base_shift": 0.5, "base_image_seq_len": 1}
+        config.write_text(json.dumps(own | scheduler))
+        [problem] = preflight.problems(Workflow(small_graph(path), NODE_CLASS_MAPPINGS))
+        assert problem.input == "path" and "shift" in problem.message and "copy" in problem.fix
+        content = small_graph({**path, "OTCA_SDESampler": {"shift": 3.0}})
+        assert len(preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))) == at_any_size
 
 
 def test_a_chain_longer_than_the_stack_is_checked(small_graph):
