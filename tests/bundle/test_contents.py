@@ -97,25 +97,20 @@ def test_pairs_are_copied_with_their_pictures_and_a_link_out_of_their_folder_is_
 
 
 def test_models_of_the_pack_come_with_it_and_others_are_expected_by_name(places, small_graph, collected):
+    """Of a pipeline the copy in one file is not expected."""
     assert collected(small_graph()).models == []
-    shutil.copytree(paths.ASSETS / "shapes-flux", places.models / "owner" / "flux")
-    held = collected(small_graph({LOADER: {"path": str(places.models / "owner" / "flux")}}))
+    flux = shutil.copytree(paths.ASSETS / "shapes-flux", places.models / "owner" / "flux")
+    (flux / "flux1-dev.safetensors").write_bytes(b"large")
+    (flux / ".git").mkdir()
+    (flux / ".git" / "config.json").write_text("{}")
+    held = collected(small_graph({LOADER: {"path": str(flux)}}))
     (model,) = held.models
     assert (model.name, model.where) == ("flux", MODELS) and inputs_of(held.graph, LOADER)["path"] == "flux"
-    names = [name for name, _ in model.files()]
-    assert "flux/model_index.json" in names and "flux/transformer/diffusion_pytorch_model.safetensors" in names
+    names = {name for name, _ in model.files()}
+    assert {"flux/model_index.json", "flux/transformer/diffusion_pytorch_model.safetensors"} <= names
+    assert not names & {"flux/flux1-dev.safetensors", "flux/.git/config.json"}
     held = collected(small_graph({LOADER: {"path": "owner/flux"}}))
     assert [model.name for model in held.models] == ["owner/flux"] == [inputs_of(held.graph, LOADER)["path"]]
-
-
-def test_of_a_pipeline_the_copy_in_one_file_is_not_expected(places, small_graph, collected):
-    shutil.copytree(paths.ASSETS / "shapes-flux", places.models / "flux")
-    (places.models / "flux" / "flux1-dev.safetensors").write_bytes(b"large")
-    (places.models / "flux" / ".git").mkdir()
-    (places.models / "flux" / ".git" / "config.json").write_text("{}")
-    (model,) = collected(small_graph({LOADER: {"path": "flux"}})).models
-    names = {name for name, _ in model.files()}
-    assert not names & {"flux/flux1-dev.safetensors", "flux/.git/config.json"}
 
 
 def test_a_rewards_file_in_the_hub_cache_is_found(places, small_graph, collected, monkeypatch):
@@ -156,21 +151,14 @@ def test_a_reward_servers_token_is_named_and_its_value_is_nowhere(places, small_
     assert "ALLOW_HOSTS=(score.example.org:443)" in (folder / "settings.sh").read_text()
 
 
-@pytest.mark.parametrize(
-    ("reward", "input", "said"),
-    [
-        (("OTCA_RewardHTTP", {"url": "http://127.0.0.1:8189/score?api_key=abc"}), "url", "query"),
-        (("OTCA_RewardVLMJudge", {"extra": '{"api_key": "abc"}'}), "extra", "key"),
-    ],
-)
-def test_what_looks_like_a_key_is_refused_and_not_repeated(places, small_graph, collected, reward, input, said):
-    inputs = {"url": "http://127.0.0.1:8000/v1", "questions": "good: Is it good?"} | reward[1]
-    graph = with_reward(small_graph(), (reward[0], inputs if reward[0].endswith("Judge") else reward[1]))
-    (problem,) = problems(collected, graph)
-    assert problem.input == input and said in problem.message and "abc" not in str(problem)
-
-
-def test_the_home_folder_in_a_text_is_refused(places, small_graph, collected):
+def test_what_looks_like_a_key_is_refused_and_not_repeated(places, small_graph, collected):
+    judge = {"url": "http://127.0.0.1:8000/v1", "questions": "good: Is it good?", "extra": '{"api_key": "abc"}'}
+    for kind, inputs, name, said in (
+        ("HTTP", {"url": "http://127.0.0.1:8189/score?api_key=abc"}, "url", "query"),
+        ("VLMJudge", judge, "extra", "key"),
+    ):
+        (problem,) = problems(collected, with_reward(small_graph(), (f"OTCA_Reward{kind}", inputs)))
+        assert problem.input == name and said in problem.message and "abc" not in str(problem)
     graph = small_graph({RUN: {"evaluation_prompts": f"a picture as in {places.home}/mine.png"}})
     (problem,) = problems(collected, graph)
     assert "home folder" in problem.message
@@ -182,11 +170,11 @@ def test_nodes_that_train_nothing_stay_here(places, small_graph, collected):
     assert "90" not in collected(graph).graph
 
 
-@pytest.mark.parametrize("name", ["../out", "a/b", "-rf", "two\nlines", "", "x" * 101])
-def test_a_name_of_a_run_that_is_none(places, small_graph, collected, name):
-    graph = small_graph({RUN: {"run_name": name}}) if not name else small_graph()
-    with pytest.raises(ValueError, match="Fix: for example my_run"):
-        collected(graph, name or None)
+def test_a_name_of_a_run_that_is_none(places, small_graph, collected):
+    for name in ("../out", "a/b", "-rf", "two\nlines", "", "x" * 101):
+        graph = small_graph({RUN: {"run_name": name}}) if not name else small_graph()
+        with pytest.raises(ValueError, match="Fix: for example my_run"):
+            collected(graph, name or None)
 
 
 def test_not_allowed_is_said_of_the_input(places, small_graph, collected, tmp_path):

@@ -42,15 +42,8 @@ def test_all_of_it_is_in_the_manifest_with_size_and_sha_256(places, small_graph,
     for name in ("workflow.json", "ComfyUI-OTCA/trainer/sde.py"):
         content = (folder / name).read_bytes()
         assert listed[name]["bytes"] == len(content) and listed[name]["sha256"] == hashlib.sha256(content).hexdigest()
-    assert {
-        "run.sh",
-        "Dockerfile",
-        ".dockerignore",
-        "train.sbatch",
-        "sky.yaml",
-        "README.md",
-        "constraints.txt",
-    } <= there
+    written = {"run.sh", "Dockerfile", ".dockerignore", "train.sbatch", "sky.yaml", "README.md", "constraints.txt"}
+    assert written <= there
 
 
 def test_the_pack_is_what_the_registry_hands_out(archived):
@@ -78,10 +71,18 @@ def test_models_are_hashed_with_progress_or_not_at_all(places, small_graph, bund
 
 
 def test_a_hostile_name_stays_a_name(places, small_graph, collected, bundled, bash, tmp_path):
+    def printed(held, words):
+        (tmp_path / "settings.sh").write_text(making.settings_text(held))
+        answer = bash("-c", f'. ./settings.sh; printf "%s|" {words}', cwd=tmp_path)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
     for name in HOSTILE:
-        (tmp_path / "settings.sh").write_text(making.settings_text(collected(small_graph(), name)))
-        printed = bash("-c", '. ./settings.sh; printf %s "$RUN_NAME"', cwd=tmp_path)
-        assert (printed.returncode, printed.stdout) == (0, name)
+        held = collected(small_graph(), name)
+        assert printed(held, '"$RUN_NAME"') == f"{name}|"
+    held.hosts, held.comfyui = ["$(touch owned)"], Needs(("A",), (), ("a b", "x\ntouch owned"))
+    packs_and_hosts = printed(held, '"${CUSTOM_NODES[@]}" "${ALLOW_HOSTS[@]}"')
+    assert packs_and_hosts == "a b|x\ntouch owned|$(touch owned)|"
     folder = bundled(small_graph(), HOSTILE[0])
     assert not list(tmp_path.rglob("owned"))
     for script in ("run.sh", "train.sbatch", "Dockerfile", "sky.yaml"):
@@ -89,15 +90,7 @@ def test_a_hostile_name_stays_a_name(places, small_graph, collected, bundled, ba
         assert same, f"{script}: no name of the user's is in it"
 
 
-def test_packs_and_hosts_are_quoted_too(places, small_graph, collected, bash, tmp_path):
-    held = collected(small_graph())
-    held.hosts, held.comfyui = ["$(touch owned)"], Needs(("A",), (), ("a b", "x\ntouch owned"))
-    (tmp_path / "settings.sh").write_text(making.settings_text(held))
-    printed = bash("-c", '. ./settings.sh; printf "%s|" "${CUSTOM_NODES[@]}" "${ALLOW_HOSTS[@]}"', cwd=tmp_path)
-    assert printed.stdout == "a b|x\ntouch owned|$(touch owned)|" and not (tmp_path / "owned").exists()
-
-
-def test_what_is_there_is_left_alone(places, small_graph, bundled, tmp_path):
+def test_what_is_there_is_left_alone_and_a_failure_leaves_nothing(places, small_graph, bundled, tmp_path, monkeypatch):
     (tmp_path / "bundle").mkdir()
     bundled(small_graph())  # an empty folder is taken
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
@@ -110,17 +103,14 @@ def test_what_is_there_is_left_alone(places, small_graph, bundled, tmp_path):
     for name in ("a.zip", "file", "link"):
         with pytest.raises(ValueError, match="Fix"):
             bundled(small_graph(), target=name)
-    assert not list(tmp_path.glob(".otca-bundle-*"))
 
-
-def test_a_failure_leaves_nothing(places, small_graph, bundled, tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left on the disk")
 
     monkeypatch.setattr(making, "_fill", full)
     with pytest.raises(OSError, match="no space"):
-        bundled(small_graph())
-    assert not (tmp_path / "bundle").exists() and not list(tmp_path.glob(".otca-bundle-*"))
+        bundled(small_graph(), target="full")
+    assert not (tmp_path / "full").exists() and not list(tmp_path.glob(".otca-bundle-*"))
 
 
 def test_a_zip_unpacks_into_one_folder_to_the_same_files(places, small_graph, bundled, tmp_path):
@@ -146,19 +136,15 @@ def test_names_that_lead_out(places, small_graph, collected, tmp_path):
             making.make(held, tmp_path / "bundle")
 
 
-def test_the_packages_are_those_that_are_installed(places, small_graph, bundled):
-    folder = bundled(small_graph())
+def test_packages_are_those_that_are_installed_and_lines_of_the_readme_commands(places, small_graph, bundled):
+    folder = bundled(small_graph(), "my run's")
     lines = (folder / "requirements.txt").read_text().splitlines()
     assert f"diffusers=={importlib.metadata.version('diffusers')}" in lines and "torch>=2.7" in lines
     assert f"av=={importlib.metadata.version('av')}" in lines
-    constraints = (folder / "constraints.txt").read_text()
+    constraints, text = (folder / "constraints.txt").read_text(), (folder / "README.md").read_text()
     assert f"tokenizers=={importlib.metadata.version('tokenizers')}\n" in constraints
     assert "torch==" not in constraints and "triton" not in constraints
-    assert packages.version() in (folder / "README.md").read_text()
-
-
-def test_the_lines_of_the_readme_are_commands_that_exist(places, small_graph, bundled):
-    text = (bundled(small_graph(), "my run's") / "README.md").read_text()
+    assert packages.version() in text
     (line,) = [line for line in text.splitlines() if "accelerate launch" in line and line.startswith("    ")]
     words = shlex.split(line)
     options = parser().parse_args(words[words.index("train") :])

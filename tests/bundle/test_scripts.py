@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.bundle import making
 from comfyui_otca.host import distributed
 from comfyui_otca.tests.bundle.conftest import with_reward
+from comfyui_otca.tests.training import untimed
 
 SHELL = ("run.sh", "train.sbatch")
 PATIENCE = 240
@@ -117,25 +117,15 @@ def test_what_is_tried_again(stub, codes, calls, last):
     assert all("--resume" in call for call in made[1:]) and "--resume" not in made[0]
 
 
-def test_several_machines(stub):
-    answer, (call,) = stub([0], NNODES="2", NODE_RANK="1", MAIN_ADDRESS="10.0.0.1")
-    assert call[:7] == [
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=2",
-        "--node-rank=1",
-        "--nproc-per-node=2",
-        "--master-addr=10.0.0.1",
-        "--master-port=29500",
-    ]
-    assert "--gpus" not in call
-    answer, _ = stub([0], NNODES="2")
-    assert answer.returncode != 0 and "NODE_RANK" in answer.stderr
-
-
-def test_what_it_does_not_know(stub):
+def test_several_machines_and_an_option_that_it_does_not_know(stub):
     answer, calls = stub([0], "--trian")
     assert answer.returncode == 2 and "Fix" in answer.stderr and not calls
+    answer, (call,) = stub([0], NNODES="2", NODE_RANK="1", MAIN_ADDRESS="10.0.0.1")
+    ranks = ["--nnodes=2", "--node-rank=1", "--nproc-per-node=2"]
+    assert call[:5] == ["-m", "torch.distributed.run", *ranks]
+    assert call[5:7] == ["--master-addr=10.0.0.1", "--master-port=29500"] and "--gpus" not in call
+    answer, _ = stub([0], NNODES="2")
+    assert answer.returncode != 0 and "NODE_RANK" in answer.stderr
 
 
 # --- train.sbatch, with stand-ins for SLURM's commands ----------------------------------------------------------------
@@ -212,11 +202,6 @@ sys.path_importer_cache.clear()
 RUN = {"iterations": 5, "checkpoint_every": 1, "evaluate_every": 5, "evaluation_seeds": 1, "run_name": "mine"}
 
 
-def figures(folder: Path):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds/", "samples_per_second"))} for row in rows]
-
-
 def test_two_processes_train_from_the_bundle_alone_are_killed_and_finish(places, small_graph, tmp_path, monkeypatch):
     changes = {
         "OTCA_TrainingRun": RUN,
@@ -262,7 +247,7 @@ def test_two_processes_train_from_the_bundle_alone_are_killed_and_finish(places,
         kill(training)
     said = (tmp_path / "output.txt").read_text()
     assert code == 0 and "resuming runs/mine after iteration" in said, said
-    assert figures(bundle / "runs" / "mine") == figures(tmp_path / "direct")
+    assert untimed(bundle / "runs" / "mine") == untimed(tmp_path / "direct")
     asked = set((bundle / "rewards" / "seen.txt").read_text().splitlines())
     assert asked == {str(bundle / "ComfyUI-OTCA" / "__init__.py")}, "the pack that trained is the bundle's"
     assert not list((tmp_path / "home").iterdir()), "nothing was written outside of the folder"

@@ -400,6 +400,8 @@ def test_a_report_of_what_is_finished(asked, small_workflow, tmp_path, capsys):
     reported(small_workflow, tmp_path)
     assert asked("--report") == 1, "not everything is finished"
     assert "- uniform, learning rate 0.001, seed 1: not trained yet" in capsys.readouterr().out
+    assert asked("--report", "--evaluation-seeds", 3) == 2
+    assert "evaluation_seeds: 2 -> 3. Fix: choose another --output" in capsys.readouterr().err
 
 
 def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_workflow, tmp_path, capsys):
@@ -439,24 +441,25 @@ def budgeted(asked):
 def test_a_screening_takes_one_seed_which_a_sweep_takes_over(budgeted, child, small_workflow, tmp_path, capsys):
     child.ends = finishes(small_workflow, tmp_path, FORWARDS)
     out = tmp_path / "out"
+
+    def begun():
+        """The folders of the trainings that were begun since this was asked last."""
+        own = [str(place.relative_to(out)) for place in child.begun]
+        child.begun.clear()
+        return own
+
     assert budgeted("--screen", "--learning-rates", "2e-4", "--rates", "otca=1e-4") == 0
-    assert [str(place.relative_to(out)) for place in child.begun] == [
-        "otca/lr0.0001/seed1000",
-        "uniform/lr0.0002/seed1000",
-    ]
+    assert begun() == ["otca/lr0.0001/seed1000", "uniform/lr0.0002/seed1000"]
     assert capsys.readouterr().out.count("Screening, without verdict") == 1
     assert (out / "screening.png").is_file() and not (out / "comparison.md").exists()
     assert json.loads((out / "screening.json").read_text())["facts"]["length"] == "100 forwards"
 
     sweep = ("--rates", "uniform=2e-4", "--rates", "otca=1e-4,2e-4", "--tuning-seeds", 1)
     assert budgeted(*sweep, "--seeds", 1, "--only", "otca") == 1, "uniform is left"
-    assert [str(place.relative_to(out)) for place in child.begun[2:]] == [
-        "otca/lr0.0002/seed1000",
-        "otca/lr0.0002/seed0",
-    ]
+    assert begun() == ["otca/lr0.0002/seed1000", "otca/lr0.0002/seed0"]
     capsys.readouterr()
     assert budgeted(*sweep, "--seeds", 1) == 0
-    assert [str(place.relative_to(out)) for place in child.begun[4:]] == ["uniform/lr0.0002/seed0"]
+    assert begun() == ["uniform/lr0.0002/seed0"]
     printed = capsys.readouterr().out
     assert "learning rates are chosen by 1 trainings each, so by luck too. Fix: --tuning-seeds 3" in printed
     assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in printed
@@ -490,12 +493,6 @@ def test_a_judge_or_a_score_of_no_such_reward_is_named(budgeted, child, small_wo
     assert "--score 'nothing' is not a reward of it. Fix: some of a, " in capsys.readouterr().err
 
 
-def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
-    reported(small_workflow, tmp_path)
-    assert asked("--report", "--evaluation-seeds", 3) == 2
-    assert "evaluation_seeds: 2 -> 3. Fix: choose another --output" in capsys.readouterr().err
-
-
 def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_workflow, tmp_path, capsys):
     reported(small_workflow, tmp_path)
     reported(small_workflow, tmp_path, "uniform", 1)
@@ -510,31 +507,25 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
     assert "- uniform, learning rate 0.001, seed 0: not trained yet" in printed
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--seed", "999", "--learning-rates", "1e-4", "2e-4"], "from 1000 on, 1000 among them.* Fix: another --seed"),
-        (["--learning-rates", "0", "1e-4"], "otca: learning rates must be above 0, not 0, 0.0001"),
-        (["--rates", "gone=1e-4"], "'gone' is not a workflow. Fix: one of otca, uniform"),
-        (["--only", "gone"], "'gone' is not a workflow. Fix: one of otca, uniform"),
-        (["--screen", "--learning-rates", "1e-4", "2e-4"], "--screen takes one seed. Fix: leave out --seeds"),
-        (["--evaluations", "5"], "--evaluations does not go with iterations. Fix: leave it out, or give --forwards or"),
-        (["--features", "gone"], "model 'gone' was not found"),
-        (
-            ["--set", "TrainingRun.evaluation_prompts=one", "--evaluation-seeds", "1"],
-            "one picture has no spread.*Fix: ",
-        ),
-        (["--baseline", "gone"], "--baseline 'gone' is not a workflow. Fix: one of otca, uniform"),
-        (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
-        (["--set", "TCDWeights.w_min=0.2"], "the graph has no node 'TCDWeights'"),
-    ],
-)
-def test_bad_options_are_named(asked, capsys, options, words):
-    assert asked(*options) == 2
-    assert re.search(words, capsys.readouterr().err)
+BAD_OPTIONS = [
+    ("--seed 999 --learning-rates 1e-4 2e-4", "from 1000 on, 1000 among them.* Fix: another --seed"),
+    ("--learning-rates 0 1e-4", "otca: learning rates must be above 0, not 0, 0.0001"),
+    ("--rates gone=1e-4", "'gone' is not a workflow. Fix: one of otca, uniform"),
+    ("--only gone", "'gone' is not a workflow. Fix: one of otca, uniform"),
+    ("--screen --learning-rates 1e-4 2e-4", "--screen takes one seed. Fix: leave out --seeds"),
+    ("--evaluations 5", "--evaluations does not go with iterations. Fix: leave it out, or give --forwards or"),
+    ("--features gone", "model 'gone' was not found"),
+    ("--set TrainingRun.evaluation_prompts=one --evaluation-seeds 1", "one picture has no spread.*Fix: "),
+    ("--baseline gone", "--baseline 'gone' is not a workflow. Fix: one of otca, uniform"),
+    ("--set TrainingRun.evaluation_prompts=", "Fix: --prompts FILE"),
+    ("--set TCDWeights.w_min=0.2", "the graph has no node 'TCDWeights'"),
+]
 
 
-def test_not_by_torchrun(asked, capsys, monkeypatch):
+def test_bad_options_are_named(asked, capsys, monkeypatch):
+    for options, words in BAD_OPTIONS:
+        assert asked(*options.split()) == 2
+        assert re.search(words, capsys.readouterr().err), options
     monkeypatch.setenv("RANK", "0")
     assert asked() == 2 and "without torchrun" in capsys.readouterr().err
 

@@ -198,22 +198,16 @@ def test_a_training_without_a_score_spoils_its_own_row_only():
     assert "by more than one standard error: held of gap with 1 of 2 seeds." in text
 
 
-def test_other_rewards_are_refused():
-    other = replace(outcome((1, 2, 3)), trained={"a": np.array([1.0, 2.0, 3.0])}, spread={"a": 2.0})
-    with pytest.raises(RunError, match=r"other, seed 0, has other rewards: a, held \(held out\). Fix: "):
-        summarise({"base": {0: outcome((1, 2, 3))}, "other": {0: other}}, {"base": 1.0, "other": 1.0}, ONE, "base")
-
-
-def test_what_did_not_start_alike_is_refused():
-    outcomes = {"base": {0: outcome((1, 2, 3))}, "other": {0: outcome((1.1, 2, 3))}}
-    with pytest.raises(RunError, match="other, seed 0, began at a 1.1 where others began at 1,.*Fix: "):
-        summarise(outcomes, {"base": 1.0, "other": 1.0}, ONE, "base")
-
-
-def test_no_common_seed_is_refused():
-    outcomes = {"base": {0: outcome((1, 2, 3))}, "other": {1: outcome((1, 2, 3))}}
-    with pytest.raises(RunError, match="no seed that both"):
-        summarise(outcomes, {"base": 1.0, "other": 1.0}, ONE, "base")
+def test_what_cannot_be_compared_is_refused():
+    one = outcome((1, 2, 3))
+    other = replace(one, trained={"a": np.array([1.0, 2.0, 3.0])}, spread={"a": 2.0})
+    for runs, words in (
+        ({0: other}, r"other, seed 0, has other rewards: a, held \(held out\). Fix: "),
+        ({0: outcome((1.1, 2, 3))}, "other, seed 0, began at a 1.1 where others began at 1,.*Fix: "),
+        ({1: one}, "no seed that both"),
+    ):
+        with pytest.raises(RunError, match=words):
+            summarise({"base": {0: one}, "other": runs}, {"base": 1.0, "other": 1.0}, ONE, "base")
 
 
 def test_the_tables(rows):

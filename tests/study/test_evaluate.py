@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,10 +44,10 @@ def adapter(load_model, perturb, tmp_path):
 def asked(tmp_path):
     """asked("eval", …): its exit code, on two prompts with two seeds each, into tmp_path / "out"."""
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    common = ["--prompts", tmp_path / "prompts.txt", "--seeds", 2, "--steps", 3, "--output", tmp_path / "out"]
+    common = ["--prompts", tmp_path / "prompts.txt", "--seeds", 2, "--output", tmp_path / "out"]
 
-    def run(*arguments):
-        return main([str(part) for part in ["eval", *arguments, *common]])
+    def run(*arguments, steps=3):
+        return main([str(part) for part in ["eval", *arguments, *common, "--steps", steps]])
 
     return run
 
@@ -135,12 +136,20 @@ def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
 
 
 def test_names_of_methods(tmp_path):
-    assert parse_lora("b=/x/a.safetensors") == evaluate.Method("b", tmp_path.__class__("/x/a.safetensors"))
+    assert parse_lora("b=/x/a.safetensors") == evaluate.Method("b", Path("/x/a.safetensors"))
     assert parse_lora("/x/a.safetensors").name == "a"
     (tmp_path / "run").mkdir()
     assert parse_lora(str(tmp_path / "run")) == evaluate.Method("run", tmp_path / "run" / "lora.safetensors")
     with pytest.raises(ValueError, match="--lora 'a/b=c': the name 'a/b' must be a plain name.*NAME=FILE"):
         parse_lora("a/b=c")
+    methods = parse_guides(["runs/a=1", "b=runs/b=2", "runs/c=0:1,2:3", "b=x.safetensors=0.5"])
+    told = {method.name: [(guide.source, guide.gammas) for guide in method.guides] for method in methods}
+    assert told == {
+        "guided": [("runs/a", ((0, 1.0),)), ("runs/c", ((0, 1.0), (2, 3.0)))],
+        "b": [("runs/b", ((0, 2.0),)), ("x.safetensors", ((0, 0.5),))],
+    }
+    with pytest.raises(ValueError, match="--guide 'a/b=runs/c=1': the name 'a/b' must be"):
+        parse_guides(["a/b=runs/c=1"])
 
 
 @pytest.mark.painted
@@ -165,15 +174,9 @@ def test_a_model_and_its_adapters(asked, adapter, tmp_path, capsys, sampled):
     assert float(table[2]["mean"]) == pytest.approx(red[1].mean())
     with Image.open(out / "plot.png") as plot:
         assert plot.width > 600
-
-
-def test_otca_score_says_the_same_of_the_pictures(asked, adapter, tmp_path, capsys):
-    asked("shapes-flux", "--lora", adapter, *REWARDS)
-    table = list(csv.DictReader((tmp_path / "out" / "table.csv").read_text().splitlines()))
-    capsys.readouterr()
-    assert main(["score", str(tmp_path / "out" / "pictures" / "loud"), *REWARDS]) == 0
+    assert main(["score", str(out / "pictures" / "loud"), *REWARDS]) == 0
     row = capsys.readouterr().out.splitlines()[2]
-    assert row.startswith(f"| red | {float(table[2]['mean']):.4g} |") and row.endswith("| 4 of 4 |")
+    assert row.startswith(f"| red | {red[1].mean():.4g} |") and row.endswith("| 4 of 4 |"), "otca score says the same"
 
 
 def test_a_run_against_what_it_started_from(asked, finished_run, tmp_path, load_toy, small_settings):
@@ -206,17 +209,6 @@ def test_guides_of_one_name_are_composed(asked, adapter, tmp_path, load_model, p
     assert asked("shapes-flux", "--guide", f"alone={adapter}=1", *REWARDS) == 0 and sampled == []
     assert asked("shapes-flux", "--guide", f"alone={adapter}=2", *REWARDS) == 2
     assert "whose method.alone is" in capsys.readouterr().err
-
-
-def test_the_names_of_guides():
-    methods = parse_guides(["runs/a=1", "b=runs/b=2", "runs/c=0:1,2:3", "b=x.safetensors=0.5"])
-    told = {method.name: [(guide.source, guide.gammas) for guide in method.guides] for method in methods}
-    assert told == {
-        "guided": [("runs/a", ((0, 1.0),)), ("runs/c", ((0, 1.0), (2, 3.0)))],
-        "b": [("runs/b", ((0, 2.0),)), ("x.safetensors", ((0, 0.5),))],
-    }
-    with pytest.raises(ValueError, match="--guide 'a/b=runs/c=1': the name 'a/b' must be"):
-        parse_guides(["a/b=runs/c=1"])
 
 
 # --- going on -------------------------------------------------------------------------------------------------------
@@ -263,81 +255,65 @@ def test_a_stop_leaves_what_is_done(asked, adapter, tmp_path, monkeypatch, capsy
     assert asked(*arguments) == 0 and (tmp_path / "out" / "table.md").read_text() == whole
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (["--steps", "4"], "whose sampler.steps is 3, and now it is 4"),
-        (["--reward", "python:file=red.py,rescale=2"], "whose reward.red is"),
-    ],
-)
-def test_another_evaluation_is_left_alone(asked, tmp_path, capsys, change, told):
-    assert asked("shapes-flux", "--reward", "python:file=red.py") == 0
-    before = (tmp_path / "out" / "scores.jsonl").read_bytes()
-    arguments = change if "--reward" in change else ["--reward", "python:file=red.py"]
-    common = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "2", "--output", str(tmp_path / "out")]
-    steps = change if "--steps" in change else ["--steps", "3"]
-    assert main(["eval", "shapes-flux", *arguments, *common, *steps]) == 2
-    assert told in (error := capsys.readouterr().err) and "Fix: choose another --output" in error
-    assert (tmp_path / "out" / "scores.jsonl").read_bytes() == before
+def test_another_evaluation_is_left_alone(asked, red, adapter, load_model, perturb, tmp_path, capsys):
+    """Of other settings, another reward, a reward whose file has changed, and an adapter that has."""
+    own = ["--reward", "python:file=red.py"]
+
+    def refused(arguments, told, steps=3):
+        before = (tmp_path / "out" / "scores.jsonl").read_bytes()
+        assert asked("shapes-flux", "--lora", adapter, *arguments, steps=steps) == 2
+        assert told in (error := capsys.readouterr().err) and "Fix: choose another --output" in error
+        assert (tmp_path / "out" / "scores.jsonl").read_bytes() == before
+
+    assert asked("shapes-flux", "--lora", adapter, *own) == 0
+    refused(own, "whose sampler.steps is 3, and now it is 4", steps=4)
+    refused(["--reward", "python:file=red.py,rescale=2"], "whose reward.red is")
+    written = red.read_text()
+    red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")
+    refused(own, "whose reward.red is")
+    red.write_text(written)
+    lora.save(perturb(load_model(), seed=9), adapter, {})
+    refused(own, "whose method.loud is")
 
 
-def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside_the_pictures(tmp_path, red):
+def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside_the_pictures(tmp_path, red, capsys):
     red.write_text("def score(images, prompts):\n    return [prompt.metadata['worth'] for prompt in prompts]\n")
     prompts = tmp_path / "prompts.jsonl"
     common = ["eval", "shapes-flux", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")]
     common += ["--prompts", str(prompts), "--reward", "python:file=red.py"]
-    for text, worth in (("a red circle", 3.0), ("a blue square", 4.0)):  # the second call continues the first
-        prompts.write_text(json.dumps({"prompt": text, "worth": worth}))
-        assert main(common) == 0
+
+    def score(*rows):
+        prompts.write_text("\n".join(map(json.dumps, rows)))
+        return main(common), capsys.readouterr().err
+
+    row = {"prompt": "a red circle", "worth": 3.0}
+    for own in (row, row, {"prompt": "a blue square", "worth": 4.0}):  # the later calls continue the first
+        assert score(own)[0] == 0
     assert [row["scores"]["red"] for row in lines(tmp_path / "out")] == [3.0, 4.0]
     beside = (tmp_path / "out" / "pictures" / "base" / "metadata.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["worth"] for line in beside) == [3.0, 4.0]
-
-
-def test_scores_of_other_metadata_are_not_kept(tmp_path, red, capsys):
-    red.write_text("def score(images, prompts):\n    return [prompt.metadata.get('worth', 0) for prompt in prompts]\n")
-    prompts = tmp_path / "prompts.jsonl"
-    common = ["eval", "shapes-flux", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")]
-    common += ["--prompts", str(prompts), "--reward", "python:file=red.py"]
-    row = {"prompt": "a red circle", "worth": 3.0}
-    prompts.write_text(json.dumps(row))
-    assert main(common) == 0 and main(common) == 0
+    # Scores of other metadata are not kept.
     for other in ({**row, "worth": 4.0}, {"prompt": "a red circle"}):
-        prompts.write_text(json.dumps(other))
-        assert main(common) == 2
-        assert "scores of 'a red circle' with other metadata. Fix: " in capsys.readouterr().err
-    assert [row["scores"]["red"] for row in lines(tmp_path / "out")] == [3.0]
-    prompts.write_text("\n".join(map(json.dumps, (row, {**row, "worth": 4.0}))))
-    assert main(common) == 2 and "twice with different metadata: 'a red circle'" in capsys.readouterr().err
+        code, told = score(other)
+        assert code == 2 and "scores of 'a red circle' with other metadata. Fix: " in told
+    assert len(lines(tmp_path / "out")) == 2
+    code, told = score(row, {**row, "worth": 4.0})
+    assert code == 2 and "twice with different metadata: 'a red circle'" in told
 
 
-def test_a_reward_of_ones_own_that_has_changed(asked, red, capsys):
-    assert asked("shapes-flux", "--reward", "python:file=red.py") == 0
-    red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")
-    assert asked("shapes-flux", "--reward", "python:file=red.py") == 2
-    assert "whose reward.red is" in capsys.readouterr().err
+REFUSED = [
+    (["shapes-flux", "--lora", "nowhere.safetensors"], "nowhere.safetensors: no such adapter. Fix: "),
+    (["shapes-flux", "--lora", "base=nowhere.safetensors"], "two methods share a name: base, base. Fix: "),
+    (["nowhere"], "model 'nowhere' was not found"),
+    (["shapes-flux", "--size", "big"], "--size 'big'"),
+    (["shapes-flux", "--reward", "accuracy:name=red"], "two rewards share a name: red, red, accuracy. Fix: "),
+]
 
 
-def test_an_adapter_that_has_changed(asked, adapter, load_model, perturb, capsys):
-    assert asked("shapes-flux", "--lora", adapter, *REWARDS) == 0
-    lora.save(perturb(load_model(), seed=9), adapter, {})
-    assert asked("shapes-flux", "--lora", adapter, *REWARDS) == 2
-    assert "whose method.loud is" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["shapes-flux", "--lora", "nowhere.safetensors"], "nowhere.safetensors: no such adapter. Fix: "),
-        (["shapes-flux", "--lora", "base=nowhere.safetensors"], "two methods share a name: base, base. Fix: "),
-        (["nowhere"], "model 'nowhere' was not found"),
-        (["shapes-flux", "--size", "big"], "--size 'big'"),
-        (["shapes-flux", "--reward", "accuracy:name=red"], "two rewards share a name: red, red, accuracy. Fix: "),
-    ],
-)
-def test_refusals(asked, tmp_path, capsys, sampled, arguments, told):
-    assert asked(*arguments, *REWARDS) == 2
-    assert told in capsys.readouterr().err and sampled == [] and not (tmp_path / "out").exists()
+def test_refusals(asked, tmp_path, capsys, sampled):
+    for arguments, told in REFUSED:
+        assert asked(*arguments, *REWARDS) == 2
+        assert told in capsys.readouterr().err and sampled == [] and not (tmp_path / "out").exists()
 
 
 def test_a_run_that_trained_all_weights(asked, small_graph, tmp_path, capsys, caplog, adapter):

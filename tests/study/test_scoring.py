@@ -96,31 +96,27 @@ def test_options_of_a_reward(rewards):
     assert (reward.rescale, reward.bounds) == (2.0, (0.0, 1.0))
     assert parse_reward("python:file=length.py").name == "length"
     assert parse_reward("sharpness").name == "sharpness"
-
-
-def test_options_that_all_networks_have():
     plain, told = parse_reward("clip_t"), parse_reward("clip_t:batch_size=4,offload=true,device=cpu,name=own")
     assert plain.network is told.network and told.name == "own"
     assert [(own.batch_size, own.offload) for own in (plain, told)] == [(0, False), (4, True)]
-    with pytest.raises(ValueError, match="with name, model, device, dtype, batch_size, offload, rescale, clip"):
-        parse_reward("clip_t:use=1")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("beauty", "no reward has the kind 'beauty'. Fix: one of clip_t, "),
-        ("sharpness:size=3", "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, rescale, clip"),
-        ("sharpness:name", "'name' is not an option of it"),
-        ("python", "needs file. Fix: --reward python:file="),
-        ("sharpness:clip=2", "'2' is not a pair of bounds"),
-        ("http:url=http://h/,timeout=soon", "could not convert string to float: 'soon'"),
-    ],
-)
-def test_a_reward_that_cannot_be_read(text, told):
-    with pytest.raises(ValueError) as caught:
-        parse_reward(text)
-    assert f"--reward {text!r}" in str(caught.value) and told in str(caught.value)
+UNREADABLE = {
+    "beauty": "no reward has the kind 'beauty'. Fix: one of clip_t, ",
+    "sharpness:size=3": "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, rescale, clip",
+    "sharpness:name": "'name' is not an option of it",
+    "python": "needs file. Fix: --reward python:file=",
+    "sharpness:clip=2": "'2' is not a pair of bounds",
+    "http:url=http://h/,timeout=soon": "could not convert string to float: 'soon'",
+    "clip_t:use=1": "with name, model, device, dtype, batch_size, offload, rescale, clip",
+}
+
+
+def test_a_reward_that_cannot_be_read():
+    for text, told in UNREADABLE.items():
+        with pytest.raises(ValueError) as caught:
+            parse_reward(text)
+        assert f"--reward {text!r}" in str(caught.value) and told in str(caught.value)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -153,21 +149,19 @@ def test_videos_beside_pictures(folder, rewards, capsys):
     assert float(row[1]) == pytest.approx(0.4, abs=0.01) and row[3] == "2 of 2 |"  # 0.4 both, but for the codec's loss
 
 
-def test_a_reward_that_fails_is_named(folder, rewards, capsys):
+def test_refusals_of_the_command(folder, rewards, capsys, monkeypatch):
+    def told(code, *arguments):
+        assert main(["score", str(folder), *arguments]) == code
+        return capsys.readouterr().err
+
     (rewards / "broken.py").write_text("def score(images, prompts):\n    return 1 / 0\n")
-    assert main(["score", str(folder), "--reward", "python:file=broken.py", "--prompt", ""]) == 1
-    assert "otca: reward 'broken' failed: " in (told := capsys.readouterr().err) and "line 2" in told
-
-
-def test_refusals_of_the_command(folder, capsys, monkeypatch):
-    monkeypatch.delenv("OTCA_ALLOW_PYTHON_REWARDS", raising=False)
-    two = ["--reward", "sharpness", "--reward", "sharpness"]
-    assert main(["score", str(folder), *two, "--prompt", ""]) == 2
-    assert "two rewards share a name: sharpness, sharpness. Fix: " in capsys.readouterr().err
-    assert main(["score", str(folder), "--reward", "sharpness"]) == 2
-    assert "0.png has no prompt" in capsys.readouterr().err
-    assert main(["score", str(folder), "--reward", "python:file=mine.py", "--prompt", ""]) == 2
-    assert "no folder is allowed" in capsys.readouterr().err
+    failed = told(1, "--reward", "python:file=broken.py", "--prompt", "")
+    assert "otca: reward 'broken' failed: " in failed and "line 2" in failed
+    monkeypatch.delenv("OTCA_ALLOW_PYTHON_REWARDS")
+    two = told(2, "--reward", "sharpness", "--reward", "sharpness", "--prompt", "")
+    assert "two rewards share a name: sharpness, sharpness. Fix: " in two
+    assert "0.png has no prompt" in told(2, "--reward", "sharpness")
+    assert "no folder is allowed" in told(2, "--reward", "python:file=mine.py", "--prompt", "")
 
 
 # --- rewards that read more of a picture's line than its prompt -------------------------------------------------------

@@ -70,79 +70,66 @@ def test_contradictory_votes_are_near_chance_and_that_is_said(tmp_path, capsys):
 
 
 def test_liked_and_disliked_pictures(tmp_path, capsys):
+    liked, disliked, output = tmp_path / "liked", tmp_path / "disliked", tmp_path / "t.safetensors"
     for number in range(12):
-        picture(tmp_path / "liked" / f"{number}.png", 180 + number, number)
-        picture(tmp_path / "disliked" / f"{number}.png", 60 - number, 100 + number)
-    code, shown = fit(
-        capsys,
-        "--liked",
-        tmp_path / "liked",
-        "--disliked",
-        tmp_path / "disliked",
-        "--output",
-        tmp_path / "t.safetensors",
-    )
-    about = Head.load(tmp_path / "t.safetensors").about
+        picture(liked / f"{number}.png", 180 + number, number)
+        picture(disliked / f"{number}.png", 60 - number, 100 + number)
+    code, shown = fit(capsys, "--liked", liked, "--disliked", disliked, "--output", output)
+    about = Head.load(output).about
     assert code == 0 and (about["votes"], about["pairs"], about["pictures"]) == (1, 144, 24)
     assert about["accuracy"]["mean"] > 0.9 and about["accuracy"]["count"] == 12
 
 
-@pytest.mark.parametrize(
-    "first, second",
-    [
-        ({"chosen": "r.png", "rejected": "b.png"}, {"chosen": "r2.png", "rejected": "b.png", "prompt": "x"}),
-        (
-            {"image_0": "r.png", "image_1": "b.png", "label_0": 1},
-            {"image_0": "b.png", "image_1": "r2.png", "label_0": 0},
-        ),
-        ({"jpg_0": "r.png", "jpg_1": "b.png", "label_0": 1.0}, {"jpg_0": "b.png", "jpg_1": "r2.png", "label_0": 0.0}),
-    ],
-    ids=["chosen", "image_0", "jpg_0"],
-)
-def test_pair_files(tmp_path, first, second):
+PAIR_FILES = [
+    ({"chosen": "r.png", "rejected": "b.png"}, {"chosen": "r2.png", "rejected": "b.png", "prompt": "x"}),
+    ({"image_0": "r.png", "image_1": "b.png", "label_0": 1}, {"image_0": "b.png", "image_1": "r2.png", "label_0": 0}),
+    ({"jpg_0": "r.png", "jpg_1": "b.png", "label_0": 1.0}, {"jpg_0": "b.png", "jpg_1": "r2.png", "label_0": 0.0}),
+]
+
+
+def test_pair_files(tmp_path):
     for name in ("r.png", "r2.png", "b.png"):
         picture(tmp_path / name, 100)
-    alike = {"image_0": "r.png", "image_1": "b.png", "label_0": 0.5}
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (first, second, alike))) + "\n")
     red, red2, blue = (tmp_path / name for name in ("r.png", "r2.png", "b.png"))
-    found = taste.read_source(tmp_path / "p.jsonl")
-    assert [c.pairs() for c in found] == [[(red, blue)], [(red2, blue)]]
+    alike = {"image_0": "r.png", "image_1": "b.png", "label_0": 0.5}
+    for first, second in PAIR_FILES:
+        (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (first, second, alike))) + "\n")
+        found = taste.read_source(tmp_path / "p.jsonl")
+        assert [c.pairs() for c in found] == [[(red, blue)], [(red2, blue)]], first
 
 
-@pytest.mark.parametrize(
-    "row, says",
-    [
-        ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
-        ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
-        ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
-        ({"chosen": "a.png", "rejected": "a.png"}, 'the same picture "a.png" as chosen and as rejected'),
-        ({"chosen": "a.png", "rejected": "a.mp4"}, "is about the video a.mp4"),
-        ({"image_0": "a.png", "image_1": "a.png", "label_0": 2}, "has label_0 = 2, and not 1, 0 or 0.5"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, capsys, row, says):
+BAD_LINES = [
+    ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
+    ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
+    ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
+    ({"chosen": "a.png", "rejected": "a.png"}, 'the same picture "a.png" as chosen and as rejected'),
+    ({"chosen": "a.png", "rejected": "a.mp4"}, "is about the video a.mp4"),
+    ({"image_0": "a.png", "image_1": "a.png", "label_0": 2}, "has label_0 = 2, and not 1, 0 or 0.5"),
+]
+
+
+def test_a_bad_line_is_named(tmp_path, capsys):
     picture(tmp_path / "a.png", 100)
     picture(tmp_path / "b.png", 50)
     good = {"chosen": "a.png", "rejected": "b.png"}
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (good, row, good))) + "\n")
-    code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
-    assert code == 2 and "p.jsonl" in shown.err and "line 2" in shown.err and says in shown.err
-    assert not (tmp_path / "t.safetensors").exists()
+    for row, says in BAD_LINES:
+        (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (good, row, good))) + "\n")
+        code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
+        assert code == 2 and "p.jsonl" in shown.err and "line 2" in shown.err and says in shown.err
+        assert not (tmp_path / "t.safetensors").exists()
 
 
 def test_what_is_refused(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    output = ["--output", tmp_path / "t.safetensors"]
-    append(
-        tmp_path / "votes.jsonl",
-        Vote("a", ("votes/" + "0" * 16 + ".png", "votes/" + "1" * 16 + ".png"), Answer("alike")),
-    )
+    empty, output = tmp_path / "empty", ["--output", tmp_path / "t.safetensors"]
+    empty.mkdir()
+    pictures = tuple(f"votes/{digit * 16}.png" for digit in "01")
+    append(tmp_path / "votes.jsonl", Vote("a", pictures, Answer("alike")))
     for arguments, says in (
         ([*output], "there is nothing to learn from"),
         ([tmp_path / "nowhere", *output], "nowhere is not there"),
         ([tmp_path, *output], "no vote says that one picture is better"),
-        (["--liked", tmp_path / "empty", *output], "--liked and --disliked belong together"),
-        (["--liked", tmp_path / "empty", "--disliked", tmp_path / "empty", *output], "has no pictures"),
+        (["--liked", empty, *output], "--liked and --disliked belong together"),
+        (["--liked", empty, "--disliked", empty, *output], "has no pictures"),
         ([tmp_path, "--output", tmp_path / "t.pt"], "is not a .safetensors file"),
     ):
         code, shown = fit(capsys, *arguments)
@@ -157,14 +144,11 @@ def test_an_unreadable_picture_is_named(tmp_path, capsys):
     assert code == 2 and f"{name} cannot be read as a picture" in shown.err
 
 
-@pytest.mark.parametrize("error", [ValueError, SyntaxError, Image.DecompressionBombError])
-def test_whatever_pillow_raises_names_the_picture(tmp_path, monkeypatch, error):
-    def read(file):
-        raise error("broken")
-
-    monkeypatch.setattr(taste, "read", read)
-    with pytest.raises(ValueError, match="a.png cannot be read as a picture .*Fix: "):
-        taste._features(None, [tmp_path / "a.png"], 8)
+def test_whatever_pillow_raises_names_the_picture(tmp_path, monkeypatch):
+    for error in (ValueError, SyntaxError, Image.DecompressionBombError):
+        monkeypatch.setattr(taste, "read", lambda file, error=error: (_ for _ in ()).throw(error("broken")))
+        with pytest.raises(ValueError, match="a.png cannot be read as a picture .*Fix: "):
+            taste._features(None, [tmp_path / "a.png"], 8)
 
 
 # --- what is held out -------------------------------------------------------------------------------------------------
@@ -178,19 +162,6 @@ def test_votes_that_share_a_picture_are_held_out_together():
     assert sum(map(len, folds)) == 14 and all(
         ({f"a{n}", f"b{n}"} <= fold) == (f"a{n}" in fold) for fold in folds for n in range(7)
     )
-
-
-def test_of_one_vote_pictures_are_held_out():
-    one = Comparison(
-        tuple(f"l{n}" for n in range(10)) + tuple(f"d{n}" for n in range(5)), (tuple(range(10)), tuple(range(10, 15)))
-    )
-    for fold in taste._folds([one], taste._parts([one])):
-        assert (
-            len([name for name in fold if name[0] == "l"]) == 2 and len([name for name in fold if name[0] == "d"]) == 1
-        )
-        left = taste._restricted(one, fold)
-        assert set(left.files) == fold and left.order == ((0, 1), (2,))
-    assert taste._restricted(one, {"l1", "l2"}) is None
 
 
 def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
