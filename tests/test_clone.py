@@ -59,8 +59,3 @@ def test_it_needs_no_installation_and_shadows_nothing(clone, tmp_path):
     assert answer.returncode == 0, answer.stderr
     assert "OTCA_TCDWeights" in answer.stdout
     assert answer.stdout.splitlines()[-1] == f"{ROOT / '__init__.py'}|theirs, nodes|theirs, server"
-
-
-def test_the_installed_module_still_runs(tmp_path):
-    answer = python("-m", "comfyui_otca", "--help", cwd=tmp_path)
-    assert answer.returncode == 0 and "usage: otca" in answer.stdout

@@ -365,14 +365,6 @@ def test_both_experts_change_where_the_noise_crosses_the_boundary():
     assert "high_noise" in content["1"]["inputs"]["unet_name"] and "low_noise" in content["2"]["inputs"]["unet_name"]
 
 
-def test_the_page_lists_what_comfyui_loaded_first():
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    first, second = page.split("*diffusers folders, for the cluster*")
-    first = first.split("*What ComfyUI loaded*")[1]
-    assert all(f"| `{name}` |" in first for name in NATIVE) and not any(f"`{name}`" in first for name in LARGE)
-    assert all(f"`{name}`" in second for name in OTCA)
-
-
 def test_every_workflow_is_a_template():
     assert len(TEMPLATES) <= 20
     assert {template.api.stem for template in TEMPLATES.values()} == set(ALL)
@@ -401,21 +393,14 @@ def test_every_template_is_its_workflow(name):
     assert 0 < os.path.getsize(template.picture) <= 100_000
     for node in nodes:
         if node["type"].startswith("OTCA_"):
-            declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
-            wanted = {**declared["required"], **declared.get("optional", {})}
-            # The Reward Stack shows as many sockets as are taken, and one more.
-            named, wanted = (
-                {name for name in names if not name.startswith("reward_")}
-                for names in ([slot["name"] for slot in node["inputs"]], wanted)
-            )
-            assert named == wanted, f"{node['type']}: made before it had these inputs; make it anew"
+            assert_inputs_are_those_of_now(node, "made before it had these inputs; make it anew")
 
 
 # --- blueprints: graphs of subgraphs/ that ComfyUI can open, of nodes as they are now ----------------------------------
 
 
 @pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
-def test_a_blueprint_is_one_node_and_its_subgraph(path):
+def test_a_blueprint_is_one_node_and_its_subgraph_of_nodes_as_they_are_now(path):
     content = json.loads(path.read_text(encoding="utf-8"))
     (outer,), (graph,) = content["nodes"], content["definitions"]["subgraphs"]
     assert outer["type"] == graph["id"] and outer["title"] == graph["name"] == path.stem
@@ -423,22 +408,23 @@ def test_a_blueprint_is_one_node_and_its_subgraph(path):
     assert [slot["name"] for slot in outer["outputs"]] == [slot["name"] for slot in graph["outputs"]]
     assert graph["category"] == "OTCA" and len(graph["description"]) > 20
     assert all(slot["linkIds"] for slot in (*graph["inputs"], *graph["outputs"])), "each leads somewhere"
-    names = {slot["name"]: number for number, slot in enumerate(graph["inputs"])}
-    assert len(names) == len(graph["inputs"])
-
-
-@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
-def test_a_blueprints_nodes_have_the_inputs_that_they_have_now(path):
-    (graph,) = json.loads(path.read_text(encoding="utf-8"))["definitions"]["subgraphs"]
+    assert len({slot["name"] for slot in graph["inputs"]}) == len(graph["inputs"])
     ours = [node for node in graph["nodes"] if node["type"].startswith("OTCA_")]
     assert ours
     for node in ours:
-        declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
-        wanted = {name for section in ("required", "optional") for name in declared.get(section, {})}
-        named = {slot["name"] for slot in node["inputs"]}
-        assert {name for name in named if not name.startswith("reward_")} == {
-            name for name in wanted if not name.startswith("reward_")
-        }, "make it anew: python -m comfyui_otca.tools.canvases --blueprints"
+        renew = "make it anew: python -m comfyui_otca.tools.canvases --blueprints"
+        assert_inputs_are_those_of_now(node, renew)
+
+
+def assert_inputs_are_those_of_now(node, renew):
+    """A Reward Stack shows as many sockets as are taken, and one more."""
+    declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
+    wanted = {**declared["required"], **declared.get("optional", {})}
+    named, wanted = (
+        {name for name in names if not name.startswith("reward_")}
+        for names in ([slot["name"] for slot in node["inputs"]], wanted)
+    )
+    assert named == wanted, f"{node['type']}: {renew}"
 
 
 def test_pick_best_generates_eight_and_keeps_two():

@@ -99,14 +99,15 @@ def test_two_tabs_in_turns_are_two_runs(tabs, runs, comfyui):
     assert sorted(path.name for path in runs.iterdir()) == ["alone", "one", "two"]
 
 
-def test_all_weights_belong_to_a_run_too(tabs, runs, load_model, small_workflow, comfyui):
-    full = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"checkpoint_every": 1}}
+def test_all_weights_belong_to_a_run_too(tabs, runs, load_model):
+    """What a run has learned is saved when another takes its model, though no checkpoint is due yet."""
+    full = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"checkpoint_every": 100}}
     shared = load_model(training="full")
     one, two = (Tab(tabs(name, full).workflow, shared) for name in ("one", "two"))
-    for tab in (one, two, one):
+    for tab in (one, one, two, one):
         tab.queue(targets=["12"])
     assert figures(runs / "one")[:1] == figures(runs / "two")
-    assert len(figures(runs / "one")) == 2
+    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
 
 
 def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, load_model):
@@ -122,16 +123,6 @@ def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, 
         alone.queue()
     assert figures(runs / "one") == figures(runs / "alone")
     assert opening.run_of(again.given["1"][0]) is None and opening.run_of(one.given["1"][0]).folder.name == "alone"
-
-
-def test_what_a_run_has_learned_is_saved_when_another_takes_its_model(tabs, runs, load_model):
-    """Of a model that is trained as a whole no checkpoint may be due yet."""
-    full = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"checkpoint_every": 100}}
-    shared = load_model(training="full")
-    one, two = (Tab(tabs(name, full).workflow, shared) for name in ("one", "two"))
-    for tab in (one, one, two, one):
-        tab.queue(targets=["12"])
-    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
 
 
 def test_somebody_elses_files_are_not_written_over(tabs, runs):
@@ -236,19 +227,13 @@ def linked(tab, target, value, through=None):
 
 
 @pytest.mark.parametrize("through", [None, "ComfySwitchNode"])
-@pytest.mark.parametrize("target", [("1", "path"), ("1", "lora_rank"), ("5", "held_out"), ("3", "model")])
-def test_a_linked_value_that_decides_what_is_trained_is_structure(tabs, target, through):
-    """Seen before: one run went on over another base model, whose path came through a link."""
-    tab = tabs("one")
-    one, other = (lineage.structure(linked(tab, target, value, through), "12") for value in ("a", "b"))
-    assert one != other
-
-
-@pytest.mark.parametrize("target", [("9", "w_min"), ("11", "learning_rate"), ("2", "prompts"), ("4", "coefficient")])
-def test_a_linked_value_that_is_tuned_is_none(tabs, target):
-    tab = tabs("one")
-    one, other = (lineage.structure(linked(tab, target, value), "12") for value in ("a", "b"))
-    assert one == other
+def test_a_linked_value_that_decides_what_is_trained_is_structure(tabs, through):
+    """Seen before: one run went on over another base model, whose path came through a link. What is tuned is none."""
+    decides = [("1", "path"), ("1", "lora_rank"), ("5", "held_out"), ("3", "model")]
+    for target in [*decides, ("9", "w_min"), ("11", "learning_rate"), ("2", "prompts"), ("4", "coefficient")]:
+        tab = tabs("one")
+        one, other = (lineage.structure(linked(tab, target, value, through), "12") for value in ("a", "b"))
+        assert (one != other) == (target in decides), target
 
 
 def test_a_folder_that_is_another_s_by_now_is_not_written(tabs, runs, small_graph, tmp_path):
@@ -370,17 +355,16 @@ def test_an_update_that_nothing_records_is_undone(tabs, runs, caplog):
     assert figures(runs / "one") == figures(runs / "alone")
 
 
-@pytest.mark.parametrize("name", [["20", 0], "../x", "/tmp/x", 7])
-def test_a_name_has_to_be_known_before_sampling(tabs, runs, name):
+def test_a_name_has_to_be_known_before_sampling(tabs, runs):
     """F2: a linked name was never checked, and whole run folders were written anywhere."""
     tab = tabs("one")
-    graph = tab.workflow.graph
-    graph["12"]["inputs"]["run_name"] = name
+    graph, model = tab.workflow.graph, tab.given["1"][0]
     graph["20"] = {"class_type": "PrimitiveString", "inputs": {"value": "../x"}}
-    model = tab.given["1"][0]
-    with pytest.raises(RunError, match=r"node 12, input run_name = .*Fix: "):
-        ownership.take_up(model, graph, "3")
-    assert opening.run_of(model) is None and not runs.exists()
+    for name in (["20", 0], "../x", "/tmp/x", "a/b", "..", "", "C:\\x", "x\\y", "NUL", 7, None):
+        graph["12"]["inputs"]["run_name"] = name
+        with pytest.raises(RunError, match=r"node 12, input run_name = .*Fix: "):
+            ownership.take_up(model, graph, "3")
+        assert opening.run_of(model) is None and not runs.exists()
 
 
 def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):
@@ -418,20 +402,14 @@ def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, lo
     assert "out of range" in refused(lora_rank=0)
 
 
-def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
+def test_a_run_overwrites_its_own_adapter_only(tabs, runs, tmp_path):
     """Also after ComfyUI was started again, and never another run's, though the model is the same."""
     one, two = tabs("one"), tabs("two")
+    begun = one.workflow.graph["3"]["inputs"]["seed"]
     one.queue()
     one.queue()
     two.queue()
     files = {path.name: read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
     assert files == {"otca_lora.safetensors": "one", "otca_lora-two.safetensors": "two"}
-
-
-def test_the_saved_graph_goes_on_with_the_canvas_s_own_seeds(tabs, runs):
-    """A headless training adds the number of its iteration to the seeds in the saved graph."""
-    tab = tabs("one")
-    begun = tab.workflow.graph["3"]["inputs"]["seed"]
-    for _ in range(3):
-        tab.queue()
-    assert json.loads((runs / "one" / "workflow.json").read_text())["3"]["inputs"]["seed"] == begun
+    # A headless training adds the number of its iteration to the seeds in the saved graph.
+    assert read_object(runs / "one" / "workflow.json")["3"]["inputs"]["seed"] == begun

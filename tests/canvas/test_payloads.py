@@ -1,6 +1,7 @@
 """What the page receives: hand-made values in, the same figures out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,8 +43,6 @@ def credit():
 
 
 def test_credit(credit, still_model, sample):
-    from dataclasses import replace
-
     trajectories = replace(sample(still_model), groups=torch.tensor([0, 0, 1, 1]), prompts=("one", "two"))
     assert payloads.credit(credit, trajectories) == {
         "node": "9",
@@ -74,8 +73,6 @@ def test_advantages(scores, credit):
 
 
 def test_credit_by_objective(scores, credit, still_model, sample):
-    from dataclasses import replace
-
     own = torch.tensor([[0.25, 0.75], [1.75, 1.25]]).expand(4, 2, 2)
     by_objective = replace(credit, by_objective=own, objectives=scores.names)
     trajectories = replace(sample(still_model), groups=torch.tensor([0, 0, 1, 1]), prompts=("one", "two"))
@@ -90,16 +87,12 @@ def test_credit_by_objective(scores, credit, still_model, sample):
     assert fused["step_advantage"][0] == [0.17678, -0.17678]
 
 
-@pytest.mark.parametrize("fusion", ["weighted_advantages", "weighted_sum"])
-def test_shares_are_what_each_reward_adds(scores, credit, fusion):
-    """Both rewards differ by 2 within the group; the one of coefficient 1/2 adds half as much."""
-    from dataclasses import replace
-
+def test_shares_are_what_each_reward_adds(scores, credit):
+    """Both rewards differ by 2 within the group; the one of coefficient 1/2 adds half as much. Equal ones cancel out."""
     halved = replace(scores, coefficients=(1.0, 0.5))
-    assert payloads.advantages("10", advantages.fuse(halved, credit, fusion))["shares"] == [0.66667, 0.33333]
-
-
-def test_rewards_that_cancel_out_add_nothing(scores, credit):
+    for fusion in ("weighted_advantages", "weighted_sum"):
+        shares = payloads.advantages("10", advantages.fuse(halved, credit, fusion))["shares"]
+        assert shares == [0.66667, 0.33333], fusion
     assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.0, 0.0]
 
 

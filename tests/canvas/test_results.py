@@ -118,18 +118,6 @@ def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui,
     assert shown({("12", "run_name"): "another"}) == everything - {"12"}, "whose curves they are"
 
 
-def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comfyui, monkeypatch):
-    monkeypatch.setattr(results, "picture", lambda draw: None)
-    workflow = small_workflow()
-    queued(comfyui, workflow.graph, None)
-    with torch.inference_mode():
-        workflow.run(targets=["9"])
-    graph = workflow.graph
-    assert "9" in results.results_of(graph, "any canvas")
-    graph["9"]["inputs"]["w_min"] = 0.125
-    assert "9" not in results.results_of(graph, "any canvas")
-
-
 def test_headlessly_nothing_is_kept(writes_to, small_workflow, tmp_path):
     from comfyui_otca.canvas import results
 
@@ -249,8 +237,8 @@ def test_of_several_words_on_one_credit_the_last_is_kept(small_graph, comfyui):
 
 
 def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
-    comfyui.running[0] = (1, "id", {}, {"extra_pnginfo": {"workflow": {"id": "the canvas"}}}, [])
     workflow = small_workflow()
+    queued(comfyui, {}, "the canvas")
     with torch.inference_mode():
         workflow.run(targets=["9"])
     assert results.last_results("9", "the canvas")["credit"]["workflow_id"] == "the canvas"
@@ -258,8 +246,12 @@ def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
     assert results.preview_png("9", 0, 0, "the canvas")
     with pytest.raises(LookupError):
         results.preview_png("9", 0, 0, "another")
-    comfyui.running[0] = (1, "id", {}, {}, [])  # queued by a script
     workflow.set("TCDWeights.w_min", 0.9)
+    comfyui.running[0] = (1, "id", workflow.graph, {}, [])  # queued by a script
     with torch.inference_mode():
         workflow.run(targets=["9"])
     assert results.last_results("9")["credit"]["workflow_id"] is None
+    graph = workflow.graph
+    assert "9" in results.results_of(graph, "any canvas")
+    graph["9"]["inputs"]["w_min"] = 0.125
+    assert "9" not in results.results_of(graph, "any canvas"), "another graph"
