@@ -1,4 +1,4 @@
-"""A training as the command line begins it, prepared and then trained; and what its folder holds."""
+"""A training as the command line begins it, prepared and then trained, and what its folder holds; a batch and its advantages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.advantages import Advantages, fuse
 from comfyui_otca.trainer.checks.prepare import prepare, together
+from comfyui_otca.trainer.credit.steps import tcd
+from comfyui_otca.trainer.families.base import FlowModel
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import loop, opening
 from comfyui_otca.trainer.run.loop import Say
+from comfyui_otca.trainer.types import Scores, StepCredit, Trajectories
 from comfyui_otca.trainer.workflow import Workflow
 
 
@@ -50,6 +57,44 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def whole_and_resumed(workflow: Path, place: Path, parts: tuple[int, ...] = (1, 2)) -> list[dict]:
+    """Rows of a training in one go by the command line; one with breaks after these iterations has the same figures."""
+    for name, ends in {"whole": parts[-1:], "resumed": parts}.items():
+        for number, last in enumerate(ends):
+            opening._open.clear()
+            command = ["train", str(workflow), "--output", str(place / name), "--iterations", str(last)]
+            assert main(command + ["--resume"] * bool(number)) == 0
+    assert untimed(place / "resumed") == untimed(place / "whole") and len(rows(place / "whole")) == parts[-1]
+    return rows(place / "whole")
+
+
+def judged(
+    taken: Trajectories,
+    seed: int = 0,
+    coefficients: tuple[float, ...] = (1.0,),
+    method: str = "weighted_advantages",
+    credit: StepCredit | None = None,
+) -> Advantages:
+    """Advantages by made-up scores of so many rewards, a, b …, and by TCD unless another credit is given."""
+    values = torch.randn((len(taken.groups), len(coefficients)), generator=torch.Generator().manual_seed(seed))
+    scores = Scores(values, tuple("abc"[: len(coefficients)]), coefficients, taken.groups, values[:, :0], (), ())
+    return fuse(scores, credit or tcd(taken.latents, taken.final, taken.trained), method)
+
+
+def assert_recomputed(model: FlowModel, taken: Trajectories, batch_size: int = 6, tolerance: float = 1e-5) -> Tensor:
+    """The model gives the log-probabilities that were stored when it sampled; returns the mean square of its velocities."""
+    squares = []
+    for position, step in enumerate(taken.trained):
+        for members in torch.arange(len(taken.groups)).split(batch_size):
+            velocity = rollout.velocity_at(model, taken, step, members)
+            following = taken.latents[members, step + 1].to(velocity.device)
+            gaussian = rollout.trained_transition(taken, step, velocity, members)
+            again = gaussian.log_prob(following, taken.settings.log_prob_norm).detach().cpu()
+            torch.testing.assert_close(again, taken.log_probs[members, position], rtol=0, atol=tolerance)
+            squares.append(velocity.square().mean())
+    return torch.stack(squares).mean()
 
 
 def reward_node(make: Callable[[], Reward]) -> type:

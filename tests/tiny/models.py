@@ -324,7 +324,17 @@ def _flux2_parts(guidance: bool) -> dict:
     return {"vae": vae.eval(), "transformer": _awake(transformer), "scheduler": scheduler}
 
 
+def flux_dev():
+    """The embedded model, but as FLUX.1-dev its transformer takes the guidance as an embedding."""
+    from diffusers import FluxPipeline, FluxTransformer2DModel
+
+    config = dict(FluxTransformer2DModel.load_config(FLUX / "transformer"))
+    transformer = FluxTransformer2DModel.from_config(config, guidance_embeds=True).eval()
+    return FluxPipeline.from_pretrained(FLUX, transformer=transformer, torch_dtype=torch.float32)
+
+
 FAMILIES = {
+    "flux-dev": flux_dev,
     "sd3": stable_diffusion_3,
     "sd3-without-t5": lambda: stable_diffusion_3(with_t5=False),
     "wan21": wan,

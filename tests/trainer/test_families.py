@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.training import whole_and_resumed
 from comfyui_otca.trainer.pictures import media
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("real_model")]
@@ -93,16 +94,8 @@ def test_what_makes_an_update_cheaper_resumes_to_the_bit(workflow, tmp_path, kee
         changes = {"OTCA_SDESampler": {"keep_graph": keep_graph}, "OTCA_GRPOStep": option}
         node["inputs"].update(changes.get(node["class_type"], {}))
     workflow.write_text(json.dumps(content))
-    lines = {}
-    for name, parts in {"whole": [2], "resumed": [1, 2]}.items():
-        for number, last in enumerate(parts):
-            command = ["train", str(workflow), "--output", str(tmp_path / name), "--iterations", str(last)]
-            assert main(command + ["--resume"] * bool(number)) == 0
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        lines[name] = [{k: v for k, v in row.items() if "second" not in k and k != "time"} for row in rows]
-    assert lines["whole"] == lines["resumed"] and len(lines["whole"]) == 2
-    assert all(row["gradient_norm"] > 0 for row in lines["whole"])
-    assert all(("update/sampled_share" in row) == ("sampled_steps" in option) for row in lines["whole"])
+    for row in whole_and_resumed(workflow, tmp_path):
+        assert row["gradient_norm"] > 0 and ("update/sampled_share" in row) == ("sampled_steps" in option)
 
 
 def test_a_bare_video_model(tmp_path, tiny_folder):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from comfyui_otca.tests import training
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
 from comfyui_otca.trainer.policy.policy import LossScale
-from comfyui_otca.trainer.types import Scores
 from comfyui_otca.trainer.updates.optimizer import reference_divergence
 
 pytestmark = pytest.mark.anywhere
@@ -27,11 +27,7 @@ def judged():
     """judged(trajectories): effective advantages from made-up rewards; some samples and steps have none."""
 
     def judge(taken, holes=True):
-        generator = torch.Generator().manual_seed(4)
-        values = torch.randn((len(taken.groups), 2), generator=generator)
-        scores = Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
-        credit = tcd(taken.latents, taken.final, taken.trained)
-        advantages = fuse(scores, credit, "weighted_advantages")
+        advantages = training.judged(taken, 4, (1.0, 0.5))
         if holes:
             step_advantage = advantages.step_advantage.clone()
             step_advantage[1] = 0.0
@@ -41,6 +37,17 @@ def judged():
         return advantages
 
     return judge
+
+
+@pytest.fixture
+def batch(sample, judged):
+    """batch(model, settings, holes=False, …): trajectories and their advantages."""
+
+    def take(model, settings=None, holes=True, **options):
+        taken = sample(model, settings, **options)
+        return taken, judged(taken, holes)
+
+    return take
 
 
 @pytest.fixture
@@ -143,9 +150,8 @@ def updated(model, taken, advantages, settings=STILL):
 
 
 @pytest.mark.parametrize("window", [None, (1, 2)])
-def test_gradient_is_the_plain_loops(moved, sample, small_settings, judged, window):
-    taken = sample(moved, small_settings(window=window))
-    advantages = judged(taken)
+def test_gradient_is_the_plain_loops(moved, small_settings, window, batch):
+    taken, advantages = batch(moved, small_settings(window=window))
     expected, loss = plain_gradients(moved, taken, advantages)
     before = parameters(moved)
     metrics = update(moved, taken, advantages, STILL)
@@ -156,26 +162,20 @@ def test_gradient_is_the_plain_loops(moved, sample, small_settings, judged, wind
     assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("batch_size", [0, 4])
-def test_a_kept_graph_gives_the_recomputed_gradient(moved, sample, judged, batch_size):
-    kept, plain = sample(moved, keep_graph=True, batch_size=batch_size), sample(moved)
-    advantages = judged(plain)
-    assert_same_gradients(updated(moved, kept, advantages), updated(moved, plain, advantages))
-
-
-def test_the_batch_size_changes_no_gradient(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_neither_a_kept_graph_nor_the_batch_size_changes_the_gradient(moved, sample, batch):
+    taken, advantages = batch(moved)
     whole = updated(moved, taken, advantages)
+    for batch_size in (0, 4):
+        kept = sample(moved, keep_graph=True, batch_size=batch_size)
+        assert_same_gradients(updated(moved, kept, advantages), whole)
     for batch_size in (1, 4, 7, 100):  # the last two hold samples of several steps
         assert_same_gradients(updated(moved, taken, advantages, replace(STILL, batch_size=batch_size)), whole)
 
 
-def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
+def test_a_kept_graph_is_used_once_then_recomputed(moved, batch):
     calls = []
     moved.transformer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    taken = sample(moved, keep_graph=True)
-    advantages = judged(taken)
+    taken, advantages = batch(moved, keep_graph=True)
     calls.clear()
     first = updated(moved, taken, advantages)
     assert not any(calls), "the kept graph was not used"
@@ -184,29 +184,27 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
 
 
 @pytest.mark.parametrize("epochs, staleness", [(2, 0), (1, 1)])
-def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, sample, judged, caplog, epochs, staleness):
-    taken = sample(model, keep_graph=True)
+def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, caplog, epochs, staleness, batch):
+    taken, advantages = batch(model, keep_graph=True)
     graphs, alive = list(map(weakref.ref, taken.kept)), []
     assert all(graph() is not None for graph in graphs)
     model.policy.version += staleness
-    advantages, settings = judged(taken), UpdateSettings(learning_rate=0.0, epochs=epochs)
+    settings = UpdateSettings(learning_rate=0.0, epochs=epochs)
     update(model, taken, advantages, settings, lambda: alive.append(sum(graph() is not None for graph in graphs)))
     assert len(alive) == 3 and not any(alive)
     assert ("kept for nothing, since epochs = 2" in caplog.text) == (epochs == 2)
 
 
-def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged):
+def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, batch):
     for stop_at in (1, 3):
-        taken = sample(moved, keep_graph=True)
-        advantages = judged(taken)
+        taken, advantages = batch(moved, keep_graph=True)
         with pytest.raises(KeyboardInterrupt):
             update(moved, taken, advantages, STILL, stop_after(stop_at))
         assert_same_gradients(updated(moved, taken, advantages), plain_gradients(moved, taken, advantages)[0])
 
 
-def test_kl_adds_its_gradient(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_kl_adds_its_gradient(moved, sample, batch):
+    taken, advantages = batch(moved)
     settings = replace(STILL, kl_coefficient=2.0)
     expected, loss = plain_gradients(moved, taken, advantages, kl=2.0)
     metrics = update(moved, taken, advantages, settings)
@@ -222,14 +220,6 @@ def test_kl_adds_its_gradient(moved, sample, judged):
     assert largest > 1e-3 * max(gradient.abs().max().item() for gradient in with_kl.values())
 
 
-def test_kl_pulls_even_where_nothing_was_learned(moved, sample, judged):
-    taken = sample(moved)
-    silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
-    before = parameters(moved)
-    metrics = update(moved, taken, silent, UpdateSettings(learning_rate=1e-3, kl_coefficient=1.0))
-    assert metrics["policy/skipped_updates"] == 0 and not unchanged(moved, before)
-
-
 # --- off-policy -----------------------------------------------------------------------------------------------------
 
 
@@ -243,9 +233,8 @@ def log_probs(model, taken, of=rollout.Gaussian.log_prob):
     return torch.stack(columns, 1)
 
 
-def test_an_update_raises_the_probability_of_what_was_good(model, sample, judged):
-    taken = sample(model)
-    advantages = judged(taken)
+def test_an_update_raises_the_probability_of_what_was_good(model, batch):
+    taken, advantages = batch(model)
     metrics = update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
     assert metrics["ratio/mean"] == 1.0 and metrics["clip/high"] == metrics["clip/low"] == 0.0
     assert 0 <= metrics["ratio/drift"] < 1e-6 and metrics["policy/staleness"] == 0
@@ -255,9 +244,8 @@ def test_an_update_raises_the_probability_of_what_was_good(model, sample, judged
     assert model.policy.version == 1
 
 
-def test_stale_trajectories_use_their_stored_log_probs(model, sample, judged):
-    taken = sample(model, keep_graph=True)
-    advantages = judged(taken)
+def test_stale_trajectories_use_their_stored_log_probs(model, sample, batch):
+    taken, advantages = batch(model, keep_graph=True)
     update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
     stored = taken.log_probs
     again = sample(model, keep_graph=True)
@@ -278,9 +266,8 @@ def test_stale_trajectories_use_their_stored_log_probs(model, sample, judged):
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
 
 
-def test_divergence_from_the_reference(model, sample, judged):
-    taken = sample(model)
-    advantages = judged(taken)
+def test_divergence_from_the_reference(model, sample, batch):
+    taken, advantages = batch(model)
     assert update(model, taken, advantages, STILL)["kl/reference"] == 0.0
     metrics = update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3))
     assert metrics["kl/reference"] > 0
@@ -298,9 +285,8 @@ def test_divergence_from_the_reference(model, sample, judged):
     assert sizes == [1] * 4, "two prompts, each by the policy and by the reference"
 
 
-def test_two_epochs_are_two_steps_of_one_policy(model, load_model, sample, judged):
-    taken = sample(model)
-    advantages = judged(taken)
+def test_two_epochs_are_two_steps_of_one_policy(model, load_model, batch):
+    taken, advantages = batch(model)
     settings = UpdateSettings(learning_rate=1e-3, epochs=2, max_grad_norm=1e9)
     metrics = update(model, taken, advantages, settings)
     steps = {int(v) for k, v in model.policy.optimizer_state().items() if k.endswith(".step")}
@@ -313,9 +299,8 @@ def test_two_epochs_are_two_steps_of_one_policy(model, load_model, sample, judge
     assert_same_gradients(gradients(model), expected, rtol=1e-3)
 
 
-def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample, judged):
-    taken = sample(model)
-    advantages = judged(taken, holes=False)
+def test_figures_of_several_epochs_are_means_over_them(model, load_model, batch):
+    taken, advantages = batch(model, holes=False)
     settings = UpdateSettings(learning_rate=1e-2, clip_range=1e-6)
     metrics = update(model, taken, advantages, replace(settings, epochs=3))
     # The same three steps one by one: stale trajectories use the log-probs of the first policy.
@@ -330,15 +315,17 @@ def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample
 
 
 @pytest.mark.parametrize(("keep_graph", "sharded"), [(False, False), (True, False), (False, True)])
-def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph, sharded):
+def test_nothing_to_learn_takes_no_step(moved, keep_graph, sharded, batch):
     moved.policy.is_sharded = sharded  # where others may need this process's calls for samples of theirs
-    taken = sample(moved, keep_graph=keep_graph)
-    silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
+    taken, advantages = batch(moved, keep_graph=keep_graph)
+    silent = replace(advantages, step_advantage=torch.zeros_like(taken.log_probs))
     before = parameters(moved)
     metrics = update(moved, taken, silent, UpdateSettings(learning_rate=0.1, weight_decay=0.5, ema_decay=0.9))
     assert unchanged(moved, before) and moved.policy.version == 0 and not moved.policy.optimizer_state()
     assert metrics["policy/skipped_updates"] == 1 and metrics["gradient_norm"] == 0 and metrics["loss"] == 0
     assert metrics["ratio/mean"] == 1 and moved.policy.nonfinite_in_a_row == 0
+    metrics = update(moved, taken, silent, UpdateSettings(learning_rate=1e-3, kl_coefficient=1.0))
+    assert metrics["policy/skipped_updates"] == 0 and not unchanged(moved, before), "KL pulls nevertheless"
 
 
 def poisoned(advantages):
@@ -347,9 +334,8 @@ def poisoned(advantages):
     return replace(advantages, step_advantage=step_advantage)
 
 
-def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, judged, caplog):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, caplog, batch):
+    taken, advantages = batch(moved)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-4, ema_decay=0.5))
     before, state = parameters(moved), {k: v.clone() for k, v in moved.policy.optimizer_state().items()}
     average = [parameter.clone() for parameter in moved.policy.ema.shadow_params]
@@ -360,6 +346,11 @@ def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, judged, caplog)
     assert all(torch.equal(a, b) for a, b in zip(moved.policy.ema.shadow_params, average, strict=True))
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-4))
     assert moved.policy.nonfinite_in_a_row == 0 and not unchanged(moved, before)
+    # an infinite gradient under a finite loss
+    before = parameters(moved)
+    moved.policy.trainable_parameters()[0].register_hook(lambda gradient: gradient * math.inf)
+    metrics = update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-3))
+    assert math.isfinite(metrics["loss"]) and metrics["policy/skipped_updates"] == 1 and unchanged(moved, before)
     assert all(parameter.isfinite().all() for parameter in moved.policy.trainable_parameters())
 
 
@@ -371,24 +362,10 @@ def test_a_loss_scale_that_is_too_large_is_not_counted(moved, sample, judged):
         assert (moved.policy.nonfinite_in_a_row, moved.policy.loss_scale.value) == (counted, 1.0)
 
 
-def test_an_infinite_gradient_under_a_finite_loss_is_dropped(moved, sample, judged):
-    first = moved.policy.trainable_parameters()[0]
-    hook = first.register_hook(lambda gradient: gradient * math.inf)
-    taken, before = sample(moved), parameters(moved)
-    metrics = update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
-    hook.remove()
-    assert math.isfinite(metrics["loss"]) and metrics["policy/skipped_updates"] == 1
-    assert unchanged(moved, before)
-
-
-def test_ten_dropped_updates_in_a_row_are_an_error(moved, sample, small_settings, judged):
-    taken = sample(moved, small_settings(steps=3, window=(0, 2)))
-    advantages = judged(taken)
-    for _ in range(9):
-        update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
-    update(moved, taken, advantages, STILL)
-    for _ in range(9):
-        update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
+def test_ten_dropped_updates_in_a_row_are_an_error(moved, small_settings, batch):
+    taken, advantages = batch(moved, small_settings(steps=3, window=(0, 2)))
+    for given in (*[poisoned(advantages)] * 9, advantages, *[poisoned(advantages)] * 9):
+        update(moved, taken, given, replace(STILL, learning_rate=1e-4))
     with pytest.raises(NonFiniteUpdate, match="10 updates in a row.*Fix: "):
         update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
 
@@ -414,17 +391,8 @@ def test_the_average_follows(model, sample, judged):
     assert unchanged(model, visited[3])
 
 
-def test_no_average_unless_asked_for(moved, sample, judged):
-    taken = sample(moved)
-    update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
-    before = parameters(moved)
-    with moved.policy.averaged():
-        assert moved.policy.ema is None and unchanged(moved, before)
-
-
-def test_long_gradients_are_shortened(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_long_gradients_are_shortened(moved, batch):
+    taken, advantages = batch(moved)
     long = update(moved, taken, advantages, STILL)["gradient_norm"]
     full = gradients(moved)
     moved.policy.version = 0
@@ -434,12 +402,13 @@ def test_long_gradients_are_shortened(moved, sample, judged):
     assert_same_gradients(gradients(moved), {name: gradient / 8 for name, gradient in full.items()}, rtol=1e-4)
 
 
-def test_rates_may_change_between_updates(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_rates_may_change_between_updates(moved, sample, batch):
+    taken, advantages = batch(moved)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
     moments = {k: v.clone() for k, v in moved.policy.optimizer_state().items() if k.endswith("exp_avg")}
     before = parameters(moved)
+    with moved.policy.averaged():
+        assert moved.policy.ema is None and unchanged(moved, before), "no average unless it is asked for"
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=0.0))
     assert unchanged(moved, before)
     assert any(not torch.equal(v, moments[k]) for k, v in moved.policy.optimizer_state().items() if k in moments)
@@ -457,9 +426,8 @@ def stop_after(number):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_stopped_update_leaves_no_trace(moved, sample, judged, number):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_a_stopped_update_leaves_no_trace(moved, sample, number, batch):
+    taken, advantages = batch(moved)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
     taken = sample(moved)
     before, state = parameters(moved), {k: v.clone() for k, v in moved.policy.optimizer_state().items()}
@@ -526,9 +494,8 @@ def test_a_scaled_ratio_is_that_of_the_densities(model, sample, small_settings, 
     assert found[1][1:] == pytest.approx(found[0][1:], abs=1e-6) and found[0][2] + found[0][3] > 0
 
 
-def test_advantages_of_other_trajectories(model, sample, small_settings, judged):
-    taken = sample(model)
-    advantages = judged(taken)
+def test_advantages_of_other_trajectories(model, sample, small_settings, batch):
+    taken, advantages = batch(model)
     for other in (sample(model, group_size=2), sample(model, small_settings(window=(1, 2)))):
         with pytest.raises(ValueError, match=r"advantages: they are of 6 samples .* Fix: let both come from the same"):
             update(model, other, advantages, STILL)
@@ -578,13 +545,9 @@ def test_spatial_credit(moved, sample, spread, keep_graph):
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and metrics["ratio/drift"] < 1e-6
     everywhere = updated(moved, taken, credited(advantages, spatial=None))
     assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
-
-
-def test_everywhere_alike_is_no_spatial_credit(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
-    alike = credited(advantages, spatial=torch.ones(taken.latents[:, 0, 0].shape))
-    assert_same_gradients(updated(moved, taken, alike), updated(moved, taken, advantages))
+    alike = torch.ones(taken.latents[:, 0, 0].shape)
+    moved.policy.version = taken.policy_version
+    assert_same_gradients(updated(moved, taken, credited(advantages, spatial=alike)), everywhere)
 
 
 @pytest.mark.parametrize("shared_noise", [True, False])
@@ -632,10 +595,9 @@ def test_regulated_ratio(model, sample, judged):
 
 
 @pytest.mark.parametrize("norm", ["full", "squared_error"])
-def test_dppo_against_a_plain_loop(model, sample, small_settings, judged, norm):
+def test_dppo_against_a_plain_loop(model, small_settings, norm, batch):
     """Flow-DPPO on samples of an earlier policy: -Ã·ρ, but for the half of the entries whose means moved most, the right way."""
-    taken = sample(model, small_settings(log_prob_norm=norm))
-    advantages = judged(taken)
+    taken, advantages = batch(model, small_settings(log_prob_norm=norm))
 
     def log_prob(density, mean, sample, position):
         if norm == "full":

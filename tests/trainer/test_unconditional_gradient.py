@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from comfyui_otca.tests.tiny import models as tiny
-from comfyui_otca.trainer.advantages import fuse
-from comfyui_otca.trainer.credit.steps import tcd
+from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer.families.base import EXAMPLE
 from comfyui_otca.trainer.families.condition import NEGATIVE, Condition
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import NextRollout, Scores
+from comfyui_otca.trainer.types import NextRollout
 
 pytestmark = pytest.mark.anywhere
 
@@ -133,12 +132,6 @@ def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guid
         assert any(f"{target}.lora_A" in name and gradient.abs().max() > 0 for name, gradient in found.items()), target
 
 
-def judged(taken):
-    values = torch.randn((len(taken.groups), 1), generator=torch.Generator().manual_seed(4))
-    scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(len(values), 0), (), ())
-    return fuse(scores, tcd(taken.latents, taken.final, taken.trained), "weighted_advantages")
-
-
 def test_kept_and_recomputed_updates_agree_and_a_graph_of_the_other_kind_is_not_used(load, guided, sample):
     model = load()
     with_gradient = []
@@ -148,7 +141,7 @@ def test_kept_and_recomputed_updates_agree_and_a_graph_of_the_other_kind_is_not_
     def run(settings, keep_graph):
         taken = sample(model, guided, keep_graph=keep_graph)
         with_gradient.clear()
-        update(model, taken, judged(taken), settings)
+        update(model, taken, judged(taken, 4), settings)
         model.policy.version = 0
         return gradients(model), sum(with_gradient)
 
@@ -166,7 +159,7 @@ def test_kept_and_recomputed_updates_agree_and_a_graph_of_the_other_kind_is_not_
 def test_a_checkpoint_remembers_it(load, guided, sample, tmp_path):
     model = load()
     taken = sample(model, guided)
-    update(model, taken, judged(taken), HALF)
+    update(model, taken, judged(taken, 4), HALF)
     checkpoint.save(model, tmp_path, 1)
     again = load()
     assert again.wish.unconditional_gradient

@@ -12,10 +12,9 @@ import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline
 from PIL import Image
 
-from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
-from comfyui_otca.trainer import rollout
+from comfyui_otca.tests.training import assert_recomputed, whole_and_resumed
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.prompts import PromptError
@@ -116,20 +115,14 @@ def test_noise_log_probs_and_credit_know_the_other_frames_alone(model, sample, v
     channels, frames, height, width = model.latent_shape(settings.height, settings.width, settings.frames)
     assert trajectories.latents.shape == (6, 5, channels, frames - 1, height, width)
     assert trajectories.images.shape == (6, 5, 32, 64, 3), "rewards see the whole video"
-    rows = torch.arange(6)
-    for position, step in enumerate(trajectories.trained):
-        velocity = rollout.velocity_at(model, trajectories, step, rows)
-        log_prob = rollout.trained_transition(trajectories, step, velocity, rows).log_prob(
-            trajectories.latents[:, step + 1]
-        )
-        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+    assert_recomputed(model, trajectories)
 
 
 def test_the_picture_matters_and_belongs_to_its_prompt(model, video, pictures):
     settings = video()
     texts = [Prompt(TEXTS[0], {"image": name}) for name in (*pictures, pictures[0])]
-    x = torch.randn((1, *model.sample_shape(texts, settings)), generator=torch.Generator().manual_seed(3)).repeat(
-        3, 1, 1, 1, 1
+    x = torch.randn(model.sample_shape(texts, settings), generator=torch.Generator().manual_seed(3)).expand(
+        3, -1, -1, -1, -1
     )
     one, other, again = model.velocity(x, 0.7, model.condition(texts, settings), 1.0)
     assert (one - other).abs().max() > 1e-3
@@ -158,9 +151,8 @@ def graph_of(small_graph, folder, lines, tmp_path):
         "OTCA_SDESampler": {**tiny.SIZES["wan22-5b"], "guidance": 4.5, "steps": 4, "group_size": 3},
         "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1},
     }
-    return small_graph(
-        changes | {"OTCA_TrainingRun": changes["OTCA_TrainingRun"] | {"evaluation_prompts": json.dumps(lines[0])}}
-    )
+    changes["OTCA_TrainingRun"]["evaluation_prompts"] = json.dumps(lines[0])
+    return small_graph(changes)
 
 
 def test_a_model_of_pictures_alone(beside, perturb, sample, video, prompts, small_graph, tmp_path):
@@ -172,14 +164,7 @@ def test_a_model_of_pictures_alone(beside, perturb, sample, video, prompts, smal
     assert problem.input == "file" and "makes videos of pictures" in problem.message
     assert model.graph_bytes(settings) > 0
     trajectories = sample(model, settings, prompts=tuple(prompts))
-    rows = torch.arange(6)
-    for position, step in enumerate(trajectories.trained):
-        velocity = rollout.velocity_at(model, trajectories, step, rows)
-        log_prob = rollout.trained_transition(trajectories, step, velocity, rows).log_prob(
-            trajectories.latents[:, step + 1]
-        )
-        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
-        velocity.square().mean().backward()
+    assert_recomputed(model, trajectories).backward()
     assert all(parameter.grad is not None for parameter in model.policy.trainable_parameters()), "both experts learn"
 
 
@@ -215,12 +200,4 @@ def test_trains_on_prompts_with_pictures_and_resumes_to_the_bit(
     lines = [{"prompt": text, "image": name} for text, name in zip(TEXTS, pictures, strict=True)]
     workflow = tmp_path / "workflow.json"
     workflow.write_text(json.dumps(graph_of(small_graph, folder, lines, tmp_path)))
-    rows = {}
-    for name, parts in {"whole": [2], "resumed": [1, 2]}.items():
-        for number, last in enumerate(parts):
-            command = ["train", str(workflow), "--output", str(tmp_path / name), "--iterations", str(last)]
-            assert main(command + ["--resume"] * bool(number)) == 0
-        found = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        rows[name] = [{k: v for k, v in row.items() if "second" not in k and k != "time"} for row in found]
-    assert rows["whole"] == rows["resumed"] and len(rows["whole"]) == 2
-    assert all(row["gradient_norm"] > 0 for row in rows["whole"])
+    assert all(row["gradient_norm"] > 0 for row in whole_and_resumed(workflow, tmp_path))

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from comfyui_otca.tests.tiny import models as tiny
-from comfyui_otca.trainer.advantages import fuse
-from comfyui_otca.trainer.credit.steps import uniform
+from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer.families.base import noise_levels
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.types import Scores
 
 
 @pytest.fixture(params=list(tiny.SIZES))
@@ -33,9 +31,7 @@ def test_a_batch_over_several_steps_changes_no_gradient(model, sample, small_set
     model, size = model
     settings = small_settings(**size, guidance=3.0, steps=4)
     taken = sample(model, settings)
-    values = torch.randn((6, 1), generator=torch.Generator().manual_seed(2))
-    scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(6, 0), (), ())
-    advantages = fuse(scores, uniform(taken.latents, taken.final, taken.trained), "weighted_advantages")
+    advantages = judged(taken, 2)
     calls, results = [], []
     time = "t" if "z-image" in str(model.path) else "timestep"
     for network in model.experts.values():

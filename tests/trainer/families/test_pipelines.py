@@ -1,4 +1,4 @@
-"""Every family but FLUX.1 against diffusers' own pipelines, each on a tiny checkpoint."""
+"""Every family against diffusers' own pipelines, each on a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.training import assert_recomputed
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import loading
@@ -87,8 +88,10 @@ def on_white(pictures):
 
 
 TOKENS = {"packed": packed, "unpacked": lambda model, latents, *size: unpacked(latents, *size)}
-SIZES = tiny.SIZES | {"sd3-without-t5": tiny.PICTURE}
+SIZES = tiny.SIZES | {"sd3-without-t5": tiny.PICTURE, "flux-dev": tiny.PICTURE}
+SHIFT = math.exp(0.5 - 0.65 / 3840 * (256 - 16))  # of a scheduler for 256 to 4096 tokens, at 4 x 4 of them
 CASES = {
+    "flux-dev": Case(shift=SHIFT, unit=8, negative=lambda *_: {}, **TOKENS),
     "sd3": Case(even=True),
     "sd3-without-t5": Case(even=True, absent=("text_encoder_3", "tokenizer_3")),
     "wan21": Case(even=True, frames=(5,), absent=("transformer_2",)),
@@ -98,7 +101,7 @@ CASES = {
     "qwen-image": Case("true_cfg_scale", shift=1.62890, frames=(1,), **TOKENS),
     "qwen-image-2.1": Case(
         "true_cfg_scale",
-        shift=math.exp(0.5 - 0.65 / 3840 * (256 - 16)),  # 4 x 4 tokens
+        shift=SHIFT,
         unit=32,
         alone=True,
         seen=on_white,
@@ -182,12 +185,7 @@ def test_the_deterministic_sampler_is_the_pipelines(
         levels, make = [1 - j / asked.steps for j in range(asked.steps)], pipeline.scheduler.set_timesteps
         monkeypatch.setattr(pipeline.scheduler, "set_timesteps", lambda *_, device=None, **__: make(sigmas=levels))
     noise = noise_for(model, asked)
-    arguments = dict(
-        height=height,
-        width=width,
-        num_inference_steps=asked.steps,
-        **{case.guidance: asked.guidance},
-    )
+    arguments = {"height": height, "width": width, "num_inference_steps": asked.steps, case.guidance: asked.guidance}
     more = {"max_sequence_length": model.max_sequence_length, "num_frames": asked.frames}
     taken = inspect.signature(pipeline.__call__).parameters
     arguments |= {name: value for name, value in more.items() if name in taken}
@@ -213,9 +211,8 @@ def test_the_deterministic_sampler_is_the_pipelines(
 def test_the_checkpoints_own_shift(family, still, settings):
     assert still.shift(settings()) == pytest.approx(CASES[family].shift, rel=1e-4)
     own = settings(shift=2.0)
-    assert still.sigmas(own) == pytest.approx((1.0, 6 / 7, 2 / 3, 0.4, 0.0)), (
-        "2u / (1 + u), whatever the checkpoint has"
-    )
+    expected = (1.0, 6 / 7, 2 / 3, 0.4, 0.0)  # 2u / (1 + u), whatever the checkpoint has
+    assert still.sigmas(own) == pytest.approx(expected)
 
 
 @pytest.mark.anywhere
@@ -300,16 +297,11 @@ def test_recomputed_log_probs_are_the_rollouts(still, sample, settings, family):
     made = still.latent_shape(asked.height, asked.width, asked.frames)
     assert trajectories.latents.shape == (6, 5, *made)
     assert trajectories.images.shape == (6, *[asked.frames] * (asked.frames > 1), asked.height, asked.width, 3)
-    rows = torch.arange(6)
-    for position, step in enumerate(trajectories.trained):
-        velocity = rollout.velocity_at(still, trajectories, step, rows)
-        gaussian = rollout.trained_transition(trajectories, step, velocity, rows)
-        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1].to(velocity.device))
-        torch.testing.assert_close(log_prob.detach().cpu(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+    assert_recomputed(still, trajectories)
 
 
 @pytest.mark.anywhere
-def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path):
+def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path, caplog):
     lora.save(still, tmp_path / "a.safetensors", {})
     fresh, again, asked = load(), load(), settings()
     x = noise_for(still, asked).to(still.device)
@@ -320,6 +312,7 @@ def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path):
         )
         torch.testing.assert_close(loaded, trained, rtol=0, atol=2e-6)
         assert (before - trained).abs().max() > 1e-4
+    assert "distilled" not in caplog.text, "an undistilled checkpoint warns of nothing"
 
 
 def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, family):
@@ -377,7 +370,7 @@ def test_a_modular_pipeline_is_refused_by_name(small_graph, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "modular_model_index.json").write_text("{}")
     with pytest.raises(
-        FlowModelError, match="is a modular pipeline of diffusers.*Fix: train the model as ComfyUI loads"
+        FlowModelError, match="is a modular pipeline of diffusers.*Fix: train the model as ComfyUI load"
     ):
         load_flow_model(tmp_path / "model", device="cpu")
     [problem] = problems(small_graph, {"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
@@ -436,27 +429,18 @@ def test_noise_levels_that_a_checkpoint_was_distilled_to(small_settings, tiny_fo
     for sigma, sigma_next in pairwise(sigmas):
         x = x + (sigma_next - sigma) * model.velocity(x, sigma, condition, 1.0).detach()
     torch.testing.assert_close(x.flatten(2).mT, expected, rtol=0, atol=1e-4)
-    shift = CASES["qwen-image-2.1"].shift
 
     def shifted(*levels):
-        return pytest.approx([shift * u / (1 + (shift - 1) * u) for u in levels])
+        return pytest.approx([SHIFT * u / (1 + (SHIFT - 1) * u) for u in levels])
 
     assert list(sigmas) == shifted(1, 0.9, 0.7, 0.3, 0)
     assert list(model.sigmas(replace(own, steps=8))) == shifted(1, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.15, 0)
-    assert model.sigmas(replace(own, shift=1.0)) == (1.0, 0.75, 0.5, 0.25, 0.0), (
-        "evenly spaced by the settings' own shift"
-    )
+    assert model.sigmas(replace(own, shift=1.0)) == (1.0, 0.75, 0.5, 0.25, 0.0), "evenly spaced by their own shift"
     index = folder / "model_index.json"
     for levels in ([1.0, 0.5, 0.5], [1.2, 0.5], [0.5, 0.0]):
         index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": levels}))
         with pytest.raises(FlowModelError, match="sample_sigmas .* do not fall from 1 towards 0"):
             read_configuration(folder)
-
-
-def test_an_undistilled_checkpoint_warns_of_nothing(load, caplog):
-    with caplog.at_level(logging.WARNING):
-        load()
-    assert "distilled" not in caplog.text
 
 
 def problems(small_graph, changes):

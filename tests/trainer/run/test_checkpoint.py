@@ -14,12 +14,11 @@ import safetensors.torch
 import torch
 
 from comfyui_otca.host import distributed, own_folders
+from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer import matching as forward_process
-from comfyui_otca.trainer.advantages import fuse
-from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores
+from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings
 
 pytestmark = pytest.mark.anywhere
 
@@ -33,11 +32,8 @@ def step(sample):
 
     def go(model, seed, settings=SETTINGS):
         taken = sample(model, seed=seed)
-        values = torch.randn((6, 1), generator=torch.Generator().manual_seed(seed))
-        scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(6, 0), (), ())
-        credit = uniform(taken.latents, taken.final, taken.trained)
         move = update if settings is SETTINGS else forward_process.update
-        move(model, taken, fuse(scores, credit, "weighted_advantages"), settings)
+        move(model, taken, judged(taken, seed), settings)
 
     return go
 
@@ -246,7 +242,7 @@ def test_with_no_other_a_damaged_one_is_an_error(model, tmp_path, harm):
     """And no start from scratch, which would forget the run."""
     file = checkpoint.save(model, tmp_path, 1) / "state.json"
     harm(file)
-    with pytest.raises(ValueError, match=r"000001/state\.json is (no JSON|missing).*Fix: put the files back"):
+    with pytest.raises(ValueError, match=r"000001/state\.json is (not JSON|missing).*Fix: put the files back"):
         checkpoint.restore(model, tmp_path)
 
 

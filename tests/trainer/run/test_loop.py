@@ -21,7 +21,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host import claim, own_folders, stopping
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart, together
-from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed
+from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed, whole_and_resumed
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
@@ -65,6 +65,25 @@ def otca(capsys):
         return code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def copied(finished_run, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+def at(iteration, act):
+    """A `say` that does so when that iteration is told."""
+    return lambda line: act() if line.startswith(f"iteration {iteration}/") else None
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill():
+    raise Killed
 
 
 # --- the folder -----------------------------------------------------------------------------------------------------
@@ -191,17 +210,9 @@ def test_sigterm_to_a_real_process(stopped, finished_run, otca):
 @pytest.mark.parametrize("cut", [1, 3])
 def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp_path, otca, cut):
     """As a kill leaves it: lines beyond the last checkpoint, the last of them cut short, an unfinished checkpoint."""
-
-    class Killed(BaseException):
-        pass
-
-    def say(line):
-        if line.startswith(f"iteration {cut}/"):
-            raise Killed
-
     folder = tmp_path / "run"
     with pytest.raises(Killed):
-        train(small_workflow(), folder, say=say)
+        train(small_workflow(), folder, say=at(cut, kill))
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"iteration": 9, "reward/cl')
     (folder / "checkpoints" / ".000099.1").mkdir(parents=True)
@@ -283,39 +294,45 @@ def test_a_stop_amid_the_scoring(small_graph, tmp_path):
 
 
 def test_a_stop_file(small_workflow, tmp_path):
-    folder = tmp_path / "run"
+    folder, seen = tmp_path / "run", []
 
     def say(line):
-        if line.startswith("iteration 1/"):
-            (folder / "stop").touch()
+        status = json.loads((folder / "status.json").read_text())
+        seen.append((status["status"], status["pid"]))
+        at(1, (folder / "stop").touch)(line)
 
     assert train(small_workflow(), folder, say=say) == 0
     assert len(rows(folder)) == 1 and not (folder / "stop").exists()
     assert checkpoint.complete(folder / "checkpoints")
+    assert set(seen) == {("running", os.getpid())}, "and still so while it saves: who reads that it stopped may go on"
+    assert json.loads((folder / "status.json").read_text())["status"] == "stopped"
 
 
-def test_a_finished_run_stays_as_it_is(finished_run, tmp_path, otca):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    assert otca("train", folder, "--resume")[0] == 0
-    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
-    code, printed, _ = otca("train", folder, "--resume", "--iterations", 7)
+def test_a_finished_run_stays_as_it_is_until_it_is_to_train_longer(finished_run, copied, otca):
+    """Then its own files are written over, though its folder was renamed: Save LoRA's, at the end, and all that was left."""
+    copied = copied.rename(copied.parent / "another name")
+    assert otca("train", copied, "--resume")[0] == 0
+    assert (copied / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+    before = (copied / "otca_lora.safetensors").read_bytes()
+    code, printed, _ = otca("train", copied, "--resume", "--iterations", 7)
     assert code == 0 and "iterations: 6 -> 7" in printed
-    assert len(rows(folder)) == 7 and untimed(folder)[:6] == untimed(finished_run)
+    assert len(rows(copied)) == 7 and untimed(copied)[:6] == untimed(finished_run)
+    assert (copied / "otca_lora.safetensors").read_bytes() != before
+    assert read_metadata(copied / "otca_lora.safetensors")["otca_run"] == "another name"
 
 
 @pytest.mark.parametrize("missing", ["lora.safetensors", "otca_lora.safetensors"])
-def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_path, otca, monkeypatch, missing):
+def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, otca, monkeypatch, missing, copied):
     """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    lora.write_tensors(folder / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
+    lora.write_tensors(copied / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
     if missing != "lora.safetensors":
-        (folder / missing).unlink()
+        (copied / missing).unlink()
     monkeypatch.setattr(rollout, "sample", None)
-    code, printed, errors = otca("train", folder, "--resume")
+    code, printed, errors = otca("train", copied, "--resume")
     assert code == 0 and "done after 6 iterations" in printed, errors
-    assert_same_tensors(folder / missing, finished_run / missing)
-    assert read_metadata(folder / missing) == read_metadata(finished_run / missing)
-    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+    assert_same_tensors(copied / missing, finished_run / missing)
+    assert read_metadata(copied / missing) == read_metadata(finished_run / missing)
+    assert (copied / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
 
 
 def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
@@ -339,11 +356,10 @@ def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca
 # --- folders that cannot be used ------------------------------------------------------------------------------------
 
 
-def test_an_existing_run_is_not_overwritten(finished_run, workflow_file, tmp_path, otca):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    code, _, errors = otca("train", workflow_file, "--output", folder)
-    assert code == 2 and str(folder) in errors and "already holds a run" in errors and "Fix: add --resume" in errors
-    assert untimed(folder) == untimed(finished_run)
+def test_an_existing_run_is_not_overwritten(finished_run, workflow_file, otca, copied):
+    code, _, errors = otca("train", workflow_file, "--output", copied)
+    assert code == 2 and str(copied) in errors and "already holds a run" in errors and "Fix: add --resume" in errors
+    assert untimed(copied) == untimed(finished_run)
 
 
 def test_nothing_to_resume(workflow_file, tmp_path, otca):
@@ -363,45 +379,32 @@ def test_a_file_in_the_folders_place(workflow_file, tmp_path, otca, below):
     assert place.read_text() == "mine"
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, tmp_path, otca, caplog):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    file = folder / "checkpoints" / "000006" / "optimizer.safetensors"
+def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, otca, caplog, copied):
+    file = copied / "checkpoints" / "000006" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-50])
-    code, printed, _ = otca("train", folder, "--resume")
+    code, printed, _ = otca("train", copied, "--resume")
     assert code == 0 and "after iteration 4" in printed
     assert any(f"{file} is damaged" in r.getMessage() for r in caplog.records)
-    assert_same_run(folder, finished_run)
+    assert_same_run(copied, finished_run)
 
 
-def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, tmp_path, otca):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    for place in (folder / "checkpoints").iterdir():
+def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, otca, copied):
+    for place in (copied / "checkpoints").iterdir():
         (place / "state.json").unlink()
-    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    code, _, errors = otca("train", copied, "--resume", "--iterations", 7)
     assert code == 2 and "000006/state.json is missing" in errors and "Fix: put the files back" in errors
-    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
-
-
-def test_a_run_whose_folder_was_renamed_goes_on_to_its_end(finished_run, tmp_path, otca):
-    """Its own files are written over: Save LoRA's, at the end, and all that a shorter run had left."""
-    folder = shutil.copytree(finished_run, tmp_path / "another name")
-    before = (folder / "otca_lora.safetensors").read_bytes()
-    code, _, errors = otca("train", folder, "--resume", "--iterations", ITERATIONS + 1)
-    assert code == 0, errors
-    assert (folder / "otca_lora.safetensors").read_bytes() != before
-    assert read_metadata(folder / "otca_lora.safetensors")["otca_run"] == "another name"
+    assert (copied / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("lines", [None, 3])
-def test_metrics_that_end_before_the_checkpoint(finished_run, tmp_path, otca, lines, caplog):
+def test_metrics_that_end_before_the_checkpoint(otca, lines, caplog, copied):
     """What is lost is a gap in the curves, and lines keep their places: the next one is of iteration 7."""
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    file = folder / "metrics.jsonl"
+    file = copied / "metrics.jsonl"
     kept = file.read_text().splitlines(keepends=True)[:lines]
     file.unlink()
     if lines:
         file.write_text("".join(kept))
-    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    code, _, errors = otca("train", copied, "--resume", "--iterations", 7)
     assert code == 0 and f"{file} has lost {6 - (lines or 0)} of the 6 iterations" in caplog.text
     rows = read_lines(file)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
@@ -410,13 +413,8 @@ def test_metrics_that_end_before_the_checkpoint(finished_run, tmp_path, otca, li
 
 def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workflow, tmp_path, caplog):
     folder = tmp_path / "run"
-
-    def say(line):
-        if line.startswith("iteration 3/"):
-            (folder / "metrics.jsonl").unlink()
-            (folder / "evaluation.jsonl").unlink()
-
-    assert train(small_workflow(), folder, say=say) == 0
+    lost = [folder / name for name in ("metrics.jsonl", "evaluation.jsonl")]
+    assert train(small_workflow(), folder, say=at(3, lambda: [file.unlink() for file in lost])) == 0
     assert_same_run(folder, finished_run)
     gone = [r.getMessage() for r in caplog.records if "is gone, and is written again" in r.getMessage()]
     assert len(gone) == 2
@@ -425,12 +423,12 @@ def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workfl
 def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
     folder = tmp_path / "run"
 
-    def say(line):
-        while line.startswith("iteration 1/") and folder.exists():
+    def remove():
+        while folder.exists():
             shutil.rmtree(folder, ignore_errors=True)  # TensorBoard's thread may be writing into it
 
     with pytest.raises(NodeError, match=rf"{folder}.*could not be written \(No such file or directory\).*Fix: "):
-        train(small_workflow(), folder, say=say)
+        train(small_workflow(), folder, say=at(1, remove))
     assert not folder.exists()
 
 
@@ -448,25 +446,24 @@ def limited(folder, size, iterations):
 
 
 @pytest.mark.parametrize("full_at", ["metrics.jsonl", "a checkpoint"])
-def test_a_disk_that_fills_up(finished_run, otca, tmp_path, full_at):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    file, before = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_text()
+def test_a_disk_that_fills_up(finished_run, otca, full_at, copied):
+    file, before = copied / "metrics.jsonl", (copied / "metrics.jsonl").read_text()
     # Half a line more, or all lines but no adapter.
     size = len(before) + 500 if full_at == "metrics.jsonl" else len(before) + 20_000
-    assert size < (folder / "lora.safetensors").stat().st_size
-    code, printed = limited(folder, size, 8)
+    assert size < (copied / "lora.safetensors").stat().st_size
+    code, printed = limited(copied, size, 8)
     assert code == 1, printed
-    assert f"{folder}" in printed and "could not be written" in printed and "File too large" in printed
+    assert f"{copied}" in printed and "could not be written" in printed and "File too large" in printed
     assert "Fix: free space there" in printed and "Traceback" not in printed
     assert file.read_text().startswith(before) and file.read_text().endswith("\n")
-    assert len(rows(folder)) == (6 if full_at == "metrics.jsonl" else 8)
-    assert [place.name for place in (folder / "checkpoints").iterdir() if place.name[0] == "."] == []
-    assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000004", "000006"]
-    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+    assert len(rows(copied)) == (6 if full_at == "metrics.jsonl" else 8)
+    assert [place.name for place in (copied / "checkpoints").iterdir() if place.name[0] == "."] == []
+    assert [place.name for place in checkpoint.complete(copied / "checkpoints")] == ["000004", "000006"]
+    assert json.loads((copied / "status.json").read_text())["status"] == "failed"
 
-    code, printed, _ = otca("train", folder, "--resume", "--iterations", 8)
+    code, printed, _ = otca("train", copied, "--resume", "--iterations", 8)
     assert code == 0 and "after iteration 6" in printed
-    assert len(rows(folder)) == 8 and untimed(folder)[:6] == untimed(finished_run)
+    assert len(rows(copied)) == 8 and untimed(copied)[:6] == untimed(finished_run)
 
 
 def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
@@ -560,10 +557,11 @@ def test_a_reward_that_raises_is_named(small_graph, tmp_path):
     assert f'node {stack} "{workflow.title(stack)}"' in str(caught.value)
 
 
-def test_baseline_workflow_trains(small_workflow, tmp_path):
-    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="uniform.json")
-    assert train(workflow, tmp_path / "run") == 0
-    line = rows(tmp_path / "run")[0]
+def test_baseline_workflow_trains_in_its_default_folder_below_runs(small_workflow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}}, source="uniform.json")
+    assert train(workflow) == 0
+    line = rows(Path("runs") / "named")[0]
     assert line["gradient_norm"] > 0
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
 
@@ -576,14 +574,10 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
         "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
     }
 
-    def say(line):
-        if line.startswith("iteration 2/"):
-            raise KeyboardInterrupt
-
     folders = [tmp_path / "whole", tmp_path / "resumed"]
     assert train(small_workflow(changes, source="mix_grpo.json"), folders[0]) == 0
-    with pytest.raises(KeyboardInterrupt):
-        train(small_workflow(changes, source="mix_grpo.json"), folders[1], say=say)
+    with pytest.raises(Killed):
+        train(small_workflow(changes, source="mix_grpo.json"), folders[1], say=at(2, kill))
     assert otca("train", folders[1], "--resume")[0] == 0
     assert_same_run(folders[1], folders[0])
     prefix = "credit/step/"
@@ -606,12 +600,6 @@ def test_six_rewards_train_two_of_them_held_out(small_workflow, real_model, tmp_
         assert scores["clip_t_capped"]["values"] == pytest.approx(capped, abs=1e-6)
 
 
-def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}})) == 0
-    assert (Path("runs") / "named" / "metrics.jsonl").is_file()
-
-
 # --- status.json ----------------------------------------------------------------------------------------------------
 
 
@@ -625,19 +613,6 @@ def test_a_failed_run_says_why(small_workflow, tmp_path):
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["status"] == "failed" and "no such thing" in status["error"]
     assert status["node"] == workflow.find("RewardColorfulness")[0]
-
-
-def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
-    seen = []
-
-    def say(line):
-        status = json.loads((tmp_path / "run" / "status.json").read_text())
-        seen.append((status["status"], status["pid"]))
-        (tmp_path / "run" / "stop").touch()
-
-    assert train(small_workflow(), tmp_path / "run", say=say) == 0
-    assert set(seen) == {("running", os.getpid())}, "and still so while it saves: who reads that it stopped may go on"
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
 
 
 def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path):
@@ -729,7 +704,7 @@ def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_pa
 # --- the other update -------------------------------------------------------------------------------------------------
 
 
-def test_matching_resumes_to_the_bit(small_graph, tmp_path, otca):
+def test_matching_resumes_to_the_bit(small_graph, tmp_path):
     """With the old policy that samples; by the command line, on the sampler without noise."""
     changes = {
         "OTCA_MatchingStep": {"ema_decay": 0.5, "epochs": 2},
@@ -737,16 +712,10 @@ def test_matching_resumes_to_the_bit(small_graph, tmp_path, otca):
     }
     file = tmp_path / "matching.json"
     file.write_text(json.dumps(small_graph(changes, "matching.json")))
-    for number, last in enumerate((2, 4)):
-        command = ["train", file, "--output", tmp_path / "resumed", "--iterations", last]
-        code, _, errors = otca(*command, *["--resume"] * number)
-        assert code == 0, errors
-    assert otca("train", file, "--output", tmp_path / "whole", "--iterations", 4)[0] == 0
-    assert untimed(tmp_path / "resumed") == untimed(tmp_path / "whole")
+    history = whole_and_resumed(file, tmp_path, (2, 4))
     folders = [tmp_path / name / "checkpoints" / "000004" for name in ("resumed", "whole")]
     for name in ("adapter", "old_policy", "optimizer", "ema"):
         assert_same_tensors(*(folder / f"{name}.safetensors" for folder in folders))
-    history = rows(tmp_path / "whole")
     assert [row["old_policy/decay"] for row in history] == pytest.approx([0.002, 0.004, 0.006, 0.008])
     assert all(row["gradient_norm"] > 0 and row["update/sampled_share"] == 1 for row in history)
     assert {f"credit/step/{step}" for step in range(4)} <= history[0].keys(), "every level is trained"
