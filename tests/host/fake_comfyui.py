@@ -106,61 +106,60 @@ from comfy import model_management
 from comfy_api.latest._io import ComfyNode, Output
 argv = list(sys.argv)
 
-class UNETLoader:
+class V1:
+    inputs = {}
+    RETURN_TYPES, FUNCTION = ("INT",), "go"
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": cls.inputs}
+
+class UNETLoader(V1):
+    RETURN_TYPES = ("MODEL",)
     @classmethod
     def INPUT_TYPES(cls):
         return {"required": {"unet_name": (folder_paths.get_filename_list("diffusion_models"),)}}
-    RETURN_TYPES, FUNCTION = ("MODEL",), "load"
-    def load(self, unet_name):
+    def go(self, unet_name):
         return (unet_name,)
 
-class LoadImage:  # whose choices ComfyUI leaves to the class, which takes whatever exists
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"image": (["seen.png"], {"image_upload": True})}}
-    RETURN_TYPES, FUNCTION = ("INT",), "load"
+class LoadImage(V1):  # whose choices ComfyUI leaves to the class, which takes whatever exists
+    inputs = {"image": (["seen.png"], {"image_upload": True})}
     @classmethod
     def VALIDATE_INPUTS(cls, image):
         return True
-    def load(self, image):
+    def go(self, image):
         return (4,)
 
-class Mode:  # whether a node runs in inference mode, as a number
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"seed": ("INT", {"default": 0, "control_after_generate": True})}}
-    RETURN_TYPES, FUNCTION = ("INT",), "ask"
-    def ask(self, seed):
+class Mode(V1):  # whether a node runs in inference mode, as a number
+    inputs = {"seed": ("INT", {"default": 0, "control_after_generate": True})}
+    def go(self, seed):
         return (int(torch.is_inference_mode_enabled()),)
 
-class SaveImage:
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"images": ("IMAGE",)}}
-    RETURN_TYPES, FUNCTION, OUTPUT_NODE = ("INT",), "save", True
-    def save(self, images):
+class SaveImage(V1):
+    inputs = {"images": ("IMAGE",)}
+    OUTPUT_NODE = True
+    def go(self, images):
         raise AssertionError("a training must not run it")
 
-class Split:
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {}}
-    RETURN_TYPES, OUTPUT_IS_LIST, FUNCTION = ("INT",), (True,), "split"
-    def split(self):
+class Split(V1):
+    OUTPUT_IS_LIST = (True,)
+    def go(self):
         return ([1, 2],)
 
-class PrimitiveInt(ComfyNode):
-    RELATIVE_PYTHON_MODULE = "comfy_extras.nodes_primitive"
+class V3(ComfyNode):
+    inputs = {}
     RETURN_TYPES = ["INT"]
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"value": ("INT", {"control_after_generate": True})}}
+        return {"required": cls.inputs}
+
+class PrimitiveInt(V3):
+    RELATIVE_PYTHON_MODULE = "comfy_extras.nodes_primitive"
+    inputs = {"value": ("INT", {"control_after_generate": True})}
     @classmethod
     def execute(cls, value):
         return Output(value)
 
-class WhoAmI(ComfyNode):
-    RETURN_TYPES = ["INT"]
+class WhoAmI(V3):
     @classmethod
     def INPUT_TYPES(cls):
         return {"required": {"more": ("INT", {})}, "hidden": {"unique_id": ("UNIQUE_ID",)}}
@@ -171,11 +170,7 @@ class WhoAmI(ComfyNode):
     def execute(cls, more):
         return Output(int(cls.hidden["UNIQUE_ID"]) + more)
 
-class Expands(ComfyNode):
-    RETURN_TYPES = ["INT"]
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {}}
+class Expands(V3):
     @classmethod
     def execute(cls):
         return Output(1, expand={"1": {}})

@@ -29,7 +29,7 @@ from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.training import reward_node, rows, train, untimed
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer import matching as forward_process
-from comfyui_otca.trainer.advantages import best_of_n, fuse
+from comfyui_otca.trainer.advantages import best_of_n, fuse, fuse_gains
 from comfyui_otca.trainer.credit.steps import combined, grpo_guard, tcd, uniform, with_spatial
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora
@@ -87,26 +87,13 @@ def test_rewards_take_turns_on_the_gpus_that_follow(monkeypatch):
 def test_processes_without_accelerators_are_told_so():
     """accelerate would let each of them train by itself."""
     begin = "from comfyui_otca.host import distributed; distributed.begin(cpu=False)"
-    address = {"MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address["MASTER_PORT"] = str(free.getsockname()[1])
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", begin],
-            env={
-                **os.environ,
-                **address,
-                "CUDA_VISIBLE_DEVICES": "",
-                "WORLD_SIZE": "2",
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+    ranks = [{"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    command, output = [sys.executable, "-c", begin], {"stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, env=shared | rank, **output) for rank in ranks]
     for process in both:
         _, errors = process.communicate(timeout=60)
         assert process.returncode and "2 processes were started, and" in errors and "Fix: --device cpu" in errors
@@ -135,15 +122,17 @@ def test_rows_are_put_together_and_gradients_added(count):
         assert torch.equal(second, torch.eye(2)) and third is None
 
 
-def _advantages(scores, credit):
+def _advantages(scores, credit, gains):
     own = list(distributed.share(len(scores.groups)).rows)
 
     def mine(value):
         tensors = {f.name: getattr(value, f.name) for f in fields(value)}
         return replace(value, **{name: t[own] for name, t in tensors.items() if isinstance(t, torch.Tensor)})
 
-    found = fuse(distributed.whole(mine(scores)), distributed.whole(mine(credit)), "moca", recentering="group")
-    return found.step_advantage, found.fused.coefficients, found.valid, found.metrics
+    whole = distributed.whole(mine(scores))
+    by_steps = fuse_gains(distributed.whole(gains[own]), distributed.whole(credit.similarity[own]), whole, (0, 1, 3))
+    fused = fuse(whole, distributed.whole(mine(credit)), "moca", recentering="group")
+    return [(a.step_advantage, a.fused.coefficients, a.valid, a.credit.weights, a.metrics) for a in (fused, by_steps)]
 
 
 def test_split_groups_have_the_statistics_of_whole_ones():
@@ -155,11 +144,11 @@ def test_split_groups_have_the_statistics_of_whole_ones():
     scores = Scores(values, ("a", "b", "c"), (1.0, 0.5, 2.0), groups, values[:, :1], ("h",), ())
     latents = torch.randn((12, 5, 2, 4, 4), generator=generator)
     credit = tcd(latents, latents[:, -1], (0, 1, 3))
-    expected = _advantages(scores, credit)
-    for found in together(4, _advantages, scores, credit):
-        for ours, wanted in zip(found[:3], expected[:3], strict=True):
-            assert torch.equal(ours, wanted)
-        assert found[3] == expected[3]
+    gains = torch.randn((12, 3, 3), generator=generator)
+    expected = _advantages(scores, credit, gains)
+    for both in together(4, _advantages, scores, credit, gains):
+        for found, wanted in zip(both, expected, strict=True):
+            assert all(map(torch.equal, found[:-1], wanted[:-1])) and found[-1] == wanted[-1]
 
 
 def _choice():
@@ -414,64 +403,66 @@ def test_an_adapter_learns_the_same_on_a_sharded_model(
 
 def _sampled(path, settings):
     """What a model gives in bfloat16: whole, with all weights sharded, and with its frozen ones sharded beside a new adapter."""
-    models = (
-        load_flow_model(path, device="cpu", dtype="bfloat16", **o) for o in ({}, {"training": "full"}, {"shard": True})
-    )
-    return [rollout.sample(model, Prompts(TEXTS, (0, 1)), settings, group_size=2, seed=3).final for model in models]
+    found = []
+    for options in ({}, {"training": "full"}, {"shard": True}):
+        model = load_flow_model(path, device="cpu", dtype="bfloat16", **options)
+        found.append(rollout.sample(model, Prompts(TEXTS, (0, 1)), settings, group_size=2, seed=3).final)
+        if options:
+            with pytest.raises(ValueError, match="3 samples cannot be shared equally by 2 processes.*Fix: "):
+                rollout.sample(model, Prompts(TEXTS[:1], (0,)), settings, group_size=3, seed=3)
+    return found
 
 
-def test_sharded_in_bfloat16_the_model_is_the_same(flux_folder, small_settings):
+def test_sharded_in_bfloat16_the_model_is_the_same_and_wants_equal_shares(flux_folder, small_settings):
     """FSDP2 would round what its blocks are given, and FLUX's positions with it: 0.04 in these latents."""
     for whole, *others in together(2, _sampled, flux_folder, small_settings(steps=2)):
         for own in others:
             torch.testing.assert_close(own, whole, rtol=0, atol=1e-3)
 
 
-def _uneven(path, settings):
-    for options in ({"training": "full"}, {"shard": True}):
-        model = load_flow_model(path, device="cpu", **options)
-        with pytest.raises(ValueError, match="3 samples cannot be shared equally by 2 processes.*Fix: "):
-            rollout.sample(model, Prompts(TEXTS[:1], (0,)), settings, group_size=3, seed=3)
-    return "refused"
-
-
-def test_a_sharded_model_wants_equal_shares(flux_folder, small_settings):
-    assert together(2, _uneven, flux_folder, small_settings()) == ["refused"] * 2
-
-
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
 
-class Broken(Reward):
-    def score(self, images, prompts):
-        if distributed.rank() == 1:
-            raise OSError("the scorer's disk is gone")
-        return images.mean((1, 2, 3))
+class Acts(Brightness):
+    """In process 1 it does something beside, told how many batches it has seen."""
 
-
-class Slow(Reward):
-    """Process 1 takes longer; the others wait for it."""
-
-    def score(self, images, prompts):
-        time.sleep(0.5 * distributed.rank())
-        return images.mean((1, 2, 3))
-
-
-class Deadly(Reward):
-    """Kills process 1 in the third batch."""
-
-    seen = 0
+    def __init__(self, act):
+        super().__init__("sharpness")
+        self.act, self.seen = act, 0
 
     def score(self, images, prompts):
         self.seen += 1
-        if distributed.rank() == 1 and self.seen == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return images.mean((1, 2, 3))
+        if distributed.rank() == 1:
+            self.act(self.seen)
+        return super().score(images, prompts)
+
+
+def acting(act):
+    return {"OTCA_RewardSharpness": reward_node(lambda: Acts(act))}
+
+
+def fail(seen):
+    raise OSError("the scorer's disk is gone")
+
+
+def stop(seen):
+    """Only process 1 sees the request, so the other has to hear it from it."""
+    raise stopping.Stopped("a test")
+
+
+def die(seen):
+    if seen == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _train(workflow, folder, resume=False):
     said = []
     return train(workflow, folder, resume=resume, say=said.append), said
+
+
+def without_adapter(workflow):
+    """The same without Save LoRA: where all weights are trained there is nothing for it."""
+    return Workflow({name: node for name, node in workflow.graph.items() if name != "13"}, NODE_CLASS_MAPPINGS)
 
 
 TWO = {
@@ -516,9 +507,7 @@ def test_a_training_of_two_that_share_a_model(small_workflow, real_model, tmp_pa
             "OTCA_GRPOStep": {"learning_rate": 1e-5, "ema_decay": 0.5},
             "OTCA_TrainingRun": {**run, "evaluation_seeds": 1},
         }
-        graph = small_workflow(changes).graph
-        del graph["13"]  # there is no adapter to save
-        return Workflow(graph, NODE_CLASS_MAPPINGS)
+        return without_adapter(small_workflow(changes))
 
     assert [code for code, _ in together(2, _train, workflow(1), tmp_path / "begun")] == [0, 0]
     shutil.copytree(tmp_path / "begun", tmp_path / "alone")
@@ -553,9 +542,8 @@ def test_a_training_of_two_that_share_the_frozen_weights(small_workflow, real_mo
 
 
 def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):
-    classes = {"OTCA_RewardSharpness": reward_node(lambda: Broken("sharpness"))}
     began = time.monotonic()
-    first, second = together(2, _train, small_workflow(TWO, classes), tmp_path)
+    first, second = together(2, _train, small_workflow(TWO, acting(fail)), tmp_path)
     assert "the scorer's disk is gone" in str(second) and 'node 8 "Reward Stack"' in str(second)
     assert "process 1 failed on " in str(first) and "the scorer's disk is gone" in str(first)
     assert time.monotonic() - began < 60, "no one waited for a time-out"
@@ -565,9 +553,8 @@ def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):
 
 def test_one_that_is_killed_is_missed_at_once_and_nothing_is_lost(small_workflow, tmp_path):
     changes = {"OTCA_TrainingRun": {"iterations": 6, "checkpoint_every": 1, "evaluate_every": 6}}
-    classes = {"OTCA_RewardSharpness": reward_node(lambda: Deadly("sharpness"))}
     began = time.monotonic()
-    first, second = together(2, _train, small_workflow(changes, classes), tmp_path)
+    first, second = together(2, _train, small_workflow(changes, acting(die)), tmp_path)
     assert second is None and "process 0 lost another one" in str(first)
     assert time.monotonic() - began < 60
     saved = sorted(place.name for place in (tmp_path / "checkpoints").iterdir())
@@ -575,26 +562,13 @@ def test_one_that_is_killed_is_missed_at_once_and_nothing_is_lost(small_workflow
 
 
 def test_a_slow_one_is_waited_for(small_workflow, tmp_path):
-    classes = {"OTCA_RewardSharpness": reward_node(lambda: Slow("sharpness"))}
     changes = {"OTCA_TrainingRun": {"iterations": 1, "evaluation_prompts": "a red circle"}}
-    assert [code for code, _ in together(2, _train, small_workflow(changes, classes), tmp_path)] == [0, 0]
-
-
-def _stopped_by_a_file(workflow, folder):
-    """Only process 1 sees the request, so the other has to hear it from it."""
-
-    class Asked(Reward):
-        def score(self, images, prompts):
-            if distributed.rank() == 1:
-                raise stopping.Stopped("a test")
-            return images.mean((1, 2, 3))
-
-    workflow.node_classes = {**workflow.node_classes, "OTCA_RewardSharpness": reward_node(lambda: Asked("sharpness"))}
-    return _train(workflow, folder)
+    workflow = small_workflow(changes, acting(lambda seen: time.sleep(0.5)))
+    assert [code for code, _ in together(2, _train, workflow, tmp_path)] == [0, 0]
 
 
 def test_a_stop_reaches_all(small_workflow, tmp_path):
-    first, second = together(2, _stopped_by_a_file, small_workflow(TWO), tmp_path)
+    first, second = together(2, _train, small_workflow(TWO, acting(stop)), tmp_path)
     assert first[0] == second[0] == 0
     assert "stopped by a test after iteration 0" in first[1][-1]
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "stopped"
@@ -615,8 +589,6 @@ def _stopped_amid_the_update(workflow, folder):
 
 def test_a_stop_reaches_all_that_share_a_model(small_workflow, real_model, tmp_path):
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_GRPOStep": {"learning_rate": 1e-5}, **TWO}
-    graph = small_workflow(changes).graph
-    del graph["13"]  # there is no adapter to save
-    answers = together(2, _stopped_amid_the_update, Workflow(graph, NODE_CLASS_MAPPINGS), tmp_path)
+    answers = together(2, _stopped_amid_the_update, without_adapter(small_workflow(changes)), tmp_path)
     assert [code for code, _ in answers] == [0, 128 + signal.SIGTERM]
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "stopped"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.host import distributed
-from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.trainer.test_fusion import algorithm_1
 from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains, of_pairs
 from comfyui_otca.trainer.credit.steps import uniform
@@ -29,16 +27,9 @@ TRAINED = (0, 1, 3)
 
 def make_scores(values, groups, coefficients=None) -> Scores:
     values = torch.as_tensor(values, dtype=torch.float32)
-    objectives = values.shape[1]
-    return Scores(
-        values=values,
-        names=tuple(f"r{k}" for k in range(objectives)),
-        coefficients=tuple(coefficients or [1.0] * objectives),
-        groups=torch.as_tensor(groups),
-        held_out=torch.empty(len(values), 0),
-        held_out_names=(),
-        rewards=(),
-    )
+    names = tuple(f"r{k}" for k in range(values.shape[1]))
+    coefficients = tuple(coefficients or [1.0] * len(names))
+    return Scores(values, names, coefficients, torch.as_tensor(groups), values[:, :0], (), ())
 
 
 def make_credit(samples: int, seed: int) -> StepCredit:
@@ -98,35 +89,27 @@ def example(seed: int, coefficients=(1.0, 0.5, 2.0)) -> tuple[Scores, StepCredit
 
 
 @pytest.mark.parametrize("method", PAPER)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_fuse_every_method(method, seed):
+@pytest.mark.parametrize(("scope", "exploration"), [("group", "literal"), ("batch", "literal"), ("group", "centered")])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_fuse_every_method(method, scope, exploration, seed):
+    """With groups of very different spread, so that the scopes of the standard deviation differ."""
     scores, credit = example(seed)
-    result = fuse(scores, credit, method)
-    z, _ = expected_z(scores, credit, method)
-    assert np.abs(z).max() > 0.1
-    np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
-    np.testing.assert_allclose(result.step_advantage, credit.weights.numpy() * z[:, None], atol=3e-4)
-    assert result.valid.all()
-
-
-@pytest.mark.parametrize("method", PAPER)
-def test_fuse_with_the_batch_std(method):
-    # Groups of very different spread, where the two scopes differ.
-    scores, credit = example(2)
     wide = scores.values * torch.where(scores.groups == 1, 8.0, 1.0)[:, None]
     scores = make_scores(wide, GROUPS, scores.coefficients)
-    z, _ = expected_z(scores, credit, method, scope="batch")
-    assert np.abs(z - expected_z(scores, credit, method)[0]).max() > 0.1 or method == "min_norm"
-    np.testing.assert_allclose(fuse(scores, credit, method, std_scope="batch").fused.advantage, z, atol=1e-4)
-
-
-def test_fuse_centered_exploration():
-    scores, credit = example(3)
-    z, tanh_e = expected_z(scores, credit, "moca", exploration="centered")
-    result = fuse(scores, credit, "moca", exploration="centered")
+    result = fuse(scores, credit, method, std_scope=scope, exploration=exploration)
+    z, tanh_e = expected_z(scores, credit, method, scope, exploration)
+    assert np.abs(z).max() > 0.05 and result.valid.all() and result.scores is scores and result.credit is credit
     np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
-    assert result.metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
-    assert np.abs(z - expected_z(scores, credit, "moca")[0]).max() > 0.01
+    np.testing.assert_allclose(result.step_advantage, credit.weights.numpy() * z[:, None], atol=3e-4)
+    if method != "moca":
+        return
+    metrics, means = result.metrics, [z[np.array(GROUPS) == group].mean() for group in range(3)]
+    assert metrics["z/zero_fraction"] == pytest.approx((np.abs(z) < 1e-12).mean())
+    assert metrics["z/group_mean"] == pytest.approx(np.mean(means), abs=1e-4)
+    assert metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
+    assert metrics["groups/masked_samples"] == 0.0
+    coefficients = torch.tensor([metrics[f"moca/coefficient/r{k}"] for k in range(3)])
+    torch.testing.assert_close(coefficients, result.fused.coefficients.mean(0))
 
 
 def test_fuse_recentered_groups_have_mean_zero():
@@ -141,14 +124,7 @@ def test_fuse_recentered_groups_have_mean_zero():
     torch.testing.assert_close(result.step_advantage, credit.weights * result.fused.advantage[:, None])
 
 
-def test_coefficient_scales_the_clipped_advantage():
-    scores, credit = example(5, coefficients=(1.0, 1.0, 1.0))
-    plain = fuse(scores, credit, "moca").per_objective
-    scaled = fuse(make_scores(scores.values, GROUPS, (3.0, 0.0, -0.5)), credit, "moca").per_objective
-    torch.testing.assert_close(scaled, plain * torch.tensor([3.0, 0.0, -0.5]))
-
-
-@pytest.mark.parametrize(("sign", "coefficient"), [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)])
+@pytest.mark.parametrize(("sign", "coefficient"), [(1.0, 1.0), (-1.0, 2.0), (1.0, -0.5), (1.0, 0.0)])
 def test_advantages_are_clipped_at_five_before_the_coefficient(sign, coefficient):
     # One among 40 stands out: A = 39/√40 = 6.17 is clipped to 5; the others have -1/√40 = -0.158.
     values = torch.zeros(40, 1)
@@ -251,9 +227,7 @@ def test_weights_of_one_change_nothing_to_the_bit(method, recentering):
     own = replace(ones, by_objective=torch.ones(len(GROUPS), len(TRAINED), 3), objectives=scores.names)
     one, other = (fuse(scores, given, method, recentering=recentering) for given in (ones, own))
     assert torch.equal(one.step_advantage, other.step_advantage) and one.step_advantage.any()
-    assert not own.by_objective[3].ne(1).any() and not other.step_advantage[3].any(), (
-        "a sample that failed trains nothing"
-    )
+    assert not other.step_advantage[3].any(), "a sample that failed trains nothing"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -372,18 +346,6 @@ def test_a_group_with_one_valid_sample_or_of_equal_rewards_gives_no_gradient_and
     assert fuse(scores, credit, method).metrics["groups/zero_std"] == 0.0
 
 
-@pytest.mark.parametrize("seed", [10, 11, 12])
-def test_metrics_are_what_they_say(seed):
-    scores, credit = example(seed)
-    metrics = fuse(scores, credit, "moca").metrics
-    z, tanh_e = expected_z(scores, credit, "moca")
-    assert metrics["z/zero_fraction"] == pytest.approx((np.abs(z) < 1e-12).mean())
-    means = [z[np.array(GROUPS) == group].mean() for group in range(3)]
-    assert metrics["z/group_mean"] == pytest.approx(np.mean(means), abs=1e-4)
-    assert metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
-    assert metrics["groups/masked_samples"] == 0.0
-
-
 def test_zero_fraction_counts_the_samples_where_objectives_disagree_and_lose():
     # A = ±1/√2 in each objective. Objectives that contradict each other have ΣA = 0, hence λ = 0 and z = 0;
     # in the second group they agree, and z = λ/2-clipped: A itself for the loser, min(A) for the winner.
@@ -403,31 +365,17 @@ def test_with_one_objective_moca_and_the_sums_are_plain_grpo():
         np.testing.assert_allclose(fuse(single, credit, method).fused.advantage, expected, atol=1e-5)
 
 
-def test_names_and_inputs_travel_along():
-    scores, credit = example(15)
-    result = fuse(scores, credit, "moca")
-    assert result.scores is scores and result.credit is credit
-    torch.testing.assert_close(
-        torch.tensor([result.metrics[f"moca/coefficient/r{k}"] for k in range(3)]), result.fused.coefficients.mean(0)
-    )
-
-
 # -- stepwise gains ----------------------------------------------------------------------------------------------------
 
 
-def two_objectives(values=None, coefficients=(1.0, 0.5)):
-    groups = torch.tensor([0, 0])
-    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) if values is None else values
-    return Scores(values, ("a", "b"), coefficients, groups, torch.empty(2, 0), (), ())
-
-
-# Objective a: 0, 2 and 4, 2 (mean 2, variance 2); b: 10, 10 and 30, 30 (mean 20, variance 100).
+# Objective r0: 0, 2 and 4, 2 (mean 2, variance 2); r1: 10, 10 and 30, 30 (mean 20, variance 100).
+TWO = make_scores([[1.0, 2.0], [3.0, 4.0]], [0, 0], (1.0, 0.5))
 GAINS = torch.tensor([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 30.0], [2.0, 30.0]]])
 SIMILAR = torch.tensor([[0.0, 0.5, 0.75, 1.0]] * 2)
 
 
 def test_weighted_advantages_of_gains_by_hand():
-    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2))
+    found = fuse_gains(GAINS, SIMILAR, TWO, (0, 2))
     a = np.array([[-2.0, 0.0], [2.0, 0.0]]) / 2**0.5
     b = 0.5 * np.array([[-1.0, -1.0], [1.0, 1.0]])
     total = a + b  # mean 0
@@ -438,20 +386,21 @@ def test_weighted_advantages_of_gains_by_hand():
     np.testing.assert_allclose(found.credit.weights, 2 * abs(expected) / abs(expected).sum(1, keepdims=True), rtol=1e-6)
     torch.testing.assert_close(found.credit.delta[0], torch.tensor([0.5, 0.25, 0.25]))
     assert found.credit.trained == (0, 2) and found.fused.coefficients.tolist() == [[1.0, 1.0]] * 2
-    assert found.metrics["gain/b/2"] == 20.0 and found.metrics["groups/zero_std"] == 0
+    assert found.metrics["gain/r1/2"] == 20.0 and found.metrics["groups/zero_std"] == 0
 
 
 def test_weighted_sum_of_gains_by_hand():
     # a + b/2: 5, 7 and 19, 17: mean 12, variance (49 + 25 + 49 + 25)/4 = 37.
-    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="weighted_sum")
+    found = fuse_gains(GAINS, SIMILAR, TWO, (0, 2), fusion="weighted_sum")
     np.testing.assert_allclose(found.step_advantage, np.array([[-7.0, -5.0], [7.0, 5.0]]) / 37**0.5, rtol=1e-6)
     assert found.fused.coefficients.tolist() == [[1.0, 0.5]] * 2
+    with pytest.raises(ValueError, match="fusion must be one of .* not 'moca'"):
+        fuse_gains(GAINS, SIMILAR, TWO, (0, 2), fusion="moca")
 
 
 def test_a_sample_with_a_gap_takes_no_part_whether_on_the_way_or_at_the_end():
     gains = torch.tensor([[0.0, 1.0], [2.0, 5.0], [NAN, 7.0], [3.0, 3.0]])[:, :, None]
-    values = torch.tensor([[1.0], [2.0], [3.0], [NAN]])
-    scores = Scores(values, ("a",), (1.0,), torch.zeros(4, dtype=torch.int64), torch.empty(4, 0), (), ())
+    scores = make_scores([[1.0], [2.0], [3.0], [NAN]], [0] * 4)
     found = fuse_gains(gains, SIMILAR[:1].expand(4, -1), scores, (0, 1))
     assert found.valid.tolist() == [True, True, False, False] and found.metrics["groups/masked_samples"] == 2
     np.testing.assert_allclose(found.step_advantage[:2], np.array([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5, atol=1e-6)
@@ -460,40 +409,9 @@ def test_a_sample_with_a_gap_takes_no_part_whether_on_the_way_or_at_the_end():
 
 def test_a_group_without_spread_is_counted_and_silent():
     gains = torch.ones(2, 2, 2)
-    found = fuse_gains(gains, SIMILAR, two_objectives(), (0, 1))
+    found = fuse_gains(gains, SIMILAR, TWO, (0, 1))
     assert torch.equal(found.step_advantage, torch.zeros(2, 2)) and found.metrics["groups/zero_std"] == 1
     assert torch.equal(found.credit.weights, torch.ones(2, 2)), "credit of mean one, though of nothing"
-
-
-def test_unknown_fusion():
-    with pytest.raises(ValueError, match="fusion must be one of .* not 'moca'"):
-        fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="moca")
-
-
-def _shared_out(gains, similarity, scores):
-    own = list(distributed.share(len(gains)).rows)
-
-    def mine(value):
-        tensors = {f.name: getattr(value, f.name) for f in fields(value)}
-        return replace(value, **{name: t[own] for name, t in tensors.items() if isinstance(t, torch.Tensor)})
-
-    whole = distributed.whole(gains[own]), distributed.whole(similarity[own]), distributed.whole(mine(scores))
-    found = fuse_gains(*whole, (0, 1, 3))
-    return found.step_advantage, found.valid, found.credit.weights, found.metrics
-
-
-def test_split_groups_have_the_statistics_of_whole_ones():
-    generator = torch.Generator().manual_seed(0)
-    gains, similarity = torch.randn((12, 3, 2), generator=generator), torch.rand((12, 5), generator=generator)
-    gains[4, 1, 0] = NAN
-    groups = torch.arange(2).repeat_interleave(6)
-    scores = Scores(
-        torch.rand((12, 2), generator=generator), ("a", "b"), (1.0, 2.0), groups, torch.empty(12, 0), (), ()
-    )
-    expected = _shared_out(gains, similarity, scores)
-    for found in together(3, _shared_out, gains, similarity, scores):
-        assert all(torch.equal(ours, wanted) for ours, wanted in zip(found[:3], expected[:3], strict=True))
-        assert found[3] == expected[3]
 
 
 # -- best of n ---------------------------------------------------------------------------------------------------------
@@ -501,10 +419,8 @@ def test_split_groups_have_the_statistics_of_whole_ones():
 
 def judged(rewards, groups):
     """Advantages of one reward under uniform credit over three steps."""
-    values = torch.tensor(rewards)[:, None]
     path = torch.randn((len(rewards), 4, 2), generator=torch.Generator().manual_seed(0))
-    names = {"names": ("a",), "coefficients": (1.0,), "held_out_names": (), "rewards": ()}
-    scores = Scores(values=values, groups=torch.tensor(groups), held_out=values[:, :0], **names)
+    scores = make_scores(torch.tensor(rewards)[:, None], groups)
     return fuse(scores, uniform(path, path[:, -1], range(3)), "weighted_advantages")
 
 
@@ -576,10 +492,8 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
     hook = model.transformer.register_forward_pre_hook(
         lambda _, __, inputs: calls.append(len(inputs["hidden_states"])), with_kwargs=True
     )
-    try:
-        found = update(model, taken, advantages, still)
-    finally:
-        hook.remove()
+    found = update(model, taken, advantages, still)
+    hook.remove()
     gradient = [parameter.grad.clone() for parameter in model.policy.trainable_parameters()]
     # The same four samples as two groups of two, by themselves.
     rows = advantages.valid.nonzero()[:, 0]
@@ -595,9 +509,7 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
 
 
 def test_a_pair_has_one_and_minus_one_whatever_the_credit():
-    values = torch.tensor([[1.0], [0.0], [0.0], [1.0], [1.0], [0.0]])
-    groups = torch.tensor([0, 0, 1, 1, 2, 2])
-    scores = Scores(values, ("preference",), (1.0,), groups, torch.empty(6, 0), (), ())
+    scores = make_scores([[1.0], [0.0], [0.0], [1.0], [1.0], [0.0]], [0, 0, 1, 1, 2, 2])
     weights = torch.tensor([[1.5, 0.5]]).repeat(6, 1)
     similarity = torch.ones(6, 3)
     similarity[4, 1] = torch.nan  # latents that are not finite

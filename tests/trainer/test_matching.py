@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,6 +63,17 @@ def judged():
         return advantages
 
     return judge
+
+
+@pytest.fixture
+def batch(sample, judged, ode):
+    """batch(model, settings, holes=False): trajectories, without noise unless the settings say otherwise, and advantages."""
+
+    def take(model, settings=None, holes=True):
+        taken = sample(model, settings or ode)
+        return taken, judged(taken, holes=holes)
+
+    return take
 
 
 def gradient(model, taken, advantages, settings, on_step=lambda: None):
@@ -146,13 +158,10 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
 
 @pytest.mark.parametrize("loss", KINDS)
 @pytest.mark.parametrize("kind", ["ode", "dance_sde"])
-def test_the_gradient_is_the_plain_loops(moved, sample, small_settings, ode, judged, loss, kind):
-    taken = sample(moved, ode if kind == "ode" else small_settings())
+def test_the_gradient_is_the_plain_loops(moved, small_settings, ode, loss, kind, batch):
+    taken, advantages = batch(moved, None if kind == "ode" else small_settings())
     assert taken.sampled_with == OLD and len(taken.trained) == (4 if kind == "ode" else 3)
-    advantages, settings = (
-        judged(taken),
-        replace(STILL, loss=loss, kl_coefficient=0.1, beta=0.5 if loss == "nft" else 0),
-    )
+    settings = replace(STILL, loss=loss, kl_coefficient=0.1, beta=0.5 if loss == "nft" else 0)
     expected = plain_gradient(moved, taken, advantages, settings)
     before = [parameter.detach().clone() for parameter in moved.policy.trainable_parameters()]
     own, metrics = gradient(moved, taken, advantages, settings)
@@ -163,9 +172,9 @@ def test_the_gradient_is_the_plain_loops(moved, sample, small_settings, ode, jud
 
 
 @pytest.mark.parametrize("loss", KINDS)
-def test_the_batch_size_changes_no_gradient(moved, sample, ode, judged, loss):
-    taken = sample(moved, ode)
-    advantages, settings = judged(taken), replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
+def test_the_batch_size_changes_no_gradient(moved, loss, batch):
+    taken, advantages = batch(moved)
+    settings = replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
     first, figures = gradient(moved, taken, advantages, settings)
     sizes = []
     moved.transformer.register_forward_pre_hook(
@@ -182,9 +191,9 @@ def test_the_batch_size_changes_no_gradient(moved, sample, ode, judged, loss):
         assert max(sizes) <= max(batch_size, {"dgpo": 3, "dpo": 2}.get(loss, 1)), sizes
 
 
-def test_the_average_pulls(moved, sample, ode, judged, perturb):
-    taken, settings = sample(moved, ode), replace(STILL, ema_kl_coefficient=0.5, ema_decay=0.9)
-    advantages = judged(taken)
+def test_the_average_pulls(moved, perturb, batch):
+    taken, advantages = batch(moved)
+    settings = replace(STILL, ema_kl_coefficient=0.5, ema_decay=0.9)
     assert "kl/ema" in gradient(moved, taken, advantages, settings)[1]
     perturb(moved, seed=5, scale=0.05)  # away from the average that is kept now
     expected = plain_gradient(moved, taken, advantages, settings)
@@ -218,9 +227,8 @@ def test_credit_by_objective_is_the_advantage_itself(moved, sample, ode, judged)
     assert_same(gradient(moved, taken, gains, STILL)[0], gradient(moved, taken, opposed, STILL)[0])
 
 
-def test_a_place_weighs_the_residual(moved, sample, ode, judged):
-    taken = sample(moved, ode)
-    advantages = judged(taken)
+def test_a_place_weighs_the_residual(moved, batch):
+    taken, advantages = batch(moved)
     ones = torch.ones(6, *taken.final.shape[2:])
     even = replace(advantages, credit=replace(advantages.credit, spatial=ones))
     assert_same(gradient(moved, taken, even, STILL)[0], gradient(moved, taken, advantages, STILL)[0])
@@ -228,32 +236,29 @@ def test_a_place_weighs_the_residual(moved, sample, ode, judged):
     left[..., : left.shape[-1] // 2] = 0.0
     lit = replace(advantages, credit=replace(advantages.credit, spatial=2 * left))
     apart = gradient(moved, taken, lit, STILL)[0] - gradient(moved, taken, advantages, STILL)[0]
-    assert apart.norm() > 0.01 * gradient(moved, taken, advantages, STILL)[0].norm()
+    plain, _ = gradient(moved, taken, advantages, STILL)
+    assert apart.norm() > 0.01 * plain.norm()
+    distilled, _ = gradient(moved, taken, advantages, replace(STILL, guidance=False))
+    assert torch.equal(distilled, plain), "a distilled model's guidance is the sampler's"
+    moved.policy.loss_scale = LossScale(2.0**10)
+    assert_same(gradient(moved, taken, advantages, STILL)[0], plain)
 
 
-def test_samples_that_were_not_kept_train_nothing(moved, sample, ode, judged):
-    taken = sample(moved, ode)
-    advantages = judged(taken, holes=False)
+def test_samples_that_were_not_kept_train_nothing(moved, batch):
+    taken, advantages = batch(moved, holes=False)
     best = best_of_n(advantages, 1, 1)
     assert best.valid.sum() == 4
     assert_same(gradient(moved, taken, best, STILL)[0], plain_gradient(moved, taken, best, STILL))
-
-
-def test_a_loss_scale_leaves_the_gradient(moved, sample, ode, judged):
-    taken = sample(moved, ode)
-    plain, _ = gradient(moved, taken, judged(taken), STILL)
-    moved.policy.loss_scale = LossScale(2.0**10)
-    assert_same(gradient(moved, taken, judged(taken), STILL)[0], plain)
 
 
 # --- which levels ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("loss", "count"), [("nft", 1), ("nft", 2), ("awm", 3), ("dgpo", 2), ("dpo", 2)])
-def test_the_expected_gradient_is_the_full_one(moved, sample, ode, judged, monkeypatch, loss, count):
+def test_the_expected_gradient_is_the_full_one(moved, monkeypatch, loss, count, batch):
     """With an old policy that is not θ and an advantage of 0: there nft has a gradient too."""
-    taken = sample(moved, ode)
-    advantages, settings = judged(taken), replace(STILL, loss=loss, kl_coefficient=0.1)
+    taken, advantages = batch(moved)
+    settings = replace(STILL, loss=loss, kl_coefficient=0.1)
     full, metrics = gradient(moved, taken, advantages, settings)
     pulls = everywhere(advantages.credit.weights.abs(), advantages.valid)
     if loss in GROUPED:
@@ -291,9 +296,8 @@ def test_every_level_of_a_valid_sample_has_a_chance(moved, sample, ode, judged):
     assert (mean - 1).abs().max() < 0.5 and (mean - 1).abs().mean() < 0.15
 
 
-def test_compared_samples_share_level_and_noise(moved, sample, ode, judged):
-    taken = sample(moved, ode)
-    advantages = judged(taken, holes=False)
+def test_compared_samples_share_level_and_noise(moved, batch):
+    taken, advantages = batch(moved, holes=False)
     rows = torch.arange(6)
     shared = drawn_levels(taken, advantages, replace(STILL, loss="dgpo", sampled_steps=2), 0)
     assert (shared == shared[0]).all() and (shared[0] != 0).sum() == 2 and shared[0, 3] == 0, "of the noisiest three"
@@ -313,9 +317,9 @@ def test_compared_samples_share_level_and_noise(moved, sample, ode, judged):
 
 
 @pytest.mark.parametrize("loss", KINDS)
-def test_it_is_the_same_however_many_processes_hold_the_samples(moved, sample, ode, judged, loss):
-    taken = sample(moved, ode)
-    advantages, settings = judged(taken), replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
+def test_it_is_the_same_however_many_processes_hold_the_samples(moved, loss, batch):
+    taken, advantages = batch(moved)
+    settings = replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
     whole, metrics = gradient(moved, taken, advantages, settings)
     summed, value = torch.zeros_like(whole), 0.0
     for rows in (range(0, 3), range(3, 6)) if loss in GROUPED else (range(0, 2), range(2, 6)):
@@ -349,9 +353,7 @@ def test_the_old_policy_follows(model, sample, ode, judged):
     assert "matching/moved" not in metrics or metrics["matching/moved"] == 0
     for old, then, now in zip(model.policy.old, before, model.policy.trainable_parameters(), strict=True):
         torch.testing.assert_close(old, 0.25 * then + 0.75 * now, rtol=1e-6, atol=1e-9)
-    assert any(
-        not torch.equal(a, b) for a, b in zip(model.policy.old, model.policy.trainable_parameters(), strict=True)
-    )
+    assert not all(map(torch.equal, model.policy.old, model.policy.trainable_parameters()))
     old = [weights.clone() for weights in model.policy.old]
     taken = sample(model, ode)
     assert taken.sampled_with == OLD
@@ -361,9 +363,9 @@ def test_the_old_policy_follows(model, sample, ode, judged):
         torch.testing.assert_close(weights, 0.251 * then + 0.749 * now, rtol=1e-6, atol=1e-9)
 
 
-def test_late_is_on_policy_for_75_updates(model, sample, ode, judged):
-    taken = sample(model, ode)
-    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-3, old_policy="late", sampled_steps=1)
+def test_late_is_on_policy_for_75_updates(model, batch):
+    taken, advantages = batch(model)
+    settings = replace(STILL, learning_rate=1e-3, old_policy="late", sampled_steps=1)
     for steps, differs in ((74, False), (75, True)):
         model.policy.old_steps = steps
         update(model, taken, advantages, settings)
@@ -385,22 +387,21 @@ def test_an_update_that_is_dropped_leaves_the_policy_that_samples(moved, sample,
     assert (moved.policy.version, moved.policy.old_steps, moved.policy.nonfinite_in_a_row) == (0, 0, 1)
 
 
-def test_an_update_without_a_gradient_leaves_the_schedule_where_it_is(model, sample, ode, judged):
+def test_an_update_without_a_gradient_leaves_the_schedule_where_it_is(model, batch):
     """Though the old policy is the trained one still: `late` would begin its 75 updates again."""
-    settings, taken = replace(STILL, old_policy="late"), sample(model, ode)
-    advantages = judged(taken)
+    taken, advantages = batch(model)
     nobody = replace(advantages, valid=torch.zeros_like(advantages.valid))
     for steps in (60, 75):
         model.policy.old_steps = steps
-        metrics = update(model, taken, nobody, settings)
+        metrics = update(model, taken, nobody, replace(STILL, old_policy="late"))
         assert metrics["policy/skipped_updates"] == 1 and model.policy.samples_with == THETA
         assert model.policy.old_steps == steps
 
 
-def test_two_epochs_compare_with_the_policy_that_sampled(model, load_model, sample, ode, judged):
+def test_two_epochs_compare_with_the_policy_that_sampled(model, load_model, batch):
     """Though on-policy: the second epoch's old policy is the one before the first."""
-    taken = sample(model, ode)
-    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-2, max_grad_norm=1.0)
+    taken, advantages = batch(model)
+    settings = replace(STILL, learning_rate=1e-2, max_grad_norm=1.0)
     update(model, taken, advantages, replace(settings, epochs=2))
     assert model.policy.samples_with == THETA and model.policy.old_steps == 2 and model.policy.version == 1
     other = load_model()
@@ -413,9 +414,9 @@ def test_two_epochs_compare_with_the_policy_that_sampled(model, load_model, samp
         torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_the_first_update_on_policy_is_a_plain_loops(model, load_model, sample, ode, judged):
-    taken = sample(model, ode)
-    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-3, max_grad_norm=1.0)
+def test_the_first_update_on_policy_is_a_plain_loops(model, load_model, batch):
+    taken, advantages = batch(model)
+    settings = replace(STILL, learning_rate=1e-3, max_grad_norm=1.0)
     other = load_model()
     expected = plain_gradient(other, taken, advantages, settings)
     parameters, taken_up = other.policy.trainable_parameters(), 0
@@ -436,16 +437,10 @@ def test_the_first_update_on_policy_is_a_plain_loops(model, load_model, sample, 
 
 def test_a_stop_leaves_nothing_behind(model, sample, ode, judged):
     taken = sample(model, ode)
-    settings, calls = replace(STILL, learning_rate=1e-3, old_policy="gradual"), []
-
-    def stop():
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
+    settings = replace(STILL, learning_rate=1e-3, old_policy="gradual")
     before = [parameter.detach().clone() for parameter in model.policy.trainable_parameters()]
     with pytest.raises(KeyboardInterrupt):
-        update(model, taken, judged(taken), settings, stop)
+        update(model, taken, judged(taken), settings, Mock(side_effect=[None, None, KeyboardInterrupt]))
     assert all(map(torch.equal, model.policy.trainable_parameters(), before))
     assert model.policy.samples_with == THETA and model.policy.version == 0
 
@@ -472,12 +467,12 @@ def test_all_weights_can_be_trained(load_model, sample, ode, judged):
 
 
 @pytest.mark.parametrize("guidance", [True, False])
-def test_guidance_on_or_off(load_model, perturb, sample, small_settings, judged, guidance, tiny_folder):
+def test_guidance_on_or_off(load_model, perturb, small_settings, guidance, tiny_folder, batch):
     """SD3 has classifier-free guidance: without it the conditional velocity is trained, at half the cost."""
     model = perturb(load_model(tiny_folder("sd3")))
     settings = small_settings(kind="ode", shared_noise=False, width=32, height=32, guidance=4.5)
-    taken = sample(model, settings)
-    advantages, chosen = judged(taken), replace(STILL, guidance=guidance)
+    taken, advantages = batch(model, settings)
+    chosen = replace(STILL, guidance=guidance)
     expected = plain_gradient(model, taken, advantages, chosen, None if guidance else replace(settings, guidance=1.0))
     model.forwards.forget()
     own, _ = gradient(model, taken, advantages, chosen)
@@ -487,15 +482,6 @@ def test_guidance_on_or_off(load_model, perturb, sample, small_settings, judged,
         "forwards/all": 20.0 * (1 + guidance) + 8,
         "forwards/with_gradient": 20.0 * (1 + guidance),
     }
-
-
-def test_guidance_of_a_distilled_model_is_the_samplers(moved, sample, ode, judged):
-    taken = sample(moved, ode)
-    advantages = judged(taken)
-    assert torch.equal(
-        gradient(moved, taken, advantages, replace(STILL, guidance=False))[0],
-        gradient(moved, taken, advantages, STILL)[0],
-    )
 
 
 def test_two_experts_are_called_apart(load_model, perturb, sample, small_settings, judged, tiny_folder):
@@ -525,22 +511,17 @@ def test_two_experts_are_called_apart(load_model, perturb, sample, small_setting
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, judged):
+def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, judged, batch):
     taken = sample(model, small_settings())
-    wrong = {
-        "PCPO": dict(
-            credit=pcpo(
-                taken.latents, taken.final, taken.trained, sensitivities("dance_sde", taken.sigmas, 0.5), taken.sigmas
-            )
-        ),
-        "guard": dict(credit=grpo_guard(taken.latents, taken.final, taken.trained, taken.stds, taken.sigmas)),
-    }
-    for options in wrong.values():
+    where = taken.latents, taken.final, taken.trained
+    for credit in (
+        pcpo(*where, sensitivities("dance_sde", taken.sigmas, 0.5), taken.sigmas),
+        grpo_guard(*where, taken.stds, taken.sigmas),
+    ):
         with pytest.raises(ValueError, match="the credit (pcpo|grpo_guard) scales importance ratios.*Fix: "):
-            update(model, taken, judged(taken, **options), STILL)
-    window = sample(model, small_settings(window=(0, 2)))
+            update(model, taken, judged(taken, credit), STILL)
     with pytest.raises(ValueError, match="window_start and window_length.*Fix: .*MixGRPO Window"):
-        update(model, window, judged(window), STILL)
+        update(model, *batch(model, small_settings(window=(0, 2))), STILL)
     kept = sample(model, small_settings(), keep_graph=True)
     with pytest.raises(ValueError, match="keep_graph = on.*Fix: "):
         update(model, kept, judged(kept), STILL)
