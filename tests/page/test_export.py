@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
-
 from comfyui_otca.__main__ import parser
 from comfyui_otca.host import headless_comfyui
 from comfyui_otca.host.foreign_nodes import NodeClasses
@@ -19,17 +17,20 @@ def titled(entries, word):
     return next(entry for entry in entries if word in entry["title"])
 
 
-@pytest.mark.parametrize("name", ["mine", "my run's", "$HOME;ls"])
-def test_the_one_gpu_line_is_what_the_command_line_takes(name):
-    (line,) = titled(commands(f"{name}.json", name), "One GPU")["lines"]
-    python, folder, *arguments = shlex.split(line)
-    options = parser().parse_args(arguments)
-    assert (python, folder) == ("python", "ComfyUI-OTCA")
-    assert options.workflow == Path(f"{name}.json") and options.output == Path(f"runs/{name}")
+def test_the_one_gpu_line_is_what_the_command_line_takes():
+    for name in ("mine", "my run's", "$HOME;ls"):
+        (line,) = titled(commands(f"{name}.json", name), "One GPU")["lines"]
+        python, folder, *arguments = shlex.split(line)
+        options = parser().parse_args(arguments)
+        assert (python, folder) == ("python", "ComfyUI-OTCA")
+        assert options.workflow == Path(f"{name}.json") and options.output == Path(f"runs/{name}")
 
 
-def test_the_lines_of_several_gpus():
+def test_the_lines_of_set_up_and_of_several_gpus():
     lines = commands("a.json", "a")
+    clone, install, models = lines[0]["lines"]
+    assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
+    assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
     (eight,) = titled(lines, "Eight GPUs")["lines"]
     assert eight == "python ComfyUI-OTCA train a.json --output runs/a --gpus 8"
     assert parser().parse_args(shlex.split(eight)[2:]).gpus == 8
@@ -37,12 +38,6 @@ def test_the_lines_of_several_gpus():
     several = titled(lines, "Several")["lines"][-1]
     for word in ("accelerate launch", "--num_machines 2", "--machine_rank $MACHINE_RANK", "--main_process_ip $MAIN_"):
         assert word in several
-
-
-def test_set_up_comes_first():
-    clone, install, models = commands("a.json", "a")[0]["lines"]
-    assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
-    assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_what_comfyui_has_to_bring():

@@ -205,21 +205,17 @@ def started(monkeypatch):
     return asked
 
 
-def test_many_gpus_are_the_command_lines(site, tiny, started):
-    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
-    answer = site.post("/otca/train", asked)
-    assert started[0][0][-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]
-    assert answer.status == 500 and "no more processes" in answer.error
-    assert not (site.folder / "mine").exists(), "the name is free again"
-
-
-def test_the_end_of_a_window_of_windows_does_not_reach_the_training(site, tiny, monkeypatch, started):
-    """The flags by the numbers of Windows' documentation: CREATE_NEW_PROCESS_GROUP and CREATE_NO_WINDOW."""
+def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch, started):
+    # The flags by the numbers of Windows' documentation: the end of a window there does not reach the training.
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
     monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x08000000, raising=False)
-    site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()})
-    [(_, options)] = started
+    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
+    answer = site.post("/otca/train", asked)
+    [(command, options)] = started
+    assert command[-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]
     assert options["creationflags"] == 0x08000200
+    assert answer.status == 500 and "no more processes" in answer.error
+    assert not (site.folder / "mine").exists(), "the name is free again"
 
 
 def test_a_graph_with_comfyuis_nodes_takes_this_comfyui_along(site, tiny, monkeypatch, started, fake_comfyui):
@@ -264,12 +260,12 @@ def test_a_run_that_ended_early_goes_on_without_that_rule(site, made, monkeypatc
     assert changed == ["OTCA_TrainingRun.stop_after_decline=0", None]
 
 
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_what_comes_after_the_last_iteration_is_made_up_for(site, made, started, status):
-    made(rows=3, status={"status": status, "total": 3})
-    site.post("/otca/runs/first/resume")
-    assert started[0][0][-1] == "--resume"
-    assert site.post("/otca/runs/first/resume", {"iterations": 2}).status == 409 and len(started) == 1
+def test_what_comes_after_the_last_iteration_is_made_up_for(site, made, started):
+    for count, status in enumerate(("failed", "stopped"), 1):
+        made(status, rows=3, status={"status": status, "total": 3})
+        site.post(f"/otca/runs/{status}/resume")
+        assert len(started) == count and started[-1][0][-1] == "--resume"
+        assert site.post(f"/otca/runs/{status}/resume", {"iterations": 2}).status == 409 and len(started) == count
 
 
 def test_a_canvas_run_that_went_on_with_itself_is_resumed(site, made, started, small_graph):
@@ -328,13 +324,6 @@ def test_where_a_run_is_stopped(site, made, this_process):
     assert site.post("/otca/runs/second/stop").json == {} and (training / "stop").is_file()
 
 
-def test_a_run_whose_process_does_not_end_is_not_resumed(site, made, this_process, monkeypatch):
-    monkeypatch.setattr("comfyui_otca.page.jobs.ENDING_SECONDS", 0.3)
-    made(status={**this_process, "status": "stopped", "total": 9})
-    answer = site.post("/otca/runs/first/resume")
-    assert answer.status == 409 and "wait a moment" in answer.error
-
-
 @pytest.mark.parametrize("status", ["running", "idle", "finished", "failed"])
 def test_a_run_that_the_canvas_still_has_says_how_it_goes_on(site, made, this_process, monkeypatch, started, status):
     """Seen before: but for running, the answer was 200, and a trainer began that was refused without a word."""
@@ -350,9 +339,12 @@ def test_a_run_that_the_canvas_still_has_says_how_it_goes_on(site, made, this_pr
         assert len(started) == 1
 
 
-def test_a_status_that_cannot_be_read_of_a_run_in_training(site, made, monkeypatch, started):
-    """Seen before: 500."""
-    monkeypatch.setattr("comfyui_otca.page.jobs.ENDING_SECONDS", 1e9)
+def test_a_run_whose_process_is_about_to_end_is_not_resumed(site, made, this_process, monkeypatch, started):
+    """Also where its status cannot be read, seen before: 500."""
+    monkeypatch.setattr("comfyui_otca.page.jobs.ENDING_SECONDS", 0.3)
+    made("ends", status={**this_process, "status": "stopped", "total": 9})
+    answer = site.post("/otca/runs/ends/resume")
+    assert answer.status == 409 and "wait a moment" in answer.error
     folder = made(files={"status.json": b'{"status": "odd", "pid": 1}'})
     with claim.take(folder):
         answer = site.post("/otca/runs/first/resume", {"iterations": 9})

@@ -26,12 +26,27 @@ def listed(site):
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-def test_notes_are_kept_beside_the_run(site, made):
-    folder = made(status={})
-    assert site.post("/otca/runs/first/note", {"notes": "w_min 0.5 ± nothing"}).status == 200
-    assert json.loads((folder / "notes.json").read_text()) == {"notes": "w_min 0.5 ± nothing"}
-    assert listed(site)["first"]["notes"] == "w_min 0.5 ± nothing"
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [], "nothing is left of the writing"
+def test_notes_are_kept_beside_the_run(site, made, tmp_path):
+    """Damaged ones, and a link in their place, which is not followed, count as none and can be written again."""
+    folder, victim = made(status={}), tmp_path / "victim"
+    victim.write_text('{"notes": "SECRET"}')
+
+    def write():
+        assert site.post("/otca/runs/first/note", {"notes": "w_min 0.5 ± nothing"}).status == 200
+        assert json.loads((folder / "notes.json").read_text()) == {"notes": "w_min 0.5 ± nothing"}
+        assert listed(site)["first"]["notes"] == "w_min 0.5 ± nothing"
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left of the writing"
+
+    write()
+    for content in (b"{", b'{"notes": 3}'):
+        (folder / "notes.json").write_bytes(content)
+        assert (listed(site)["first"]["notes"], listed(site)["first"]["status"]) == ("", "finished")
+        write()
+    (folder / "notes.json").unlink()
+    os.symlink(victim, folder / "notes.json")
+    assert listed(site)["first"]["notes"] == ""
+    write()
+    assert victim.read_text() == '{"notes": "SECRET"}' and not (folder / "notes.json").is_symlink()
 
 
 def test_what_is_no_note(site, made):
@@ -41,37 +56,17 @@ def test_what_is_no_note(site, made):
         assert answer.status == 400 and "Fix: " in answer.error and not (folder / "notes.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"notes": 3}'])
-def test_damaged_notes_are_none_and_can_be_written_again(site, made, content):
-    made(status={}, files={"notes.json": content})
-    assert (listed(site)["first"]["notes"], listed(site)["first"]["status"]) == ("", "finished")
-    assert site.post("/otca/runs/first/note", {"notes": "new"}).status == 200
-    assert listed(site)["first"]["notes"] == "new"
-
-
-def test_a_link_at_the_notes_is_replaced_and_not_followed(site, made, tmp_path):
-    folder, victim = made(status={}), tmp_path / "victim"
-    victim.write_text('{"notes": "SECRET"}')
-    os.symlink(victim, folder / "notes.json")
-    assert listed(site)["first"]["notes"] == ""
-    assert site.post("/otca/runs/first/note", {"notes": "mine"}).status == 200
-    assert victim.read_text() == '{"notes": "SECRET"}' and not (folder / "notes.json").is_symlink()
-
-
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_score_is_the_rise_in_standard_deviations(site, made):
-    made(status={}, files={"evaluation.jsonl": (evaluation(0, 0.5) + evaluation(2, 0.6) + evaluation(3, 0.8)).encode()})
+    path = made(status={}) / "evaluation.jsonl"
+    path.write_text(evaluation(0, 0.5) + evaluation(2, 0.6) + evaluation(3, 0.8))
     assert listed(site)["first"]["score"] == pytest.approx((0.8 - 0.5) / 0.2)
-
-
-@pytest.mark.parametrize(
-    "content", [evaluation(0, 0.5)[:30], evaluation(0, 0.5), evaluation(2, 0.5), "", "{}\n", evaluation(0, 0.5) + "{\n"]
-)
-def test_a_run_without_two_evaluations_has_no_score(site, made, content):
-    made(status={}, files={"evaluation.jsonl": content.encode()})
-    assert listed(site)["first"]["score"] is None
+    before = evaluation(0, 0.5)
+    for number, content in enumerate((before[:30], before, evaluation(2, 0.5), "", "{}\n", before + "{\n")):
+        made(f"run{number}", status={}, files={"evaluation.jsonl": content.encode()})
+        assert listed(site)[f"run{number}"]["score"] is None, "without two evaluations there is none"
 
 
 def test_a_run_that_has_ended_is_read_again_only_when_its_folder_changes(site, made, monkeypatch):
@@ -132,15 +127,15 @@ def test_the_copy_of_another_runs_adapter_is_not_written_over(site, made):
 # --- deleting ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["first", "first/lora.safetensors", "{folder}/first/lora.safetensors"])
-def test_runs_that_begin_with_this_one_are_named_before_it_is_deleted(site, made, small_graph, start):
+def test_runs_that_begin_with_this_one_are_named_before_it_is_deleted(site, made, small_graph):
     made(status={})
-    graph = small_graph()
-    loader = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_LoadFlowModel")
-    loader["inputs"]["start_from"] = start.format(folder=site.folder)
-    made("second", status={}, files={"workflow.json": json.dumps(graph).encode()})
-    assert site.get("/otca/runs/first/removal").json["begun_with"] == ["second"]
-    assert site.get("/otca/runs/second/removal").json["begun_with"] == []
+    names = {"by name": "first", "by file": "first/lora.safetensors"}
+    names["by path"] = f"{site.folder}/first/lora.safetensors"
+    for name, start in names.items():
+        graph = small_graph({"OTCA_LoadFlowModel": {"start_from": start}})
+        made(name, status={}, files={"workflow.json": json.dumps(graph).encode()})
+        assert site.get(f"/otca/runs/{name}/removal").json["begun_with"] == []
+    assert sorted(site.get("/otca/runs/first/removal").json["begun_with"]) == sorted(names)
 
 
 def test_a_run_that_trains_is_refused(site, made, this_process, claimed_elsewhere):

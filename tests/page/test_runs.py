@@ -139,33 +139,28 @@ def test_details_tell_of_reward_hacking(site, made):
 
 
 def test_running_is_believed_of_a_living_process_only(site, made, this_process):
+    """A run on the canvas idles between prompts."""
     made("alive", status=this_process)
+    made("here", status={**this_process, "place": "canvas"})
     made("reborn", status={**this_process, "process_started": this_process["process_started"] - 60})
     made("gone", status={**this_process, "pid": 2**22 + 1})
-    summaries = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
-    assert {name: run["status"] for name, run in summaries.items()} == {
-        "alive": "running",
-        "reborn": "interrupted",
-        "gone": "interrupted",
-    }
-    assert summaries["alive"]["error"] is None and "Fix: resume" in summaries["gone"]["error"]
-
-
-def test_a_run_on_the_canvas_idles_between_prompts(site, made, this_process):
-    made("here", status={**this_process, "place": "canvas"})
-    made("beside", status=this_process)
-    states = []
     for site.canvas.at_work in (True, False):
-        states.append({run["id"]: run["status"] for run in site.get("/otca/runs").json["runs"]})
-    assert states == [{"here": "running", "beside": "running"}, {"here": "idle", "beside": "running"}]
+        runs = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
+        here = "running" if site.canvas.at_work else "idle"
+        expected = {"alive": "running", "here": here, "reborn": "interrupted", "gone": "interrupted"}
+        assert {name: run["status"] for name, run in runs.items()} == expected
+    assert runs["alive"]["error"] is None and "Fix: resume" in runs["gone"]["error"]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"status": 3}'])
-def test_without_a_readable_status_the_rest_tells(site, made, content):
-    made("whole", rows=6, files={} if content is None else {"status.json": content})
-    made("part", rows=5, files={} if content is None else {"status.json": content})
-    runs = {run["id"]: (run["status"], run["iteration"], run["total"]) for run in site.get("/otca/runs").json["runs"]}
-    assert runs == {"whole": ("finished", 6, 6), "part": ("interrupted", 5, 6)}
+def test_without_a_readable_status_the_rest_tells(site, made):
+    whole, part = made("whole", rows=6), made("part", rows=5)
+    for content in (None, b"", b"{", b"[]", b'{"status": 3}'):
+        for folder in (whole, part):
+            if content is not None:
+                (folder / "status.json").write_bytes(content)
+        runs = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
+        told = {name: (run["status"], run["iteration"], run["total"]) for name, run in runs.items()}
+        assert told == {"whole": ("finished", 6, 6), "part": ("interrupted", 5, 6)}, content
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
@@ -176,11 +171,16 @@ def iterations(site, after=None):
     return [row["iteration"] for row in answer.json["rows"]]
 
 
-def test_metrics_after_an_iteration(site, made):
-    made(rows=4)
-    assert iterations(site) == iterations(site, 0) == [1, 2, 3, 4]
-    assert iterations(site, 2) == [3, 4]
-    assert iterations(site, 4) == iterations(site, 10**15) == []
+def test_metrics_after_an_iteration(site, made, monkeypatch):
+    made(rows=6)
+    assert iterations(site) == iterations(site, 0) == [1, 2, 3, 4, 5, 6]
+    assert iterations(site, 4) == [5, 6] and iterations(site, 6) == iterations(site, 10**15) == []
+    for after in ("-1", "x", "1.5", "", "²"):
+        answer = site.get(f"/otca/runs/first/metrics?after={after}")
+        assert answer.status == 400 and "after = " in answer.error, after
+    monkeypatch.setattr(reading, "MOST_ROWS", 4)  # in one answer
+    assert iterations(site) == [1, 2, 3, 4] and iterations(site, 4) == [5, 6]
+    assert [site.get(f"/otca/runs/first/metrics?after={n}").json["more"] for n in (0, 4)] == [True, False]
 
 
 def test_metrics_grow_and_a_half_written_line_waits(site, made):
@@ -224,15 +224,6 @@ def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
     assert site.get("/otca/runs/first/columns").json["iterations"][-1] == 501 and len(parsed) == 1
 
 
-def test_more_metrics_than_fit_into_one_answer(site, made, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_ROWS", 4)
-    made(rows=6)
-    first = site.get("/otca/runs/first/metrics").json
-    assert [row["iteration"] for row in first["rows"]] == [1, 2, 3, 4] and first["more"] is True
-    rest = site.get("/otca/runs/first/metrics?after=4").json
-    assert [row["iteration"] for row in rest["rows"]] == [5, 6] and rest["more"] is False
-
-
 def test_evaluations_come_without_single_values(site, made):
     figures = {"mean": 0.5, "std": 0.1, "standard_error": 0.01, "held_out": False}
     lines = [{"iteration": i, "rewards": {"clip_t": {**figures, "values": [0.5] * 64}}} for i in (0, 2)]
@@ -243,13 +234,6 @@ def test_evaluations_come_without_single_values(site, made):
     )
     evaluations = site.get("/otca/runs/first/metrics").json["evaluations"]
     assert evaluations == [{"iteration": i, "rewards": {"clip_t": figures}} for i in (0, 2)]
-
-
-def test_metrics_after_what_is_no_number(site, made):
-    made()
-    for after in ("-1", "x", "1.5", "", "²"):
-        answer = site.get(f"/otca/runs/first/metrics?after={after}")
-        assert answer.status == 400 and "after = " in answer.error, after
 
 
 # --- pictures, log, workflow, adapter -------------------------------------------------------------------------------

@@ -78,19 +78,13 @@ def refused(answer, status, words):
     return [] if answer.status == status and words in answer.error else [(answer.status, answer.content)]
 
 
-def test_only_json_changes_things(site, made):
-    made()
-    complaints = []
-    for path, kind in itertools.product(site.paths("POST"), KINDS):
-        answer = site.ask("POST", path, data="{}", headers={"Content-Type": kind})
-        complaints += [(path, kind, wrong) for wrong in refused(answer, 400, "application/json")]
-    assert complaints == []
-
-
-def test_malformed_oversized_and_unknown(site, made):
+def test_only_well_formed_json_of_known_fields_changes_things(site, made):
     made()
     complaints = []
     for path in site.paths("POST"):
+        for kind in KINDS:
+            answer = site.ask("POST", path, data="{}", headers={"Content-Type": kind})
+            complaints += [(path, kind, wrong) for wrong in refused(answer, 400, "application/json")]
         for content in MALFORMED:
             wrongs = refused(site.post(path, content), 400, "Fix: post a JSON object")
             complaints += [(path, content[:20], wrong) for wrong in wrongs]
@@ -129,13 +123,10 @@ def test_wrong_types_and_ranges_name_field_value_and_fix(site):
             complaints.append((field, value, answer.content))
         elif "Fix: " not in answer.error or untouched(site):
             complaints.append((field, value, answer.content, untouched(site)))
-    assert complaints == []
-
-
-def test_missing_fields(site):
     for field in ("name", "iterations", "prompt"):
         answer = site.post("/otca/train", {k: v for k, v in GOOD.items() if k != field})
-        assert answer.status == 400 and f"field {field} is missing" in answer.error
+        complaints += refused(answer, 400, f"field {field} is missing")
+    assert complaints == []
 
 
 BAD_NAMES = [
@@ -149,9 +140,6 @@ def test_names_that_are_no_plain_names(site):
     answers = {name: site.post("/otca/train", {**GOOD, "name": name}) for name in BAD_NAMES}
     wrong = {name: a.content for name, a in answers.items() if a.status != 400 or not a.error.startswith("name = ")}
     assert wrong == {} and not untouched(site)
-
-
-def test_plain_names():
     names = ["mine", "Run 2 (w_min=0.2)", "x" * 100, "花", "v1.2", "$HOME;ls"]
     assert [plain_name(name) for name in names] == names
 

@@ -119,16 +119,13 @@ def test_metrics_are_those_of_the_rewards_that_are_connected(site):
     reward = node_of(prompt, "OTCA_RewardSharpness")
     prompt[reward]["inputs"]["name"] = "crisp"
     assert "evaluation/crisp" in by_graph(site, "metrics", run, prompt).json["values"]
+    begun = {"1": {"class_type": "OTCA_TrainingRun", "inputs": {"report": ["9", 1]}}}
+    circle = {"9": {"class_type": "OTCA_GRPOStep", "inputs": {"advantages": ["9", 0]}}}
+    for in_the_making in (begun, begun | circle):
+        assert by_graph(site, "metrics", "1", in_the_making).json["values"] == []
 
 
-def test_a_graph_in_the_making_has_no_metrics_yet(site):
-    prompt = {"1": {"class_type": "OTCA_TrainingRun", "inputs": {"report": ["9", 1]}}}
-    assert by_graph(site, "metrics", "1", prompt).json["values"] == []
-    prompt["9"] = {"class_type": "OTCA_GRPOStep", "inputs": {"advantages": ["9", 0]}}  # a circle
-    assert by_graph(site, "metrics", "1", prompt).json["values"] == []
-
-
-def test_layers_are_those_of_the_chosen_folder(site):
+def test_layers_are_those_of_the_chosen_folder(site, tmp_path):
     prompt = graph("otca")
     node = node_of(prompt, "OTCA_LoadFlowModel")
     answer = by_graph(site, "layers", node, prompt)
@@ -138,6 +135,9 @@ def test_layers_are_those_of_the_chosen_folder(site):
     for name in names:  # each is one that validate takes
         prompt[node]["inputs"]["lora_targets"] = name
         assert not [each for each in site.jobs.check(prompt)[1] if each.input == "lora_targets"]
+    for path in (str(tmp_path), "../..", "\\\\server\\share", "/proc/self"):  # a stranger's is not looked into
+        prompt[node]["inputs"]["path"] = path
+        assert by_graph(site, "layers", node, prompt).json["values"] == []
 
 
 class Loader:
@@ -177,14 +177,6 @@ def test_layers_of_a_comfyui_model_are_read_off_the_file_that_its_loader_names(t
     for other in ("../mine.safetensors", str(tmp_path / "mine.safetensors"), "nowhere.safetensors"):
         prompt["1"]["inputs"]["unet_name"] = other
         assert offered.layers(Workflow(prompt, classes), "2") == []
-
-
-def test_a_stranger_s_path_is_not_looked_into(site, tmp_path):
-    prompt = graph("otca")
-    node = node_of(prompt, "OTCA_LoadFlowModel")
-    for path in (str(tmp_path), "../..", "\\\\server\\share", "/proc/self"):
-        prompt[node]["inputs"]["path"] = path
-        assert by_graph(site, "layers", node, prompt).json["values"] == []
 
 
 def test_what_is_not_known_is_refused_with_the_fix(site):

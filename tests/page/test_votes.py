@@ -201,22 +201,35 @@ def test_a_killed_server_loses_no_vote(tmp_path, as_a_process):
     assert low == -high < 0 and none == [None, None]
 
 
-@pytest.mark.parametrize(
-    "content, status, wrong",
-    [
-        (request(1), 400, "only one picture of the prompt"),
-        (request(version=2), 400, "version 2"),
-        (request(media="gif"), 400, "gif"),
-        (request(fps="x"), 400, "fps is"),
-        (request(fps=1e6), 400, "fps is"),
-        ({"samples": []}, 400, "not a request for scores"),
-        (request(samples=[{"prompt": "p", "data": "AAAA"}] * 2), 400, "sample 0 cannot be read as png"),
-        (request(samples=[{"prompt": "p", "data": "?"}] * 2), 400, "sample 0 cannot be read as png"),
-    ],
-)
-def test_what_is_no_request_is_refused_by_name(server, content, status, wrong):
-    got, answer = server.ask("/score", content)
-    assert got == status and wrong in answer["error"]
+NO_REQUESTS = [
+    (request(1), "only one picture of the prompt"),
+    (request(version=2), "version 2"),
+    (request(media="gif"), "gif"),
+    (request(fps="x"), "fps is"),
+    (request(fps=1e6), "fps is"),
+    ({"samples": []}, "not a request for scores"),
+    (request(samples=[{"prompt": "p", "data": "AAAA"}] * 2), "sample 0 cannot be read as png"),
+    (request(samples=[{"prompt": "p", "data": "?"}] * 2), "sample 0 cannot be read as png"),
+]
+
+
+def test_what_is_no_request_is_refused_by_name(server, monkeypatch):
+    for content, wrong in NO_REQUESTS:
+        status, answer = server.ask("/score", content)
+        assert status == 400 and wrong in answer["error"]
+
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "write_bytes", full)
+        status, answer = server.ask("/score", request())
+    assert status == 507 and "No space left on device" in answer["error"] and "Fix: make room" in answer["error"]
+    server.folder.folder.mkdir(exist_ok=True)
+    server.folder.file.write_text("{}\n")  # a damaged file reaches the training as an error
+    thread, found, _ = scoring(server.url)
+    thread.join(PATIENCE)
+    assert "409" in str(found[0]) and "votes.jsonl is damaged: line 1" in str(found[0])
 
 
 def test_two_groups_of_one_prompt_stay_two(server):
@@ -240,23 +253,6 @@ def test_videos_are_kept_at_the_frames_a_second_of_the_request(server):
     thread.join(PATIENCE)
 
 
-def test_a_full_disk_is_told_with_its_fix(server, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(files, "write_bytes", full)
-    status, answer = server.ask("/score", request())
-    assert status == 507 and "No space left on device" in answer["error"] and "Fix: make room" in answer["error"]
-
-
-def test_a_damaged_file_reaches_the_training_as_an_error(server):
-    server.folder.folder.mkdir()
-    server.folder.file.write_text("{}\n")
-    thread, found, _ = scoring(server.url)
-    thread.join(PATIENCE)
-    assert "409" in str(found[0]) and "votes.jsonl is damaged: line 1" in str(found[0])
-
-
 def test_questions_are_named_by_ids_alone(server):
     thread, _, stop = scoring(server.url)
     first, _ = server.questions(2)
@@ -277,17 +273,8 @@ def test_questions_are_named_by_ids_alone(server):
 
 def test_the_page_and_what_it_loads_are_there(server):
     assert b"/web/vote/page.js" in server.ask("/")[1]
-    for path in (
-        "vote/page.js",
-        "vote/panel.js",
-        "lib/ballot.js",
-        "lib/format.js",
-        "lib/language.js",
-        "lib/poll.js",
-        "sidebar/dom.js",
-        "languages/de.json",
-        "otca.css",
-    ):
+    scripts = ["vote/page", "vote/panel", "lib/ballot", "lib/format", "lib/language", "lib/poll", "sidebar/dom"]
+    for path in (*(f"{name}.js" for name in scripts), "languages/de.json", "otca.css"):
         assert server.ask(f"/web/{path}")[0] == 200
     assert server.ask("/web/../pyproject.toml")[0] == 404
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from comfyui_otca import page
 from comfyui_otca.host import claim
-from comfyui_otca.page import jobs, machine
+from comfyui_otca.page import jobs
 from comfyui_otca.page.requests import Refused
 
 
@@ -172,27 +172,22 @@ def test_runs_that_cannot_be_looked_at_for_a_while_do_not_end_the_queue(site, on
 
 def test_how_many(monkeypatch):
     """The environment, then the setting, then one an accelerator, and two without any."""
+
+    def kind(count):
+        return types.SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+
     monkeypatch.delenv(jobs.TRAININGS, raising=False)
-    monkeypatch.setattr(machine, "accelerators", list)
-    assert (jobs.trainings(), jobs.trainings(5)) == (2, 5)
-    monkeypatch.setattr(machine, "accelerators", lambda: ["cuda:0"] * 4)
-    assert (jobs.trainings(), jobs.trainings(1)) == (4, 1)
+    for cuda, xpu, mps, count in ((0, 0, 0, 2), (8, 0, 0, 8), (0, 3, 0, 3), (0, 0, 1, 1)):
+        backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda mps=mps: bool(mps)))
+        torch = types.SimpleNamespace(cuda=kind(cuda), xpu=kind(xpu), backends=backends)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert (jobs.trainings(), jobs.trainings(5)) == (count, 5)
     monkeypatch.setenv(jobs.TRAININGS, "7")
     assert jobs.trainings(1) == 7
     for wrong in ("0", "-1", "two", "1.5", "99999"):
         monkeypatch.setenv(jobs.TRAININGS, wrong)
         with pytest.raises(Refused, match="OTCA_TRAININGS = .* Fix: set it to a whole number from 1"):
             jobs.trainings()
-
-
-@pytest.mark.parametrize(("cuda", "xpu", "mps", "expected"), [(0, 0, 0, 0), (8, 0, 0, 8), (0, 2, 0, 2), (0, 0, 1, 1)])
-def test_accelerators_of_each_kind(monkeypatch, cuda, xpu, mps, expected):
-    def kind(count):
-        return types.SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
-
-    backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: bool(mps)))
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=kind(cuda), xpu=kind(xpu), backends=backends))
-    assert len(machine.accelerators()) == expected
 
 
 def test_what_the_user_of_a_page_has_set():
