@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..host import comfyui, paths
 from ..host.text import plain_name
+from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint
@@ -27,9 +27,6 @@ from ..trainer.run.opening import belongs, close_run, keep_open, run_at, run_of,
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage
 from . import here
-
-if TYPE_CHECKING:
-    from ..trainer.families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

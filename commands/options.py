@@ -8,11 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from ..trainer.workflow.problem import Problem
-    from ..trainer.workflow.running import Workflow
+from ..trainer.workflow.problem import Problem
+from ..trainer.workflow.running import Workflow
 
 EXIT_BAD_INPUT = 2
 CONTINUES = "the same command continues from there: {}"  # what a stopped command says of its folder

@@ -17,13 +17,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from . import stopping
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from diffusers import ModelMixin
-    from torch import Tensor
 
     D = TypeVar("D", bound=DataclassInstance)
 

@@ -15,21 +15,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..host import paths, search, stopping
 from ..host.access import permissions
 from ..trainer import rollout
+from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER, WEIGHTS
 from ..trainer.run.folder import WORKFLOW, read_own
-from ..trainer.types import LOAD_NODE
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trainer.families.base import FlowModel
-    from ..trainer.types import SamplerSettings
+from ..trainer.types import LOAD_NODE, SamplerSettings
 
 BASE = "base"
 

@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..host import devices, search
 from ..host.files import write_text
 from ..host.own_folders import new_folder
 from ..trainer import rollout
+from ..trainer.families.base import FlowModel
 from ..trainer.flow import load_flow_model
 from ..trainer.pictures import grids
 from ..trainer.policy import saved
@@ -20,12 +22,7 @@ from ..trainer.policy.files import read_metadata
 from ..trainer.run.folder import ABOUT, AFTER, BEFORE, WORKFLOW
 from ..trainer.types import MODEL_NODES, TRAJECTORY_NODES, SamplerSettings
 from . import guidance
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trainer.families.base import FlowModel
-    from .guidance import Guide
+from .guidance import Guide
 
 _DEFAULT_STEPS = 28
 

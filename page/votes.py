@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from ..host import stopping
@@ -31,9 +32,6 @@ from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
 from .requests import Field, Handler, Refused, answered, body, guard, json_object, optional
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ANSWER = {"answer": Field(optional(json_object), required=True)}
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,22 +20,18 @@ from ..host import distributed
 from ..host.files import write_text
 from ..trainer.credit.gains import rewards_along
 from ..trainer.credit.proxies import similarity
+from ..trainer.families.base import FlowModel
 from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run.folder import json_line
 from ..trainer.run.loop import only
-from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
-from ..trainer.workflow.running import WorkflowError
+from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE, Advantages, Scores, StepCredit, Trajectories
+from ..trainer.workflow.running import Workflow, WorkflowError
 from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
 from .statistics import Interval, bootstrap_of_groups, number, table
-
-if TYPE_CHECKING:
-    from ..trainer.families.base import FlowModel
-    from ..trainer.types import Advantages, Scores, StepCredit, Trajectories
-    from ..trainer.workflow.running import Workflow
 
 TABLE, FIGURES = "table.md", "analysis.json"
 SUM = "sum"

@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..trainer.run.budget import BACKWARD, UNITS
-from .comparison import VERDICT_SEEDS
-from .statistics import bracketed, number, plus_minus, table
-
-if TYPE_CHECKING:
-    from .comparison import Row
-    from .statistics import Interval
+from .comparison import VERDICT_SEEDS, Row
+from .statistics import Interval, bracketed, number, plus_minus, table
 
 
 @dataclass(frozen=True)

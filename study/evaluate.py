@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..host import stopping
 from ..host.files import sha256, write_text
@@ -22,25 +23,20 @@ from ..host.text import named_path, plain_name
 from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout
+from ..trainer.families.base import FlowModel
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
 from ..trainer.prompts import distinct, key
+from ..trainer.rewards import Reward
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.folder import RunError, json_line, read_lines
-from ..trainer.types import Prompt, metadata_of
+from ..trainer.types import Prompt, SamplerSettings, metadata_of
 from . import plots
 from .scoring import METADATA, check_names
 from .statistics import Interval, as_csv, bootstrap_of_groups, bracketed, table
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trainer.families.base import FlowModel
-    from ..trainer.rewards import Reward
-    from ..trainer.types import SamplerSettings
 
 BASE = "base"
 SCORES, SETTINGS, PICTURES = "scores.jsonl", "settings.json", "pictures"

@@ -7,22 +7,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
 from ..trainer.prompts import read_prompts
-from ..trainer.rewards import REWARDS, parse_bounds, reward_class
+from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from ..trainer.types import Prompt
 from . import statistics
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trainer.rewards import Reward
 
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 

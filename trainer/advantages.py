@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from . import keys
 from .fusion import (
@@ -24,9 +24,6 @@ from .fusion import (
 )
 from .groups import gain_advantages, group_advantages, neutral, per_group
 from .types import RECENTERINGS, STEPWISE_GAIN, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,12 @@ A new fusion method is one function here that returns a `Fused`, one row in `adv
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .groups import advantage_parts, group_advantages, neutral, per_group
 from .types import EXPLORATIONS, Fused
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .types import STD_SCOPES
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def per_group(groups: Tensor, valid: Tensor | None = None) -> Iterator[Tensor]:

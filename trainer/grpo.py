@@ -5,25 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..host import devices, distributed
 from .credit import sampled_steps
+from .families.base import FlowModel
 from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import Gaussian
-from .types import THETA, NextRollout, UpdateSettings
+from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, prepared, take_steps
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .families.base import FlowModel
-    from .types import Advantages, Metrics, Trajectories
 
 logger = logging.getLogger(__name__)
 

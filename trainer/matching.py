@@ -12,24 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..host import devices, distributed
 from .credit import sampled_steps
+from .families.base import FlowModel
 from .groups import per_group
 from .rollout import stream
-from .types import OLD_POLICIES, NextRollout
+from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRollout, Trajectories
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
 from .updates.optimizer import Tally, check_source, outcome, prepared, take_steps
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .families.base import FlowModel
-    from .types import Advantages, MatchingSettings, Metrics, Trajectories
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
 OLD_DECAYS: dict[str, Callable[[int], float]] = {

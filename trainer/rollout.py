@@ -8,21 +8,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..host import devices, distributed
+from .families.base import Condition, FlowModel
 from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
 from .types import THETA, KeptGraph, Prompts, SamplerSettings, Trajectories
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .families.base import Condition, FlowModel
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 

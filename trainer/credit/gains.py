@@ -10,21 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import distributed, stopping
 from ..advantages import fuse_gains
+from ..families.base import FlowModel
 from ..rewards.base import RewardError, refuse_groups_only, score
 from ..rollout import at_one_point, first_of_each
+from ..types import Advantages, Scores, Trajectories
 from .steps import similarity_gain
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..families.base import FlowModel
-    from ..types import Advantages, Scores, Trajectories
 
 
 def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 
 from ...host import distributed
 from .. import keys
@@ -28,7 +29,6 @@ from .steps import uniform
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from torch import Tensor
 
     from ..families.base import FlowModel
     from ..types import Scores, Trajectories

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import distributed
 from ..groups import total_reward
@@ -20,8 +21,6 @@ from .gains import is_final, predictions, rewards_along
 from .steps import similarity_gain
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..families.base import FlowModel
     from ..networks.features import Clip, Encoder
     from ..types import Scores, Trajectories

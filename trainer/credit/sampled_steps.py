@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from ..rollout import stream
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROUNDING = 1e-9  # of a probability that is 1 but for the last digits of a sum
 

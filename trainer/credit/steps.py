@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host.distributed import Share
 from ..types import FLOORS, NORMALIZATIONS, StepCredit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EPSILON = 1e-8
 

@@ -6,9 +6,11 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...host import devices, distributed
 from ...host.devices import Resident
@@ -17,11 +19,6 @@ from ..types import NextRollout
 from .condition import Condition
 
 if TYPE_CHECKING:
-    import contextlib
-    from pathlib import Path
-
-    from torch import Tensor
-
     from ..credit.learned import StepShares
     from ..policy.adapters import Adapters
     from ..types import SamplerSettings, Trajectories

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...host import devices
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NEGATIVE = "negative_"  # before the names of the negative prompt's embeddings
 MOST_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again

@@ -7,17 +7,14 @@ klein's guidance is classifier-free, dev's is an embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from .condition import Condition
 from .latents import DOUBLE_BLOCK, ImageModel
 from .pipeline import PipelineModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Flux(ImageModel):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...host.access import opening, permissions
 from ..prompts import PromptError
 from ..types import metadata_of
-
-if TYPE_CHECKING:
-    import numpy as np
 
 KEY = "image"
 

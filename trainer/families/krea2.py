@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from ...host import devices
 from .condition import Condition
 from .latents import NormalizedModel, packed, unpacked
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class Krea2(NormalizedModel):

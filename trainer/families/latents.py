@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from ...host import devices
 from .pipeline import PipelineModel
 from .sizes import PATCH
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # What an adapter trains in a block of two streams, picture and text.
 DOUBLE_BLOCK = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from ..policy.adapters import PeftAdapters
@@ -21,7 +22,6 @@ from .sizes import Checkpoint
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-    from torch import Tensor
 
     from ..types import SamplerSettings
     from .sizes import LatentGrid

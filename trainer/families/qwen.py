@@ -8,16 +8,14 @@ adapter changes it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from .condition import Condition
 from .latents import NormalizedModel, packed, unpacked
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class QwenImage(NormalizedModel):

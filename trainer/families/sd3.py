@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from .base import noise_levels
 from .condition import Condition
 from .latents import DOUBLE_BLOCK, ImageModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class StableDiffusion3(ImageModel):

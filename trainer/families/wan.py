@@ -10,22 +10,18 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...host import devices
+from ..types import SamplerSettings
 from . import given
 from .base import EXAMPLE
 from .condition import NEGATIVE, Condition, Embeddings
 from .latents import NormalizedModel
 from .pipeline import PipelineModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..types import SamplerSettings
 
 FIRST = "first"  # latents of the first frame, where a picture gives it
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from .condition import Condition
 from .latents import ImageModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ZImage(ImageModel):

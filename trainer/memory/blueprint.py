@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..families.folder import check_model_folder, library_class, read_index, read_object
 from ..families.options import FlowModelError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Part = tuple[str, str, Mapping[str, Any]]  # library, class, configuration
 NO_LIMIT = 10**6  # tokens: more than any family takes

@@ -12,27 +12,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import diffusers
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ..families import family_class
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
 from ..families.options import LoadOptions
+from ..families.pipeline import PipelineModel
 from ..families.sizes import RULES
 from ..policy.adapters import Adapter
 from ..types import SamplerSettings
+from .blueprint import Blueprint
 from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way
 from .meta import META, Live, as_on_a_gpu
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from ..families.pipeline import PipelineModel
-    from .blueprint import Blueprint
 
 GUIDED = 3.5  # above what any family takes as no guidance
 # Bits of a weight in bitsandbytes' formats; in 4 bits every 64 weights have a factor in float32 (QLoRA, 2305.14314).

@@ -12,9 +12,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.functional import linear
 
 from ...host.paths import ASSETS
@@ -22,9 +22,6 @@ from ..families.configured import modules
 from ..policy.adapters import TRAINED, Adapter, Adapters
 from ..policy.files import NETWORKS, opened
 from .frozen import is_linear
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 A, B = "lora_A.weight", "lora_B.weight"
 

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...host import devices
 from ...host.devices import moving
@@ -24,11 +25,8 @@ from .conditions import Encodings, NativeCondition, Processed, Prompt
 from .expert import Expert, ordinary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from comfy.model_patcher import ModelPatcher
     from comfy.sd import CLIP, VAE
-    from torch import Tensor
 
     from ..types import Trajectories
 

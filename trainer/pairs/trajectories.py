@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from ...host import distributed
 from ..advantages import of_pairs
 from ..credit.steps import uniform
+from ..families.base import FlowModel
 from ..pictures import media
 from ..prompts import numbers_at
 from ..rewards.base import Reward, RewardError
@@ -23,9 +23,6 @@ from ..rewards.overlap import Overlap
 from ..rollout import share_of, stream
 from ..types import Advantages, Prompts, SamplerSettings, Scores, Trajectories
 from .reading import Pair, PairFolder
-
-if TYPE_CHECKING:
-    from ..families.base import FlowModel
 
 OBJECTIVE = "preference"
 MOST_LATENT_BYTES = 2 * 1024**3  # of main memory, to a model: pictures that may come again

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
     from diffusers.loaders import PeftAdapterMixin
-    from torch import Tensor
 
     class Adaptable(ModelMixin, PeftAdapterMixin):
         """What every network that is trained is in diffusers."""

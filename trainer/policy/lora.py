@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from ...host.text import plain_name
 from ..workflow.graph import plain
 from .adapters import TRAINED, Adapter
 from .files import header, opened, read_tensors, write_tensors
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..families.base import FlowModel
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...host import distributed
 from ..types import OLD, THETA
@@ -15,7 +16,6 @@ from .adapters import TRAINED, Adapter, Adapters
 
 if TYPE_CHECKING:
     from diffusers.training_utils import EMAModel
-    from torch import Tensor
 
     from ..types import MatchingSettings, UpdateSettings
 

@@ -7,15 +7,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...host import files, own_folders
+from ..families.base import FlowModel
 from ..policy import saved
 from . import verdicts
 from .folder import BEST, BEST_FIGURES, EVALUATIONS, read_own
-
-if TYPE_CHECKING:
-    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,13 +22,11 @@ from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
 from ..credit.learned import StepShares
+from ..families.base import FlowModel
 from ..policy.files import read_metadata, read_tensors, write_tensors
 from ..types import NextRollout
 from . import status
 from .folder import CHECKPOINTS
-
-if TYPE_CHECKING:
-    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

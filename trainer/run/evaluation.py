@@ -7,22 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ...host import distributed, files
 from .. import rollout
+from ..families.base import FlowModel
 from ..pictures import grids
 from ..policy.files import read_tensors, write_tensors
 from ..prompts import prompt_lines
 from ..rewards.base import score
-from ..types import Prompt, metadata_of
+from ..types import Prompt, Report, RunSettings, metadata_of
 from .folder import SAMPLES
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..families.base import FlowModel
-    from ..types import Report, RunSettings
 
 logger = logging.getLogger(__name__)
 

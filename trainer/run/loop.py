@@ -8,25 +8,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...host import distributed, paths, stopping
+from ...host.claim import Claim
 from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
 from .. import keys
-from ..rewards import RewardError
+from ..families.base import FlowModel
+from ..rewards import Reward, RewardError
 from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint
 from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, read_own
 from .opening import belongs, open_run
-
-if TYPE_CHECKING:
-    from ...host.claim import Claim
-    from ..families.base import FlowModel
-    from ..rewards import Reward
-    from .record import Run
+from .record import Run
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,12 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...host import claim, files
+from ..families.base import FlowModel
 from . import checkpoint, status
 from .folder import CHECKPOINTS, METRICS, WRITTEN, RunError
 from .record import Run, RunSettings
-
-if TYPE_CHECKING:
-    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

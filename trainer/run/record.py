@@ -10,15 +10,17 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...host import claim, distributed, files, own_folders
 from ...host.files import write_text
 from .. import keys
+from ..families.base import FlowModel
 from ..pictures import figures, grids, heatmaps
 from ..policy import lora, saved
 from ..rewards.base import Reward, RewardError, failing
-from ..types import RunSettings
+from ..types import Advantages, Metrics, Report, RunSettings
 from ..workflow import graph, lineage
 from . import budget, checkpoint, evaluation, status, verdicts
 from .best import BestAdapter
@@ -39,12 +41,6 @@ from .folder import (
     writing,
 )
 from .trackers import Trackers
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..families.base import FlowModel
-    from ..types import Advantages, Metrics, Report
 
 logger = logging.getLogger(__name__)
 

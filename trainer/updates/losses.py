@@ -7,12 +7,9 @@ and one in USES_DIVERGENCE if it also takes how far the means are apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 def clipped_objective(

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...host import devices
 from ..groups import per_group
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SMALLEST_ERROR = 1e-5  # of NFT's adaptive weight
 POWER, OFFSET = 0.25, 1e-10  # of AWM's log-probability ("ghuber")

@@ -7,18 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...host import devices, distributed
+from ..families.base import FlowModel
 from ..rollout import velocity_at
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..families.base import FlowModel
-    from ..types import Advantages, MatchingSettings, Trajectories, UpdateSettings
+from ..types import Advantages, MatchingSettings, Trajectories, UpdateSettings
 
 logger = logging.getLogger(__name__)
 

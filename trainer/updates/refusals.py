@@ -6,12 +6,9 @@ Imports no torch: nodes and the checks of a graph ask this too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from ..types import MatchingSettings, SamplerSettings
 from ..workflow.problem import Misfit
-
-if TYPE_CHECKING:
-    from ..types import MatchingSettings, SamplerSettings
 
 
 def of_ratios(sampler: SamplerSettings) -> Iterator[Misfit]:
