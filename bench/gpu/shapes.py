@@ -17,9 +17,8 @@ from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.families.pipeline import PipelineModel
 from comfyui_otca.trainer.families.qwen import QwenImage
 from comfyui_otca.trainer.families.zimage import ZImage
-from comfyui_otca.trainer.memory.blueprint import Blueprint, Part
+from comfyui_otca.trainer.memory.blueprint import Blueprint, Part, published
 from comfyui_otca.trainer.memory.case import Iteration
-from comfyui_otca.trainer.memory.published import PUBLISHED
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
 
@@ -42,7 +41,7 @@ class Shape:
     """A published model, and how it is made small.
 
     Attributes:
-        name: a key of PUBLISHED.
+        name: a key of `published()`.
         weights: bytes of its network in bfloat16.
         layers: its blocks, {name in the configuration: how many}.
         text: entries of its configuration that say how wide embeddings are: of each token, and of a whole prompt.
@@ -137,16 +136,16 @@ def share_of_blocks(place: Place, shape: Shape) -> float:
 def configured(kind: str, share: float, tiny: bool) -> Blueprint:
     """Configurations with that share of the blocks, without text encoders."""
     shape = SHAPES[kind]
-    published = PUBLISHED[shape.name]
+    whole = published()[shape.name]
     fewer = {name: max(1, round(count * share)) for name, count in shape.layers.items()}
     changes: dict[str, Mapping[str, Any]] = {"transformer": fewer, "vae": {}}
     if tiny:
         changes = {"transformer": shape.tiny, "vae": shape.tiny_vae}
     parts = {}
     for name, more in changes.items():
-        library, kind_of_part, config = published.parts[name]
+        library, kind_of_part, config = whole.parts[name]
         parts[name] = library, kind_of_part, {**config, **more}
-    return replace(published, parts=parts, tokens={})
+    return replace(whole, parts=parts, tokens={})
 
 
 def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:

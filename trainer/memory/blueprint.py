@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...host.paths import ASSETS
 from ..families.folder import check_model_folder, library_class, read_index, read_object
 from ..families.options import FlowModelError
 
@@ -88,3 +91,22 @@ def of_folder(path: Path) -> Blueprint:
     scheduler = index["scheduler"][1], read_object(path / "scheduler" / "scheduler_config.json")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
     return Blueprint(family, parts, settings, tokens, scheduler, path.name, path)
+
+
+@functools.cache
+def published() -> dict[str, Blueprint]:
+    """Models by what their folders are called on huggingface.co, with the numbers that their makers published.
+
+    What the classes of diffusers and transformers take without being told is not repeated: diffusers' defaults are those of
+    FLUX.1, FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of Mistral 3. Sources beside the folders:
+    Wan 2.2's other two are in diffusers' convert_wan_to_diffusers.py, klein in Klein4BParams and Klein9BParams of
+    github.com/black-forest-labs/flux2 (three layers of Qwen3 give the text), language models in ComfyUI 0.33 (llama.py,
+    qwen_vl.py and qwen3vl.py of its text encoders). A test holds the counts of parameters that follow to the published ones.
+    What memory does not depend on is left out or made up: schedulers, and what latents are scaled by.
+    """
+    told = json.loads((ASSETS / "published_models.json").read_text(encoding="utf-8"))
+    models = {}
+    for name, model in told["models"].items():
+        parts = {component: tuple(told["parts"][part]) for component, part in model["parts"].items()}
+        models[name] = Blueprint(**{**model, "parts": parts, "name": name})
+    return models

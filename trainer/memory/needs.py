@@ -65,8 +65,7 @@ def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
     from ..families.options import LoadOptions
     from ..families.sizes import RULES
     from ..policy.adapters import Adapter
-    from .blueprint import of_folder
-    from .published import PUBLISHED
+    from .blueprint import of_folder, published
     from .rehearsal import PipelineCase
 
     node = the_only(graph, "Load Flow Model", LOAD_NODE)
@@ -75,9 +74,9 @@ def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
     try:
         found, line = of_folder(search.model(name, "model_index.json")), f"{name}: its configurations were read"
     except FileNotFoundError as error:
-        if name not in PUBLISHED:
-            raise ValueError(f"{error}. Known without their folder: {', '.join(PUBLISHED)}") from error
-        found, line = PUBLISHED[name], f"{name}: not here, published configurations"
+        if name not in published():
+            raise ValueError(f"{error}. Known without their folder: {', '.join(published())}") from error
+        found, line = published()[name], f"{name}: not here, published configurations"
     memory = node["inputs"].get("memory")
     options = plain(graph[memory[0]]["inputs"]) if api.is_link(memory) else {}
     options |= {key: inputs[key] for key in ("max_sequence_length", "dtype") if key in inputs}

@@ -42,10 +42,10 @@ class Trackers:
 
     def write(self, iteration: int, values: Mapping[str, float | None]) -> None:
         """What could not be measured was NaN, and is None where it was read back."""
+        if self._tensorboard is not None and not self._folder.is_dir():  # it was removed: the writer would fail
+            self._tensorboard.close()
+            self._tensorboard = _begin_tensorboard(self._folder, iteration)
         if self._tensorboard is not None:
-            if not self._folder.is_dir():  # it was removed: the writer would fail
-                self._tensorboard.close()
-                self._tensorboard = _begin_tensorboard(self._folder, iteration)
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, math.nan if value is None else value, iteration)
             self._tensorboard.flush()  # its thread has nothing left to write when the folder is removed or the run killed

@@ -17,9 +17,9 @@ from comfyui_otca.commands import options
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.trainer.memory import needs
+from comfyui_otca.trainer.memory.blueprint import published
 from comfyui_otca.trainer.memory.case import GB
 from comfyui_otca.trainer.memory.native import ARCHITECTURES
-from comfyui_otca.trainer.memory.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[3]
 API = ROOT / "workflows" / "api"
@@ -160,13 +160,13 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_published_configurations_are_those_of_the_published_weights(name):
-    networks = PUBLISHED[name].networks()
+    networks = published()[name].networks()
     assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
 
 
 def test_building_a_network_leaves_its_configuration_as_it_was():
     """transformers writes what it assumes of rotary positions into the dictionary that it is given."""
-    found = PUBLISHED["Qwen/Qwen-Image"]
+    found = published()["Qwen/Qwen-Image"]
     before = copy.deepcopy(found.parts)
     found.networks()
     assert found.parts == before
