@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import pytest
 import torch
 from aiohttp import web
 
+from comfyui_otca.host import stopping
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import preprocess
 from comfyui_otca.trainer.rewards import server
@@ -47,7 +49,8 @@ def prompts():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Rewards that ask a server do not wait between two tries."""
+    """Rewards that ask a server do not wait between two tries, and know none from before: a port may be given out again."""
+    server._servers.clear()
     monkeypatch.setattr(server, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(server, "STOP_INTERVAL", 0.01)
 
@@ -76,3 +79,46 @@ def serve():
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@pytest.fixture
+def answering(serve, impatient):
+    """answering(first, second, …) -> address and the list of requests (headers, content); the last answer is repeated.
+
+    An answer is a JSON value, text, (status, text), a response, or a function of the request's content that gives one.
+    """
+
+    def start(*answers):
+        requests = []
+
+        async def answer(request):
+            requests.append((request.headers.copy(), json.loads(await request.read())))
+            given = answers[min(len(requests), len(answers)) - 1]
+            given = given(requests[-1][1]) if callable(given) else given
+            given = await given if asyncio.iscoroutine(given) else given
+            if isinstance(given, str | tuple):
+                status, text = given if isinstance(given, tuple) else (200, given)
+                return web.Response(status=status, text=text)
+            return given if isinstance(given, web.Response) else web.json_response(given)
+
+        application = web.Application(client_max_size=2**26)
+        application.router.add_post("/{tail:.*}", answer)
+        return serve(application), requests
+
+    return start
+
+
+@pytest.fixture
+def stopped_by():
+    """stopped_by(event, act): acts in this thread, in which Stop is asked for as soon as the event comes."""
+
+    def during(started, act):
+        asking = threading.Thread(target=lambda: started.wait(30) and setattr(stopping.request, "signal", 2))
+        asking.start()
+        try:
+            with pytest.raises(stopping.Stopped):
+                act()
+        finally:
+            asking.join()
+
+    return during

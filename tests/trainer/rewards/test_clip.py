@@ -7,9 +7,7 @@ import shutil
 import pytest
 import torch
 
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import reference_rewards
-from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks.features import Clip
 from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipT, PickScore
@@ -54,7 +52,7 @@ def test_the_embedded_judge_says_what_it_said():
     torch.testing.assert_close(scores.cpu(), torch.tensor([-0.209096, 0.528587, -0.143147]), atol=1e-5, rtol=0)
 
 
-def test_a_prompt_is_encoded_once(tiny, images, monkeypatch):
+def test_a_prompt_is_encoded_once_and_cut_at_77_tokens(tiny, images, monkeypatch):
     scorer = ClipT(model=str(tiny / "clip"))
     asked, model = [], scorer.network.model
     encode = model.get_text_features
@@ -65,10 +63,6 @@ def test_a_prompt_is_encoded_once(tiny, images, monkeypatch):
     second = scorer.score(images.flip(0), ["red", "blue", "red"])
     assert asked == [2]
     torch.testing.assert_close(first.flip(0), second)
-
-
-def test_long_prompts_are_cut_at_77_tokens(tiny, images):
-    scorer = ClipT(model=str(tiny / "clip"))
     long = "red circle " * 40
     scores = scorer.score(images[[0, 0]], [long, long + "blue square"])
     assert scores[0] == scores[1]
@@ -97,24 +91,13 @@ def test_scores_of_a_video_are_the_mean_over_its_frames(tiny, images, prompts):
     torch.testing.assert_close(videos, each.mean(0).cpu())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_half_precision_scores_are_near(tiny, images, prompts, dtype):
-    scorer = ClipT(model=str(tiny / "clip"), dtype=dtype)
-    scores = scorer.score(images, prompts)
-    assert scorer.network.model.dtype == getattr(torch, dtype) and scores.dtype == torch.float32
-    torch.testing.assert_close(scores, ClipT(model=str(tiny / "clip")).score(images, prompts), atol=0.02, rtol=0)
-
-
-def test_the_prompt_plays_no_part(tiny, images, prompts):
-    assert torch.equal(aesthetic(tiny).score(images, prompts), aesthetic(tiny).score(images.clone(), ["other"] * 3))
-
-
-def test_saved_canvases_find_its_inputs_where_they_were():
-    """A canvas holds values by position: what is new comes last."""
-    declared = NODE_CLASS_MAPPINGS["OTCA_RewardClipT"].INPUT_TYPES()
-    names = [*declared["required"], *declared["optional"]]
-    assert names[:5] == ["model", "coefficient", "path", "held_out", "name"]
-    assert names[5:] == ["device", "dtype", "batch_size", "offload", "rescale", "clip"]
+def test_in_half_precision_scores_are_near(tiny, images, prompts):
+    exact = ClipT(model=str(tiny / "clip")).score(images, prompts)
+    for dtype in ("bfloat16", "float16"):
+        scorer = ClipT(model=str(tiny / "clip"), dtype=dtype)
+        scores = scorer.score(images, prompts)
+        assert scorer.network.model.dtype == getattr(torch, dtype) and scores.dtype == torch.float32
+        torch.testing.assert_close(scores, exact, atol=0.02, rtol=0)
 
 
 # --- the aesthetic head -----------------------------------------------------------------------------------------------
@@ -125,18 +108,16 @@ def aesthetic(tiny, model="clip"):
 
 
 @pytest.mark.host  # to the bit, which the place of memory decides
-def test_the_same_head_in_safetensors(tiny, images, prompts, tmp_path):
+def test_the_same_head_in_safetensors_and_by_its_published_name(tiny, images, prompts, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
+    expected = aesthetic(tiny).score(images.clone(), prompts)
     save_file(torch.load(tiny / "aesthetic.pth"), tmp_path / "head.safetensors")
-    judge = Aesthetic(path=str(tmp_path / "head.safetensors"), model=str(tiny / "clip"))
-    assert torch.equal(judge.score(images, prompts), aesthetic(tiny).score(images.clone(), prompts))
-
-
-def test_the_published_name_is_found_in_a_model_folder(tiny, tmp_path, monkeypatch):
+    shutil.copy(tiny / "aesthetic.pth", tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
-    tiny_rewards.aesthetic(tmp_path / "sac+logos+ava1-l14-linearMSE.pth")
-    assert Aesthetic(model=str(tiny / "clip")).head[0].in_features == 768
+    for settings in ({"path": str(tmp_path / "head.safetensors")}, {}):
+        judge = Aesthetic(**settings, model=str(tiny / "clip"))
+        assert torch.equal(judge.score(images.clone(), ["no matter"] * 3), expected)
 
 
 # --- PickScore --------------------------------------------------------------------------------------------------------

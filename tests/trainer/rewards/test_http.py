@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 import re
 import socket
 import threading
@@ -28,44 +27,6 @@ from comfyui_otca.trainer.types import Prompt
 PROMPTS = ["one", "two", "three"]
 SHADES = torch.tensor([0.0, 51 / 255, 1.0])
 IMAGES = SHADES[:, None, None, None].expand(3, 4, 6, 3).clone()
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(impatient):
-    pass
-
-
-@pytest.fixture
-def answering(serve):
-    """answering(first, second, …) -> address and the list of requests; the last answer is repeated.
-
-    An answer is a JSON value, text, a response, or a function of the request that gives one.
-    """
-
-    server._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
-
-    def start(*answers):
-        requests = []
-
-        async def answer(request):
-            content = await request.read()
-            requests.append((request.headers.copy(), json.loads(content)))
-            given = answers[min(len(requests), len(answers)) - 1]
-            given = given(requests[-1][1]) if callable(given) else given
-            given = await given if asyncio.iscoroutine(given) else given
-            if isinstance(given, dict):
-                return web.json_response(given)
-            return web.Response(text=given) if isinstance(given, str) else web.Response(**dict(given))
-
-        application = web.Application(client_max_size=2**26)
-        application.router.add_post("/score", answer)
-        return serve(application), requests
-
-    return start
-
-
-def status(number, text="no", **headers):
-    return (("status", number), ("text", text), ("headers", headers))
 
 
 def ask(url, images=IMAGES, prompts=PROMPTS, **options):
@@ -95,6 +56,7 @@ def test_pictures_go_out_as_png_with_their_prompts_in_batches(answering):
     for sample, shade in zip(samples, (0, 51, 255), strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(sample["data"])))
         assert picture.format == "PNG" and picture.size == (6, 4) and picture.getpixel((0, 0)) == (shade,) * 3
+    assert ask(url, batch_size=0).tolist() == [3.0, 3.0, 5.0] and len(requests) == 3, "0 is all at once"
 
 
 def test_a_prompts_metadata_goes_with_it(answering):
@@ -112,11 +74,6 @@ def test_a_prompts_metadata_goes_with_it(answering):
     assert len(requests) == 2, "the same text with other metadata is another question"
 
 
-def test_batch_size_0_is_one_request(answering):
-    url, requests = answering({"scores": [1, 2, 3]})
-    assert ask(url, batch_size=0).tolist() == [1.0, 2.0, 3.0] and len(requests) == 1
-
-
 def test_videos_go_out_as_mp4(answering):
     url, requests = answering({"scores": [1.0, 2.0]})
     videos = torch.zeros(2, 5, 32, 48, 3)
@@ -132,14 +89,12 @@ def test_videos_go_out_as_mp4(answering):
     assert np.abs(means - [0, 0, 0, 1, 1]).max() < 0.05
 
 
-def test_the_example_server_scores_brightness(serve):
+def test_the_example_server_scores_brightness_or_by_a_scorer_of_ones_own(serve):
     url = serve(reward_server.application())
     torch.testing.assert_close(ask(url), SHADES)
     videos = SHADES[:, None, None, None, None].expand(3, 5, 32, 48, 3)
     assert (ask(url, videos) - SHADES).abs().max() < 0.02  # mp4 is lossy
 
-
-def test_the_example_server_takes_a_scorer_of_ones_own(serve):
     def scorer(samples, prompts, metadata):
         heights, texts = [sample.shape[0] for sample in samples], [one.get("text", "") for one in metadata]
         return {"height": heights, "length": list(map(len, prompts)), "text": list(map(len, texts))}
@@ -149,13 +104,16 @@ def test_the_example_server_takes_a_scorer_of_ones_own(serve):
         assert ask(url, prompts=prompts, score_key=key).tolist() == scores
 
 
-def test_within_a_running_loop_as_in_comfyui(answering):
+def test_within_a_running_loop_as_in_comfyui_and_while_an_evaluation_ends_before_a_stop(answering):
     url, _ = answering({"scores": [1, 2, 3]})
 
     async def node():
         return ask(url)
 
     assert asyncio.run(node()).tolist() == [1.0, 2.0, 3.0]
+    stopping.request.signal = 2
+    with stopping.finishing():
+        assert ask(url, IMAGES.clone()).tolist() == [1.0, 2.0, 3.0]
 
 
 # --- several scores, one request ------------------------------------------------------------------------------------
@@ -191,7 +149,7 @@ def test_what_could_not_be_scored_masks_its_sample(answering, answer):
     assert scores[[0, 2]].tolist() == [1.5, 2.0] and scores[1].isnan()
 
 
-def test_a_server_that_is_down(serve):
+def test_a_server_that_is_down(impatient):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
@@ -211,13 +169,13 @@ def test_a_server_that_is_slow(answering):
 
 @pytest.mark.parametrize("number", [500, 503, 429])
 def test_a_server_that_recovers_is_asked_again(answering, number):
-    url, requests = answering(status(number), status(number), {"scores": [1, 2, 3]})
+    url, requests = answering((number, "no"), (number, "no"), {"scores": [1, 2, 3]})
     assert ask(url, retries=2).tolist() == [1.0, 2.0, 3.0]
     assert len(requests) == 3 and requests[0][1] == requests[2][1]
 
 
 def test_a_server_that_does_not_recover(answering):
-    url, requests = answering(status(500, "out of memory\n" + "x" * 5000))
+    url, requests = answering((500, "out of memory\n" + "x" * 5000))
     text = error_of(url, retries=2)
     assert "answered 500 Internal Server Error: 'out of memory" in text and "3 times in a row" in text
     assert 150 < text.count("x") < 200, "the first 200 characters of the answer"
@@ -236,7 +194,8 @@ def test_a_server_that_does_not_recover(answering):
 )
 def test_a_refusal_is_final(answering, number, fix):
     elsewhere, reached = answering({"scores": [1, 2, 3]})
-    url, requests = answering(status(number, "not you", **({"Location": elsewhere} if number < 400 else {})))
+    headers = {"Location": elsewhere} if number < 400 else {}
+    url, requests = answering(lambda asked: web.Response(status=number, text="not you", headers=headers))
     text = error_of(url)
     assert f"answered {number}" in text and "'not you'" in text and fix in text
     assert len(requests) == 1 and not reached
@@ -272,7 +231,7 @@ def test_a_wrong_count_or_type_is_named(answering, answer, told):
 
 def test_a_token_comes_from_the_environment(answering, monkeypatch):
     """And never stands in an error."""
-    url, requests = answering({"scores": [1, 2, 3]}, status(403))
+    url, requests = answering({"scores": [1, 2, 3]}, (403, "no"))
     monkeypatch.delenv("OTCA_REWARD_TOKEN_TEST", raising=False)
     monkeypatch.setenv("OTCA_REWARD_TOKEN_TEST_HOST", "127.0.0.1")
     assert "OTCA_REWARD_TOKEN_TEST, which is not set" in error_of(url, token_variable="OTCA_REWARD_TOKEN_TEST")
@@ -318,22 +277,7 @@ def test_the_node(answering):
 # --- stopping -------------------------------------------------------------------------------------------------------
 
 
-def stop_while(reward, started):
-    """Scores in this thread; asks to stop as soon as `started` says so."""
-
-    def ask_to_stop():
-        assert started.wait(30)
-        stopping.request.signal = 2
-
-    asking = threading.Thread(target=ask_to_stop)
-    asking.start()
-    try:
-        score([reward], IMAGES, PROMPTS)
-    finally:
-        asking.join()
-
-
-def test_stop_ends_a_request(answering):
+def test_stop_ends_a_request(answering, stopped_by):
     started, cancelled = threading.Event(), threading.Event()
 
     async def never():
@@ -346,31 +290,17 @@ def test_stop_ends_a_request(answering):
 
     url, _ = answering(lambda asked: never())
     before = threading.active_count()
-    with pytest.raises(stopping.Stopped):
-        stop_while(http.HTTPReward(url=url, timeout=600), started)
+    stopped_by(started, lambda: ask(url, timeout=600))
     assert threading.active_count() == before
     assert cancelled.wait(30), "the server learns of it"
 
 
-def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
+def test_stop_ends_the_waiting_between_two_tries(answering, stopped_by, monkeypatch):
     monkeypatch.setattr(server, "FIRST_WAIT", 600.0)
     started = threading.Event()
-
-    def busy(asked):
-        started.set()
-        return status(503)
-
-    url, requests = answering(busy)
-    with pytest.raises(stopping.Stopped):
-        stop_while(http.HTTPReward(url=url), started)
+    url, requests = answering(lambda asked: started.set() or (503, "no"))
+    stopped_by(started, lambda: ask(url))
     assert len(requests) == 1
-
-
-def test_an_evaluation_ends_before_a_headless_stop(answering):
-    url, _ = answering({"scores": [1, 2, 3]})
-    stopping.request.signal = 2
-    with stopping.finishing():
-        assert ask(url).tolist() == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("kind", [Exception, BaseException])

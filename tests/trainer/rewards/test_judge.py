@@ -16,10 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from aiohttp import web
 from PIL import Image
 
-from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions
 from comfyui_otca.nodes.rewards.external import RewardVLMJudge
 from comfyui_otca.study.scoring import parse_reward
@@ -34,35 +32,18 @@ PROMPTS = ["one", "two", "three"]
 QUESTION = "Does this show {prompt}?"
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(impatient):
-    pass
-
-
 @pytest.fixture
-def chatting(serve):
-    """chatting(first, second, …) -> address and the list of requests; the last answer is repeated.
+def chatting(answering):
+    """As `answering`, at an address for chats; what is answered with a text is what the model says, and lists are JSON."""
 
-    An answer is a text that the model says, JSON, (a status, text), or a function of the request that gives one.
-    """
-    server._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
+    def say(given):
+        if callable(given):
+            return lambda asked: say(given(asked))
+        return said(given) if isinstance(given, str) else given
 
     def start(*answers):
-        requests = []
-
-        async def answer(request):
-            asked = json.loads(await request.read())
-            requests.append((request.headers.copy(), asked))
-            given = answers[min(len(requests), len(answers)) - 1]
-            given = given(asked) if callable(given) else given
-            given = await given if asyncio.iscoroutine(given) else given
-            if isinstance(given, tuple):
-                return web.Response(status=given[0], text=given[1])
-            return web.json_response(said(given) if isinstance(given, str) else given)
-
-        application = web.Application(client_max_size=2**26)
-        application.router.add_post("/v1/chat/completions", answer)
-        return serve(application).replace("/score", "/v1"), requests
+        url, requests = answering(*map(say, answers))
+        return url.replace("/score", "/v1"), requests
 
     return start
 
@@ -233,9 +214,6 @@ def test_prose_is_no_number(chatting, caplog, answer):
     assert scores.isnan().tolist() == [False, True, False]
     shown = repr(answer) if answer.strip() else "it answered nothing"
     assert any("1 of 3 answers are not scores: sample 1" in m and shown in m for m in caplog.messages)
-
-
-def test_a_number_that_was_cut_off_is_none(chatting, caplog):
     url, _ = chatting(said("1", finish="length"))
     assert ask(url, answer="number", max_tokens=1).isnan().all()
     assert "it answered '1', and was cut off by max_tokens" in caplog.text
@@ -274,11 +252,13 @@ def test_what_says_nothing_of_log_probabilities(chatting):
 # --- servers that misbehave -------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_the_server_does_not_have(chatting, caplog):
+def test_a_model_that_the_server_does_not_have_and_an_endless_answer(chatting, caplog):
     url, requests = chatting((404, '{"error": {"message": "The model `m` does not exist."}}'))
     told = error_of(url)
     assert "answered 404" in told and "does not exist" in told and "model='m' must be one that the server lists" in told
     assert len(requests) == 1 and "logprobs" not in caplog.text
+    url, _ = chatting("x" * 10**6)
+    assert "bytes about one sample" in error_of(url, answer="number")
 
 
 @pytest.mark.parametrize(
@@ -299,27 +279,18 @@ def test_what_is_no_chat_completion_is_shown(chatting, answer):
     assert f"answered {shown[: server.SHOWN]!r}, which is not a chat completion" in error_of(url)
 
 
-def test_an_endless_answer(chatting):
-    url, _ = chatting("x" * 10**6)
-    assert "bytes about one sample" in error_of(url, answer="number")
-
-
-def test_one_failure_ends_all_and_stop_does(chatting):
+def test_one_failure_ends_all_and_stop_does(chatting, stopped_by):
     started = threading.Event()
 
     async def never():
         started.set()
         await asyncio.sleep(600)
 
-    url, _ = chatting(recorded("vllm"), lambda asked: (500, "no memory"), lambda asked: never())
+    url, _ = chatting(recorded("vllm"), (500, "no memory"), lambda asked: never())
     assert "answered 500" in error_of(url, retries=0)
-    url, _ = chatting(lambda asked: never())
-    asking = threading.Thread(target=lambda: started.wait(30) and setattr(stopping.request, "signal", 2))
     started.clear()
-    asking.start()
-    with pytest.raises(stopping.Stopped):
-        ask(url)
-    asking.join()
+    url, _ = chatting(lambda asked: never())
+    stopped_by(started, lambda: ask(url))
 
 
 def test_hosts_and_tokens_are_those_of_the_http_reward(chatting, monkeypatch):
@@ -347,25 +318,23 @@ def test_metadata_fills_a_question_or_it_does_not_apply(chatting):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    "question", ["Is it {promt}?", "{metadata}", "Is it {prompt.x}?", "{ prompt }?", "{metadata.}?"]
+)
+def test_a_placeholder_that_is_none(question):
+    with pytest.raises(ValueError, match=r"is not a placeholder. Fix: \{prompt\}"):
+        judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question=question)
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
     [
-        *(
-            ({"question": question}, r"is not a placeholder. Fix: \{prompt\}")
-            for question in (
-                "Is it {promt}?",
-                "{metadata}",
-                "Is it {prompt.x}?",
-                "Is it { prompt }?",
-                "Is it {metadata.}?",
-            )
-        ),
-        *(({"extra": extra}, "is not a JSON object") for extra in ("[" * 200000, "{", "[1]")),
-        ({"extra": '{"messages": [], "n": 2}'}, "sets messages, n"),
+        *((extra, "is not a JSON object") for extra in ("[" * 200000, "{", "[1]")),
+        ('{"messages": [], "n": 2}', "sets messages, n"),
     ],
 )
-def test_settings_that_cannot_be(changes, told):
+def test_extra_fields_that_cannot_be(extra, told):
     with pytest.raises(ValueError, match=told):
-        judge.VLMJudge(**{"url": "http://127.0.0.1/v1", "model": "m", "question": "Is it?", **changes})
+        judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question="Is it?", extra=extra)
 
 
 def node_inputs(**changes):

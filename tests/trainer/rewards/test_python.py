@@ -87,22 +87,12 @@ def graph_with(small_graph, path):
 
 def test_nor_through_a_link_that_cannot_be_checked_beforehand(small_graph, tmp_path):
     """A file name that another node gives is judged when it comes."""
-
-    class Text:
-        RETURN_TYPES, FUNCTION = ("STRING",), "give"
-
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {}}
-
-        def give(self):
-            return (str(tmp_path / "mine.py"),)
-
-    path = write(tmp_path, MARK)
-    graph = graph_with(small_graph, path)
+    text = {"RETURN_TYPES": ("STRING",), "FUNCTION": "give", "give": lambda self: (str(tmp_path / "mine.py"),)}
+    text |= {"INPUT_TYPES": classmethod(lambda cls: {"required": {}})}
+    graph = graph_with(small_graph, write(tmp_path, MARK))
     graph["71"] = {"class_type": "Text", "inputs": {}}
     graph["70"]["inputs"]["file"] = ["71", 0]
-    workflow = Workflow(graph, {**NODE_CLASS_MAPPINGS, "Text": Text})
+    workflow = Workflow(graph, {**NODE_CLASS_MAPPINGS, "Text": type("Text", (), text)})
     assert not [problem for problem in workflow.validate() if problem.node == "70"]
     with pytest.raises(Exception, match="no folder is allowed"):
         workflow.run(targets=["70"])
@@ -117,21 +107,23 @@ def test_the_command_line_allows_a_folder(small_graph, tmp_path, monkeypatch, ca
     assert os.environ[permissions.PYTHON] == os.pathsep.join([str(tmp_path / "another"), str(tmp_path)])
     with pytest.raises(SystemExit):
         main(["validate", str(workflow), "--allow-python", str(tmp_path / "missing")])
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_a_file_in_an_allowed_folder(allowed, tmp_path, monkeypatch):
     path = write(allowed)
     assert PythonReward(file="mine.py").path == path == PythonReward(file=str(path)).path
     assert RewardPython.VALIDATE_INPUTS("mine.py") is True
-    (allowed / "deeper").mkdir()
+    for name in ("allowed/deeper", "second", "real"):
+        (tmp_path / name).mkdir()
     below = write(allowed / "deeper", name="own.py")
     assert PythonReward(file="deeper/own.py").path == below
-    second = tmp_path / "second"
-    second.mkdir()
-    monkeypatch.setenv(permissions.PYTHON, os.pathsep.join([str(allowed), str(second)]))
-    other = write(second, name="other.py")
-    assert PythonReward(file="other.py").path == other
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    several = [str(tmp_path / name) for name in ("allowed", "second", "link")]
+    monkeypatch.setenv(permissions.PYTHON, os.pathsep.join(several))
+    for folder in ("second", "real"):  # the last one is allowed by a link to it
+        other = write(tmp_path / folder, name=f"{folder}.py")
+        assert PythonReward(file=other.name).path == other
 
 
 def test_a_file_outside(allowed, tmp_path):
@@ -148,14 +140,6 @@ def test_a_file_outside(allowed, tmp_path):
     for name in ("link.py", "folder/mine.py"):
         assert str(outside / "mine.py") in refusal(name)
     assert not list(tmp_path.rglob("it ran"))
-
-
-def test_an_allowed_folder_may_itself_be_a_link(tmp_path, monkeypatch):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.setenv(permissions.PYTHON, str(tmp_path / "link"))
-    path = write(tmp_path / "real")
-    assert PythonReward(file="mine.py").path == path
 
 
 # --- what runs ------------------------------------------------------------------------------------------------------
@@ -185,22 +169,18 @@ def score(images, prompts):
     ("text", "scores"), [(BRIGHTNESS, [0.25, 0.75]), (LENGTH, [3.0, 5.0]), (DATACLASS, [2.0, 2.0])]
 )
 def test_scores_are_the_functions(allowed, text, scores):
-    """What it does to its pictures no other reward sees."""
+    """What it does to its pictures no other reward sees; of a video it scores every frame."""
     write(allowed, text.replace("def score", "def own"))
-    images = IMAGES.clone()
-    assert score([PythonReward(file="mine.py", function="own")], images, PROMPTS)[:, 0].tolist() == scores
+    images, reward = IMAGES.clone(), PythonReward(file="mine.py", function="own")
+    assert score([reward], images, PROMPTS)[:, 0].tolist() == scores
     assert torch.equal(images, IMAGES)
-
-
-def test_of_videos_it_is_the_mean_over_frames(allowed):
-    write(allowed)
-    videos = torch.linspace(0, 1, 5)[None, :, None, None, None].expand(2, 5, 4, 4, 3)
-    assert score([PythonReward(file="mine.py")], videos, PROMPTS)[:, 0].tolist() == pytest.approx([0.5, 0.5])
+    videos = torch.cat([IMAGES[:, None], 1 - IMAGES[:, None]], 1)  # of mean brightness 0.5
+    expected = [0.5, 0.5] if text is BRIGHTNESS else scores
+    assert score([reward], videos, PROMPTS)[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_its_name_is_the_files(allowed):
     write(allowed)
-    assert PythonReward(file="mine.py").name == "mine"
     (reward,) = RewardPython().build(0.5, True, rescale=2.0, clip="0, 1", file="mine.py", function="score")
     assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
     assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [0.5, 1.0]
@@ -251,17 +231,10 @@ def test_the_workflow_runs_the_node_again_when_the_file_changed(small_graph, all
     ids=["in a helper", "in what it calls", "an import", "no Python", "no function", "too few scores"],
 )
 def test_an_error_names_its_line(allowed, text, told):
-    path = write(allowed, text)
+    path, modules = write(allowed, text), set(sys.modules)
     with pytest.raises(RewardError, match=told.replace("{path}", str(path))):
         score([PythonReward(file="mine.py")], IMAGES, PROMPTS)
-
-
-def test_a_file_that_does_not_load_leaves_nothing(allowed):
-    write(allowed, "import no_such_package\n")
-    modules = set(sys.modules)
-    with pytest.raises(RewardError):
-        PythonReward(file="mine.py")
-    assert set(sys.modules) == modules
+    assert set(sys.modules) == modules or not told.startswith("^{path}"), "a file that does not load leaves nothing"
 
 
 def test_stopping_from_within(allowed):
