@@ -149,15 +149,6 @@ def test_bad_input_is_named(otca, written, small_graph, name):
     assert value in told and fix in advice, errors
 
 
-def test_an_unknown_class_is_named(otca, written, small_graph):
-    graph = small_graph()
-    node_id = id_of(graph, "OTCA_TCDWeights")
-    graph[node_id]["class_type"] = "OTCA_TCDWeight"
-    code, printed, errors = otca("validate", written(graph))
-    told, _, advice = complaint(errors, node_id, graph)
-    assert code == 2 and printed == "" and "OTCA_TCDWeight" in told and "did you mean OTCA_TCDWeights?" in advice
-
-
 def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp_path):
     folder = shutil.copytree(flux_folder, tmp_path / "model")
     weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -168,21 +159,24 @@ def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp
         assert code in (1, 2) and str(weights) in errors and "truncated" in errors and "Fix: " in errors
 
 
-def test_a_cycle(otca, written, small_graph):
-    graph = small_graph()
-    step, sampler = id_of(graph, "OTCA_GRPOStep"), id_of(graph, "OTCA_SDESampler")
-    graph[sampler]["inputs"]["model"] = [step, 0]
-    code, _, errors = otca("validate", written(graph))
-    assert code == 2 and "form a cycle" in errors and "Fix: " in errors
-    assert step in errors and sampler in errors
-
-
 def test_all_problems_at_once(otca, written, small_graph):
     graph = small_graph()
     for name in ("group of one", "no choice", "too large", "missing file", "no rewards"):
         damage(graph, name)
     code, _, errors = otca("validate", written(graph))
     assert code == 2 and errors.count("error: ") == 5 and errors.count("Fix: ") == 5
+    graph = small_graph()  # of an unknown class
+    node_id = id_of(graph, "OTCA_TCDWeights")
+    graph[node_id]["class_type"] = "OTCA_TCDWeight"
+    code, printed, errors = otca("validate", written(graph))
+    told, _, advice = complaint(errors, node_id, graph)
+    assert code == 2 and printed == "" and "OTCA_TCDWeight" in told and "did you mean OTCA_TCDWeights?" in advice
+    graph = small_graph()  # with a cycle
+    step, sampler = id_of(graph, "OTCA_GRPOStep"), id_of(graph, "OTCA_SDESampler")
+    graph[sampler]["inputs"]["model"] = [step, 0]
+    code, _, errors = otca("validate", written(graph))
+    assert code == 2 and "form a cycle" in errors and "Fix: " in errors
+    assert step in errors and sampler in errors
 
 
 NO_WORKFLOWS = {
@@ -204,21 +198,21 @@ def test_files_that_are_no_workflow(otca, written, tmp_path):
 
 def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    code, _, errors = otca("train", written(small_graph()), "--output", tmp_path / "run", "--gpus", 3)
-    assert code == 2 and "--gpus 3: " in errors and "has 2 GPUs. Fix: fewer, or --device cpu" in errors
-    train = ("train", written(small_graph()), "--output", tmp_path / "run", "--reward-gpus")
-    code, _, errors = otca(*train, 1, "--gpus", 2)
-    assert code == 2 and "2 here, are 3 GPUs on each machine" in errors and "has 2. Fix: " in errors
-    code, _, errors = otca(*train, 2)
-    assert code == 2 and "1 here, are 3 GPUs" in errors
-    code, _, errors = otca(*train, 1, "--device", "cpu")
-    assert code == 2 and "--device cpu say two things. Fix: " in errors
+    train = ("train", written(small_graph()), "--output", tmp_path / "run")
+    for options, words in (
+        (["--gpus", 3], ["--gpus 3: ", "has 2 GPUs. Fix: fewer, or --device cpu"]),
+        (["--reward-gpus", 1, "--gpus", 2], ["2 here, are 3 GPUs on each machine", "has 2. Fix: "]),
+        (["--reward-gpus", 2], ["1 here, are 3 GPUs"]),
+        (["--reward-gpus", 1, "--device", "cpu"], ["--device cpu say two things. Fix: "]),
+    ):
+        code, _, errors = otca(*train, *options)
+        assert code == 2 and all(word in errors for word in words), errors
     assert not (tmp_path / "run").exists()
     seen = []
     monkeypatch.setattr(
         "comfyui_otca.trainer.run.loop.train", lambda *_, **__: seen.append(devices.chosen_reward_device("auto")) or 0
     )
-    assert otca(*train, 1)[0] == 0 and seen == ["cuda:1"]
+    assert otca(*train, "--reward-gpus", 1)[0] == 0 and seen == ["cuda:1"]
 
 
 # --- --set ----------------------------------------------------------------------------------------------------------

@@ -111,14 +111,11 @@ HOSTILE = [
 ]
 
 
-def test_a_hostile_manifest_is_refused(bundle):
+def test_a_hostile_manifest_is_refused(bundle, tmp_path, capsys):
     content = read_json(bundle / "manifest.json")
     for field, value in HOSTILE:
         (bundle / "manifest.json").write_text(json.dumps(content | {field: value}))
         with pytest.raises(Damaged, match=f"is not a manifest: {field}.*make the bundle again"):
             checking.check(bundle)
-
-
-def test_no_bundle_at_all(tmp_path, capsys):
     assert main(["bundle", "--check", str(tmp_path)]) == 2
     assert "it is not a bundle" in capsys.readouterr().err

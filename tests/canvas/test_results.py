@@ -138,9 +138,6 @@ def test_preview_is_what_the_model_saw(weighed):
     earlier = results.preview_png("9", 4, 0)
     assert earlier != results.preview_png("9", 4, 3)
     assert earlier == results.preview_png("9", 3, 0), "one group shares its noise, so step 0 predicts one and the same"
-
-
-def test_preview_of_what_does_not_exist(weighed):
     for sample, step in ((6, 0), (-1, 0), (0, 4), (0, -1)):
         with pytest.raises(LookupError, match=f"sample {sample}, step {step}: there are 6 samples and 4 steps"):
             results.preview_png("9", sample, step)

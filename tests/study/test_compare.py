@@ -22,14 +22,8 @@ from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget
 from comfyui_otca.trainer.run.folder import RunError, json_line
 
-ALIKE = Settings(
-    iterations=2,
-    seeds=range(2),
-    evaluate_every=1,
-    prompts="a red circle\na blue square",
-    evaluation_seeds=2,
-    tuning_iterations=2,
-)
+PROMPTS = "a red circle\na blue square"
+ALIKE = Settings(2, seeds=range(2), evaluate_every=1, prompts=PROMPTS, evaluation_seeds=2, tuning_iterations=2)
 FORWARDS = replace(ALIKE, budget=Budget("forwards", 100, 2), evaluation_steps=4)
 
 
@@ -38,36 +32,30 @@ def finish(training, rise, held_out=(0.5, 0.75)):
 
     `held_out`: what a second reward gave the two pictures at the end, of which it gave 0.5 and 0.75 before training.
     """
-    folder = training.folder
+    folder, last = training.folder, training.iterations
     folder.mkdir(parents=True)
-    (folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
-    (folder / "status.json").write_text(json.dumps({"status": "finished", "total": training.iterations}))
-    (folder / "diversity.json").write_text(
-        json.dumps({f"shapes-clip, {training.length}": 0.5, "shapes-clip, before training": 0.6})
-    )
-    last = 2 if training.budget else training.iterations
     if training.budget:
         training.budget.write(folder)
-    evaluations = [
-        {
-            "iteration": i,
-            "rewards": {
-                "a": {
-                    "mean": 1 + 2 * rise * i / last,
-                    "std": 2,
-                    "standard_error": 0.5,
-                    "held_out": False,
-                    "values": [0, None],
-                },
-                "judge": {"mean": sum(judged) / 2, "std": 1, "standard_error": 0.5, "held_out": True, "values": judged},
-            },
-        }
-        for i, judged in ((0, [0.5, 0.75]), (last, list(held_out)))
-    ]
+        last = 2
+    written = {
+        "workflow": training.workflow.graph,
+        "status": {"status": "finished", "total": training.iterations},
+        "diversity": {f"shapes-clip, {training.length}": 0.5, "shapes-clip, before training": 0.6},
+    }
+    for name, content in written.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+    def evaluation(iteration, judged):
+        trained = {"mean": 1 + 2 * rise * iteration / last, "std": 2, "held_out": False, "values": [0, None]}
+        judge = {"mean": sum(judged) / 2, "std": 1, "held_out": True, "values": judged}
+        rewards = {name: {**own, "standard_error": 0.5} for name, own in (("a", trained), ("judge", judge))}
+        return {"iteration": iteration, "rewards": rewards}
+
+    evaluations = [evaluation(0, [0.5, 0.75]), evaluation(last, list(held_out))]
     figures = {"seconds/iteration": 1, "seconds/used": 2, "forwards/all": 24, "forwards/with_gradient": 14}
-    (folder / "evaluation.jsonl").write_text("".join(map(json_line, evaluations)))
     rows = [{"iteration": number + 1, **figures} for number in range(last)]
-    (folder / "metrics.jsonl").write_text("".join(map(json_line, rows)))
+    for name, lines in (("evaluation", evaluations), ("metrics", rows)):
+        (folder / f"{name}.jsonl").write_text("".join(map(json_line, lines)))
 
 
 # --- which trainings -------------------------------------------------------------------------------------------------

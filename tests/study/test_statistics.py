@@ -45,13 +45,10 @@ def test_what_has_no_score_is_left_out():
     assert none.count == 0 and math.isnan(none.mean)
 
 
-def test_the_bootstrap_of_groups_draws_groups():
+def test_the_bootstrap_of_groups_draws_groups_and_of_one_samples():
     # Two prompts whose seeds agree: means of 0, ½ and 1, with ends in a quarter of the draws, however many seeds there are.
     values = np.array([[0.0] * 50, [1.0] * 50])
     assert bootstrap_of_groups(values) == Interval(0.5, 0.0, 1.0, 100)
-
-
-def test_of_one_group_it_draws_samples():
     assert bootstrap_of_groups(np.array([[0.0, 1.0]])) == Interval(0.5, 0.0, 1.0, 2)
     assert math.isnan(bootstrap_of_groups(np.array([[0.5]])).low)
 

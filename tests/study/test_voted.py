@@ -29,22 +29,19 @@ def add(folder, prompt, pictures, answer, replaces=None):
 
 
 def test_every_choice_that_stands_is_a_pair(folder, capsys):
+    command = ["vote", "--folder", str(folder), "--pairs"]
+    add(folder, "four", (A, C), Answer("alike"))
+    assert main(command) == 2
+    assert "has no vote by which" in (told := capsys.readouterr().err) and "Fix: " in told
+    assert not (folder / "pairs.jsonl").exists()
     add(folder, "one", (A, B, C), Answer("order", ((2,), (0, 1))))
     wrong = add(folder, "two", (A, B), Answer("pair", ((0,), (1,))))
     add(folder, "two", (A, B), Answer("pair", ((1,), (0,))), wrong)
     gone = add(folder, "three", (B, C), Answer("pair", ((0,), (1,))))
     add(folder, "three", (B, C), Answer("withdrawn"), gone)
-    add(folder, "four", (A, C), Answer("alike"))
     add(folder, "five", ("votes/0123456789abcdef.mp4", "votes/1123456789abcdef.mp4"), Answer("pair", ((0,), (1,))))
     for _ in range(2):  # what was written before is written again
-        assert main(["vote", "--folder", str(folder), "--pairs"]) == 0
+        assert main(command) == 0
         assert capsys.readouterr().out == f"3 pairs in {folder / 'pairs.jsonl'}\n"
         read = [(pair.prompt, *pair.files) for pair in read_folder(str(folder)).pairs]
         assert read == [("one", C, A), ("one", C, B), ("two", B, A)]
-
-
-def test_without_a_choice_there_is_nothing_to_write(folder, capsys):
-    add(folder, "four", (A, C), Answer("alike"))
-    assert main(["vote", "--folder", str(folder), "--pairs"]) == 2
-    assert "has no vote by which" in (told := capsys.readouterr().err) and "Fix: " in told
-    assert not (folder / "pairs.jsonl").exists()
