@@ -5,6 +5,10 @@ import test from "node:test";
 import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "../../web/lib/bypass.js";
 
 const contract = JSON.parse(readFileSync(new URL("../nodes/contract.json", import.meta.url), "utf8"));
+
+/** {name: [type, settings]} of a class's inputs of a kind, which the contract has as "required seed" and so on. */
+const inputsOf = (kind, name) =>
+  Object.fromEntries(Object.entries(contract[name]).flatMap(([key, value]) => key.startsWith(`${kind} `) ? [[key.slice(kind.length + 1), value]] : []));
 const entry = (name, inputs) => ({ class_type: `OTCA_${name}`, inputs, _meta: { title: name } });
 
 /** The method's graph, as ComfyUI exports it; 20 is a node of numbers. */
@@ -90,7 +94,7 @@ test("one bypassed node behind another", () => {
 test("what stands in a node's place has all that its class requires", () => {
   for (const [name, definition] of Object.entries(contract)) {
     const inputs = Object.fromEntries(
-      Object.entries(definition.inputs.required).map(([input, [type]]) => [input, Array.isArray(type) ? type[0] : ["3", 0]]),
+      Object.entries(inputsOf("required", name)).map(([input, [type]]) => [input, Array.isArray(type) ? type[0] : ["3", 0]]),
     );
     const user = Object.fromEntries(Object.keys(definition.outputs).map((output, slot) => [output, ["1", slot]]));
     const prompt = { 1: { class_type: name, inputs }, 2: { class_type: "Other", inputs: user } };
@@ -98,7 +102,7 @@ test("what stands in a node's place has all that its class requires", () => {
     const made = withoutBypassed(prompt, ["1"], nothing);
     for (const [id, place] of Object.entries(made)) {
       if (id === "2") continue;
-      const { required, optional = {} } = contract[place.class_type].inputs;
+      const required = inputsOf("required", place.class_type), optional = inputsOf("optional", place.class_type);
       assert.deepEqual(Object.keys(place.inputs).sort(), Object.keys(required).sort(), name);
       for (const [input, value] of Object.entries(place.inputs)) {
         const [type] = { ...required, ...optional }[input];
@@ -111,9 +115,9 @@ test("what stands in a node's place has all that its class requires", () => {
 });
 
 test("every node that gives credit or fuses has a meaning, of ComfyUI's own or ours", () => {
-  const lacking = Object.entries(contract).filter(([name, { inputs, outputs }]) => {
+  const lacking = Object.entries(contract).filter(([name, { outputs }]) => {
     const [first] = Object.values(outputs);
-    const through = Object.values({ ...inputs.required, ...inputs.optional }).some(([type]) => type === first);
+    const through = Object.values({ ...inputsOf("required", name), ...inputsOf("optional", name) }).some(([type]) => type === first);
     return ["OTCA_CREDIT", "OTCA_ADVANTAGES"].includes(first) && !through && !bypassed([{ node: { mode: 4 }, id: "1", name }]).length;
   });
   assert.deepEqual(lacking, []);

@@ -211,7 +211,7 @@ def test_the_node_hands_it_on(small_workflow, perturb):
 def test_there_is_no_reference_within(flux):
     model = flux()
     before = base_of(model)
-    with pytest.raises(RuntimeError, match="no reference within"), model.policy.merged(), model.policy.reference():
+    with pytest.raises(RuntimeError, match="has no reference"), model.policy.merged(), model.policy.reference():
         pass
     assert_untouched(model, before)
 
