@@ -70,11 +70,7 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
 
 def scores(
-    node: str,
-    scores: Scores,
-    thumbnails: dict | None,
-    standings: Tensor | None = None,
-    places: list[int] | None = None,
+    node: str, scores: Scores, thumbnails: dict | None, standings: Tensor | None = None, places: list[int] | None = None
 ) -> dict:
     """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
 

@@ -73,10 +73,7 @@ class Busy(RuntimeError):
 
 
 def shown(
-    node: str,
-    result: tuple,
-    payloads: Mapping[str, Callable[[], dict]],
-    trajectories: Trajectories | None = None,
+    node: str, result: tuple, payloads: Mapping[str, Callable[[], dict]], trajectories: Trajectories | None = None
 ):
     """A node's return value: on the canvas with what the page shows, headlessly the bare result.
 

@@ -65,11 +65,7 @@ def score(arguments: argparse.Namespace) -> int:
     "compare a model with what it was trained to",
     SOURCE,
     many("--lora", "[NAME=]FILE", "an adapter, or a run's folder, to compare with"),
-    many(
-        "--guide",
-        "[NAME=]RUN=γ",
-        "implicit reward guidance, as of otca sample. Guides of one NAME are composed",
-    ),
+    many("--guide", "[NAME=]RUN=γ", "implicit reward guidance, as of otca sample. Guides of one NAME are composed"),
     arg("--prompts", "one prompt a line, or .jsonl", required=True, metavar="FILE"),
     REWARDS,
     count("--seeds", "pictures to a prompt", 4),

@@ -117,28 +117,14 @@ SET = arg(
 # For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them.
 COMFYUI = group(
     "ComfyUI's own nodes (docs/training.md)",
-    arg(
-        "--comfyui",
-        "ComfyUI's folder, for a workflow that holds its nodes (default: $COMFYUI_PATH)",
-        metavar="PATH",
-    ),
+    arg("--comfyui", "ComfyUI's folder, for a workflow that holds its nodes (default: $COMFYUI_PATH)", metavar="PATH"),
     many("--custom-nodes", "NAME", "load that pack of ComfyUI's custom_nodes too, which runs its code"),
 )
 # What only the user may allow a workflow to do; `allow` applies them.
 PERMISSIONS = group(
     "what workflows may touch (docs/security.md)",
-    many(
-        "--allow-folder",
-        "FOLDER",
-        "let workflows name models and prompt files in that folder",
-        type=existing_folder,
-    ),
-    many(
-        "--allow-host",
-        "HOST[:PORT]",
-        "let workflows send pictures, prompts or figures to that host",
-        type=host_name,
-    ),
+    many("--allow-folder", "FOLDER", "let workflows name models and prompt files in that folder", type=existing_folder),
+    many("--allow-host", "HOST[:PORT]", "let workflows send pictures, prompts or figures to that host", type=host_name),
     many(
         "--allow-python",
         "FOLDER",

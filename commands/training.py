@@ -78,12 +78,7 @@ def _prepared(arguments: argparse.Namespace, processes: int) -> Prepared:
     options.set_seeds(workflow, arguments.seed)
     folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else None)
     prepared = prepare(
-        workflow,
-        folder,
-        resume=arguments.resume,
-        take_over=arguments.take_over,
-        processes=processes,
-        say=options.say,
+        workflow, folder, resume=arguments.resume, take_over=arguments.take_over, processes=processes, say=options.say
     )
     options.print_problems(prepared.problems)
     return prepared

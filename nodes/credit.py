@@ -261,10 +261,7 @@ class SpatialCredit(_Credit):
             "Share of its credit that every position keeps. 1: the map has no effect."
         ),
     }
-    OPTIONAL = {
-        "device": DEVICE,
-        "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
-    }
+    OPTIONAL = {"device": DEVICE, "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32.")}
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):

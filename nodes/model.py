@@ -83,14 +83,7 @@ class LoadFlowModel(Node):
 
     @classmethod
     def VALIDATE_INPUTS(
-        cls,
-        model,
-        path="",
-        resume_run="",
-        download=False,
-        start_from="",
-        training="lora",
-        lora_rank=None,
+        cls, model, path="", resume_run="", download=False, start_from="", training="lora", lora_rank=None
     ):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
@@ -113,17 +106,7 @@ class LoadFlowModel(Node):
         ]
 
     @devices.outside_inference
-    def load(
-        self,
-        model,
-        path="",
-        device="auto",
-        download=False,
-        resume_run="",
-        memory=None,
-        start_from="",
-        **options,
-    ):
+    def load(self, model, path="", device="auto", download=False, resume_run="", memory=None, start_from="", **options):
         from ..trainer.flow import load_flow_model
 
         devices.make_room()

@@ -91,11 +91,7 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
 
 FOLDER = "otca_bundles"  # in ComfyUI's output folder
 MOST_OF_ONE_NAME = 100
-BUNDLE = {
-    "prompt": Field(json_object, required=True),
-    "name": Field(plain_name),
-    "hashes": Field(flag, default=True),
-}
+BUNDLE = {"prompt": Field(json_object, required=True), "name": Field(plain_name), "hashes": Field(flag, default=True)}
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,7 @@ class Library:
     def removal(self, run: Run) -> dict[str, Any]:
         """What would be deleted, for the person who has to confirm it: {folder, bytes, files, begun_with}."""
         sizes = [os.lstat(Path(folder) / file).st_size for folder, _, files in os.walk(run.folder) for file in files]
-        return {
-            "folder": str(run.folder),
-            "bytes": sum(sizes),
-            "files": len(sizes),
-            "begun_with": self.begun_with(run),
-        }
+        return {"folder": str(run.folder), "bytes": sum(sizes), "files": len(sizes), "begun_with": self.begun_with(run)}
 
     def remove(self, run: Run) -> None:
         """Removes the run's folder for good. Raises Refused (409)."""

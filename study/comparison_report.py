@@ -102,11 +102,7 @@ def _head(facts: Facts) -> list[str]:
         "training, in standard deviations of that reward before training."
     )
     if facts.screening:
-        return [
-            "# Screening, without verdict",
-            "",
-            f"One seed of each: what differs here may be chance. {judged}",
-        ]
+        return ["# Screening, without verdict", "", f"One seed of each: what differs here may be chance. {judged}"]
     intervals = (
         "± and brackets: 95 % of Student's t over training seeds, each by itself; differences are paired by seed, and bold "
         "where theirs is without 0. p is corrected for the number of workflows that have one, so the two may disagree: then "

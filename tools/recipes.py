@@ -77,11 +77,7 @@ def _cell(found: Recipe | None) -> str:
     if found is None:
         return "does not fit"
     case = found.case
-    words = [
-        in_words(case.iteration.size),
-        found.weights,
-        f"checkpointing {'on' if case.checkpointing else 'off'}",
-    ]
+    words = [in_words(case.iteration.size), found.weights, f"checkpointing {'on' if case.checkpointing else 'off'}"]
     words += ["VAE tiling"] if case.tiling else []
     words += [f"{found.streamed / GB:.1f} GB of weights in main memory"] if found.streamed else []
     return "; ".join(words) + f": {case.needs.total / GB:.1f} GB"

@@ -301,9 +301,7 @@ def decode(place: Place) -> dict:
     cases = ((32, 2),) if place.tiny else ((512, 1), (512, 4), (1024, 1), (1024, 4))
     ways = {case: partial(model.decode, torch.randn(case[1], *model.latent_shape(case[0], case[0]))) for case in cases}
     seconds, _ = take_turns(ways, PICTURE_ROUNDS, model.device)
-    return {
-        "pictures_per_second": {f"{side}, batch {batch}": batch / seconds[side, batch] for side, batch in cases},
-    }
+    return {"pictures_per_second": {f"{side}, batch {batch}": batch / seconds[side, batch] for side, batch in cases}}
 
 
 def rewards(place: Place) -> dict:

@@ -160,12 +160,7 @@ def _may_run(want: Want) -> bool:
     return True
 
 
-_RULES: dict[str, Callable[[Want], bool]] = {
-    READ: _may_read,
-    POST: _may_post,
-    DOWNLOAD: _may_download,
-    RUN: _may_run,
-}
+_RULES: dict[str, Callable[[Want], bool]] = {READ: _may_read, POST: _may_post, DOWNLOAD: _may_download, RUN: _may_run}
 _WRONG = {
     READ: "lies in no folder that workflows may read",
     POST: "is a host that you have not allowed",

@@ -172,7 +172,7 @@ class RewardMyTaste(NetworkReward):
     REQUIRED = {
         "path": text("taste.safetensors", suggest="reward_weights").tip(
             "The file that otca taste fit wrote: a path, or its name in a model folder."
-        ),
+        )
     }
 
     OPTIONAL = {

@@ -42,11 +42,7 @@ def test_a_whole_bundle_has_no_error(bundle, capsys):
 def test_a_model_that_is_not_the_same(bundle, model):
     weights = model / "model.safetensors"
     content = weights.read_bytes()
-    changes = {
-        "SHA-256": bytes([content[0] ^ 1]) + content[1:],
-        "should have": content + b"x",
-        "is missing": None,
-    }
+    changes = {"SHA-256": bytes([content[0] ^ 1]) + content[1:], "should have": content + b"x", "is missing": None}
     for told, changed in changes.items():
         weights.unlink() if changed is None else weights.write_bytes(changed)
         (said,) = errors(bundle)

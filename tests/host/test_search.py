@@ -83,8 +83,7 @@ def test_weights_by_name_and_by_path(folder):
     assert search.weights("vae/sub/ae.safetensors", "diffusion_models") == file
     assert paths.list_weights("vae") == ["sub/ae.safetensors"] and paths.list_weights("text_encoders") == []
     with pytest.raises(
-        FileNotFoundError,
-        match="weights 'sub/ae.safetensors' were not found.*into ComfyUI's models/text_encoders",
+        FileNotFoundError, match="weights 'sub/ae.safetensors' were not found.*into ComfyUI's models/text_encoders"
     ):
         search.weights("sub/ae.safetensors", "text_encoders")
 

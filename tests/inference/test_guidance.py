@@ -237,12 +237,7 @@ def noise(seed, model):
 
 def state(model):
     own = {name: tensor.clone() for name, tensor in model.transformer.state_dict().items()}
-    return (
-        own,
-        list(model.policy.trainable_named()),
-        model.transformer.active_adapters(),
-        model.policy.adapter,
-    )
+    return (own, list(model.policy.trainable_named()), model.transformer.active_adapters(), model.policy.adapter)
 
 
 @pytest.mark.parametrize("fails", [False, True])

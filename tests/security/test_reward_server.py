@@ -121,8 +121,7 @@ def test_forty_named_scores_of_a_sample_fit(serve):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"[" * 7000, b'{"scores": ' + b"[" * 5000, b'{"a":' * 1400, b'{"scores": [1, ' + b"1" * 5000 + b", 3]}"],
+    "content", [b"[" * 7000, b'{"scores": ' + b"[" * 5000, b'{"a":' * 1400, b'{"scores": [1, ' + b"1" * 5000 + b", 3]}"]
 )
 def test_json_that_is_nested_very_deep_and_a_number_of_five_thousand_digits(serve, content):
     assert "it must be JSON like" in error_of(serve(answers(content)))

@@ -47,11 +47,7 @@ def tcd(
 
 
 def from_similarity(
-    similarity: Tensor,
-    trained: Sequence[int],
-    w_min: float = 0.5,
-    floor: str = "affine",
-    normalize: str = "mean",
+    similarity: Tensor, trained: Sequence[int], w_min: float = 0.5, floor: str = "affine", normalize: str = "mean"
 ) -> StepCredit:
     """The weights of `tcd` for any measure S [B, T+1] of how far a trajectory has come, such as those of `proxies`."""
     delta = similarity.diff(dim=1)

@@ -51,10 +51,7 @@ class Wan(NormalizedModel):
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(
-            list(texts),
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.max_sequence_length,
-            device=device,
+            list(texts), do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length, device=device
         )
         return Condition({"tokens": tokens})
 

@@ -27,13 +27,7 @@ RESERVE = 1 * GB
 LATENTS_OF_A_STEP = 8
 
 LOADING = "loading"
-ENCODING, SAMPLING, DECODING, SCORING, UPDATE = (
-    "encoding prompts",
-    "sampling",
-    "decoding",
-    "scoring",
-    "the update",
-)
+ENCODING, SAMPLING, DECODING, SCORING, UPDATE = ("encoding prompts", "sampling", "decoding", "scoring", "the update")
 
 # Files of the rewards that have a network (docs/rewards.md), by node.
 REWARDS = {

@@ -115,9 +115,7 @@ ARCHITECTURES = {  # title, params, width, layers, lora, encoder_bytes, vae; fil
         *("Z-Image", 6_154_908_736, 3840, 32, 2_219_520, QWEN3_4B, FLUX_VAE), ("z_image",), "lumina2", saved=34.2
     ),
     "krea2": Architecture(  # its encoder is qwen3vl_4b_fp8_scaled
-        *("Krea 2", 12_820_073_036, 6144, 28, 3_354_624, 5_200_000_000, WAN21_VAE),
-        *(("krea2",), "krea2", 29.8),
-        rows=2,
+        *("Krea 2", 12_820_073_036, 6144, 28, 3_354_624, 5_200_000_000, WAN21_VAE), *(("krea2",), "krea2", 29.8), rows=2
     ),
     "qwen_image": Architecture(  # qwen_2.5_vl_7b_fp8_scaled
         *("Qwen-Image", 20_430_401_088, 3072, 60, 6_635_520, 9_380_000_000, WAN21_VAE),
@@ -167,8 +165,7 @@ def architecture_of(file_name: str) -> Architecture | None:
     """The published model that a file's name belongs to, or None."""
     name = file_name.replace("\\", "/").rsplit("/", 1)[-1].lower()
     return next(
-        (model for model in ARCHITECTURES.values() if name.startswith(tuple(map(str.lower, model.files)))),
-        None,
+        (model for model in ARCHITECTURES.values() if name.startswith(tuple(map(str.lower, model.files)))), None
     )
 
 

@@ -90,10 +90,7 @@ def panels(history: Sequence[Mapping]) -> list[Panel]:
 
 
 def curves_figure(
-    history: Sequence[Mapping],
-    evaluations: Sequence[Mapping],
-    chosen: Sequence[Panel],
-    changed: Sequence[int] = (),
+    history: Sequence[Mapping], evaluations: Sequence[Mapping], chosen: Sequence[Panel], changed: Sequence[int] = ()
 ) -> Figure:
     """Each reward's iteration means, their running mean, and the fixed evaluation as points. A dotted line stands before each
     iteration that was the first with a changed value."""

@@ -144,13 +144,7 @@ class ImageReward(NetworkReward):
     network: Blip
 
     def __init__(
-        self,
-        name: str = "image_reward",
-        *,
-        path: str = "",
-        config: str = "",
-        tokenizer: str = TOKENIZER.source,
-        **use,
+        self, name: str = "image_reward", *, path: str = "", config: str = "", tokenizer: str = TOKENIZER.source, **use
     ):
         folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
         super().__init__(name, Blip, FILE.find(path), {"config": CONFIG.find(config), "tokenizer": folder}, **use)

@@ -47,9 +47,7 @@ class VideoReward(NetworkReward):
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         chosen = self.frames(videos.shape[1])
         scores = self.network.once(
-            videos,
-            (*chosen, *prompts),
-            lambda: self.in_batches(self.network.score, videos[:, chosen], prompts),
+            videos, (*chosen, *prompts), lambda: self.in_batches(self.network.score, videos[:, chosen], prompts)
         )
         return scores[:, self.DIMENSIONS.index(self.dimension)]
 

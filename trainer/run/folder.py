@@ -59,20 +59,7 @@ BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the bes
 TENSORBOARD = "tensorboard"
 FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
 # All that a training writes into its folder, or removes there, by itself. A new one begins only where nothing of that name is.
-WRITTEN = (
-    METRICS,
-    EVALUATIONS,
-    CHANGES,
-    WORKFLOW,
-    CANVAS,
-    STATUS,
-    BUDGET,
-    STOP,
-    WANDB,
-    *PICTURES,
-    *ADAPTERS,
-    *FOLDERS,
-)
+WRITTEN = (METRICS, EVALUATIONS, CHANGES, WORKFLOW, CANVAS, STATUS, BUDGET, STOP, WANDB, *PICTURES, *ADAPTERS, *FOLDERS)
 
 
 # --- each file of a run -----------------------------------------------------------------------------------------------

@@ -47,10 +47,7 @@ NAMES = {
 }
 # Constants that are structure. Of a reward, whatever says which reward it is.
 _STRUCTURE = {
-    LOAD_NODE: {
-        *("model", "path", "training", "start_from"),
-        *("lora_rank", "lora_alpha", "lora_targets", "seed"),
-    },
+    LOAD_NODE: {*("model", "path", "training", "start_from"), *("lora_rank", "lora_alpha", "lora_targets", "seed")},
     MAKE_NODE: {"start_from", "boundary", "lora_rank", "lora_alpha", "lora_targets", "seed"},
     "OTCA_EmbeddedModel": {"model"},
 }

@@ -83,10 +83,7 @@ SD3 = {
     "pos_embed_max_size": 8,
     "pos_embed_scaling_factor": None,
     "adm_in_channels": 24,
-    "context_embedder_config": {
-        "target": "torch.nn.Linear",
-        "params": {"in_features": 32, "out_features": 128},
-    },
+    "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 32, "out_features": 128}},
     "qk_norm": "rms",
     "x_block_self_attn_layers": [0],
 }

@@ -79,10 +79,7 @@ def seeded(shape, seed: int) -> torch.Tensor:
 
 
 # Formats of comfy.quant_ops that the layer's entry says more about; their usual groups are wider than a tiny network.
-GROUPS = {
-    "convrot_w4a4": {"convrot_groupsize": 16},
-    "asym_w4a8_int8": {"convrot_groupsize": 16, "group_size": 16},
-}
+GROUPS = {"convrot_w4a4": {"convrot_groupsize": 16}, "asym_w4a8_int8": {"convrot_groupsize": 16, "group_size": 16}}
 
 
 def quantized_state(module: torch.nn.Module, form: str) -> dict[str, torch.Tensor]:

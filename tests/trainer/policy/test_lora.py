@@ -77,11 +77,7 @@ def test_metadata(file):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lora_rank": 8}, ["(4, ", "(8, "]),
-        ({"lora_targets": "attn.to_q"}, ["nothing here"]),
-    ],
+    ("options", "words"), [({"lora_rank": 8}, ["(4, ", "(8, "]), ({"lora_targets": "attn.to_q"}, ["nothing here"])]
 )
 def test_another_adapter_is_refused(file, load_model, options, words):
     other = load_model(**options)

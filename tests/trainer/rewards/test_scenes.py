@@ -11,16 +11,7 @@ from PIL import Image, ImageDraw
 
 from comfyui_otca.tools.models.draw import draw_scene
 from comfyui_otca.tools.models.worlds import WRONG_RELATION, WRONG_WORD, misheard
-from comfyui_otca.trainer.rewards.scenes import (
-    COLORS,
-    Scene,
-    Scenes,
-    grade,
-    judge,
-    parse_caption,
-    regions,
-    scenes,
-)
+from comfyui_otca.trainer.rewards.scenes import COLORS, Scene, Scenes, grade, judge, parse_caption, regions, scenes
 from comfyui_otca.trainer.rewards.shapes import PALETTE, SHAPES
 
 from .test_shapes import draw

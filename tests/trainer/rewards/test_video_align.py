@@ -326,11 +326,7 @@ def asking_otherwise(folder, kind):
             )
         ),
         ("full", (pickled, f"{STEP}/model.pth"), "model.pth .*cannot be read.*UnpicklingError"),
-        (
-            "merged",
-            (tensors, lambda found: found.pop(f"model.{Q}")),
-            rf"no '{Q}' \(1 of .* are missing.*Fix: ",
-        ),
+        ("merged", (tensors, lambda found: found.pop(f"model.{Q}")), rf"no '{Q}' \(1 of .* are missing.*Fix: "),
         (
             "merged",
             (tensors, lambda found: found.update({"rm_head.weight": torch.zeros(4, 32)})),

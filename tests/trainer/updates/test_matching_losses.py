@@ -177,11 +177,7 @@ def test_on_policy_identity(case, kind, given):
     target = case["noise"] - case["x0"]
     lost = case["advantage"] * case["beta"] * (fit - (case["reference"] - target).square().flatten(1).mean(1))
     sharpness = torch.stack([lost[:3].mean(), lost[3:].mean()]).sigmoid().repeat_interleave(3)
-    each = {
-        "nft": case["sigma"] / error,
-        "awm": case["sigma"] * fit ** (0.25 - 1) / 5,
-        "dgpo": sharpness,
-    }[kind]
+    each = {"nft": case["sigma"] / error, "awm": case["sigma"] * fit ** (0.25 - 1) / 5, "dgpo": sharpness}[kind]
     expected = (each * case["advantage"] / 6).view(-1, 1, 1, 1) * slope
     case["old"] = case["velocity"].detach() if given else None
     found = gradient_of(matching_loss(kind, **case)[0], case["velocity"])
