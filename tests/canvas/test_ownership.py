@@ -283,7 +283,7 @@ def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
     assert read_object(runs / "one" / "status.json") == status and len(figures(runs / "one-2")) == 1
 
 
-def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs):
+def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs, comfyui):
     """Mended, and so of another structure, it begins under the name that it asks for."""
     tab = tabs("one", {"OTCA_RewardColorfulness": {"name": "twin"}, "OTCA_RewardSharpness": {"name": "twin"}})
     with pytest.raises(NodeError, match="share a name"):
@@ -291,6 +291,10 @@ def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs):
     tab.workflow.set("RewardSharpness.name", "other")
     tab.queue()
     assert sorted(path.name for path in runs.iterdir()) == ["one"] and len(figures(runs / "one")) == 1
+    tab.workflow.set("RewardSharpness.name", "twin")
+    with pytest.raises(NodeError, match="share a name"):
+        tab.queue()
+    assert owner(comfyui)[-1] == "new run one-2", "the name is the mended graph's by now"
 
 
 def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
