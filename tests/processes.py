@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.connection
 import os
 import socket
@@ -56,13 +57,9 @@ def apart(function: Callable[[], int], output: Path) -> multiprocessing.context.
     return process
 
 
-def _own_threads() -> None:
-    """Gives a forked process torch's threads.
-
-    The first thread that uses torch after a fork replaces its pool. Where several do so at once, as when transformers
-    loads a model, torch fails with "Invalid thread pool!".
-    """
-    torch.set_num_threads(1)
+# In a forked process: the first thread that uses torch after a fork replaces its pool. Where several do so at once, as when
+# transformers loads a model, torch fails with "Invalid thread pool!".
+_own_threads = functools.partial(torch.set_num_threads, 1)
 
 
 def _apart(function: Callable[[], int], output: Path) -> None:

@@ -29,12 +29,8 @@ def read(path):
 
 def test_two_processes_lose_no_line(tmp_path):
     path, place = tmp_path / "votes.jsonl", Path(comfyui_otca.__file__).parent.parent
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
+    command, pipes = [sys.executable, "-c", WRITER, str(path)], dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    writers = [subprocess.Popen(command, cwd=place, **pipes) for _ in range(2)]
     for writer in writers:
         writer.stdout.readline()
     for writer in writers:
@@ -49,19 +45,12 @@ def test_two_processes_lose_no_line(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\n \r\n\n", "", "  ", '\n{"numb', '\n\n{"numb'])
 def test_what_an_editor_or_a_kill_leaves_at_the_end_is_removed_by_the_next_line(tmp_path, end):
     path, said = tmp_path / "votes.jsonl", []
-    path.write_bytes(b'{"number": 1}' + end.encode())
-    assert json_lines.read_lines(path, lambda row: None, said.append) == [{"number": 1}]
-    assert len(said) == end.endswith("numb")
-    json_lines.append_line(path, '{"number": 2}')
-    assert path.read_bytes() == b'{"number": 1}\n{"number": 2}\n'
-
-
-@pytest.mark.parametrize("content", ["", "\n", "\n\n", '{"numb'])
-def test_a_file_without_a_line_gets_its_first(tmp_path, content):
-    path = tmp_path / "votes.jsonl"
-    path.write_text(content)
-    json_lines.append_line(path, '{"number": 2}')
-    assert path.read_text() == '{"number": 2}\n'
+    for begin, found in ((b'{"number": 1}', [{"number": 1}]), (b"", [])):
+        path.write_bytes(begin + end.encode())
+        assert json_lines.read_lines(path, lambda row: None, said.append) == found
+        json_lines.append_line(path, '{"number": 2}')
+        assert path.read_bytes() == begin + b"\n" * len(found) + b'{"number": 2}\n'
+    assert len(said) == 2 * end.endswith("numb")
 
 
 def test_a_wrong_last_line_that_has_its_line_break_is_named_and_stays(tmp_path):

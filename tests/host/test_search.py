@@ -1,6 +1,7 @@
 """Where models, weights and prompt files are found; nothing of it reaches for a network."""
 
 import os
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -62,11 +63,10 @@ def test_a_download_is_asked_for_by_name(monkeypatch):
     asked = []
     permissions.user_allows(download=True)
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *name, **how: asked.append((*name, how)) or "/there"
+        huggingface_hub, "snapshot_download", lambda *name, **how: asked.extend([*name, how]) or "/there"
     )
     assert str(search.download("owner/name")) == "/there"
-    ((name, how),) = asked
-    assert name == "owner/name" and "*/*.safetensors" in how["allow_patterns"]
+    assert asked[0] == "owner/name" and "*/*.safetensors" in asked[1]["allow_patterns"]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,8 @@ def test_weights_by_name_and_by_path(folder):
     assert search.weights("sub/ae.safetensors", "vae") == file == search.weights(str(file), "text_encoders")
     assert search.weights("vae/sub/ae.safetensors", "diffusion_models") == file
     assert paths.list_weights("vae") == ["sub/ae.safetensors"] and paths.list_weights("text_encoders") == []
-    with pytest.raises(
-        FileNotFoundError, match="weights 'sub/ae.safetensors' were not found.*into ComfyUI's models/text_encoders"
-    ):
+    told = "weights 'sub/ae.safetensors' were not found.*into ComfyUI's models/text_encoders"
+    with pytest.raises(FileNotFoundError, match=told):
         search.weights("sub/ae.safetensors", "text_encoders")
 
 
@@ -96,9 +95,7 @@ def test_prompt_files_of_comfyuis_input_folder(tmp_path, monkeypatch):
     assert read_prompts("", "mine.txt") == ["a prompt"]
 
 
-def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
-    import sys
-
+def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path):
     known = sys.modules["folder_paths"].folder_names_and_paths
     put(tmp_path / "diffusers" / "one"), put(tmp_path / "diffusion_models" / "two")
     for kind in ("diffusers", "diffusion_models", "loras"):
@@ -113,8 +110,6 @@ def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
 
 def test_in_comfyui_its_own_lists_are_asked(comfyui, monkeypatch, tmp_path):
     """They are kept until a folder changes: the folders are not walked through at every validation."""
-    import sys
-
     listed = {"loras": ["a.safetensors", os.path.join("b", "C.SAFETENSORS"), "d.pt"]}
     monkeypatch.setattr(sys.modules["folder_paths"], "get_filename_list", listed.__getitem__)
     put(tmp_path / "loras", "not_in_the_list.safetensors")

@@ -41,7 +41,7 @@ def test_a_path_and_its_name(tmp_path, monkeypatch):
 
 def test_a_name_that_is_no_plain_one():
     with pytest.raises(
-        ValueError, match="^workflow 'a:b=c.json': the name 'a:b' must be a plain name.*; NAME=FILE gives"
+        ValueError, match="^workflow 'a:b=c.json': the name 'a:b' must be a plain name.*; NAME=FILE give"
     ):
         named_path("a:b=c.json", "workflow")
 
