@@ -19,11 +19,6 @@ def row(iteration, every=24, with_gradient=14, seconds=1.5):
     return {"iteration": iteration, **figures}
 
 
-def meter(tmp_path, unit, amount, evaluations):
-    Budget(unit, amount, evaluations).write(tmp_path)
-    return Meter(tmp_path)
-
-
 def test_a_backward_pass_counts_as_two_forwards():
     assert cost(row(1), "forwards") == 24 + 2 * 14 and cost(row(1), "seconds") == 1.5
     assert cost({"iteration": 1, "forwards/all": 24, "forwards/with_gradient": None}, "forwards") is None
@@ -39,7 +34,8 @@ def test_what_was_used_until_an_iteration():
 
 
 def test_an_evaluation_whenever_a_part_is_used_up(tmp_path):
-    own = meter(tmp_path, "forwards", 300, 3)  # thirds of 100, in steps of 52: 52, 104, 156, 208, 260, 312
+    Budget("forwards", 300, 3).write(tmp_path)
+    own = Meter(tmp_path)  # thirds of 100, in steps of 52: 52, 104, 156, 208, 260, 312
     history = [row(number) for number in range(1, 7)]
     assert [own.due(history[:n], every=1) for n in range(1, 7)] == [False, True, False, True, False, True]
     assert [own.spent(history[:n]) is not None for n in range(7)] == [False] * 6 + [True]

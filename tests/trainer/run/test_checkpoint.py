@@ -43,11 +43,7 @@ def state(model):
     tensors |= {f"optimizer {k}": v.clone() for k, v in model.policy.optimizer_state().items()}
     if model.policy.ema is not None:
         tensors |= {f"average {i}": p.clone() for i, p in enumerate(model.policy.ema.shadow_params)}
-    return tensors
-
-
-def with_old(model):
-    return state(model) | {f"old {name}": value.clone() for name, value in model.policy.old_state().items()}
+    return tensors | {f"old {name}": value.clone() for name, value in model.policy.old_state().items()}
 
 
 def assert_bit_equal(one, other):
@@ -84,16 +80,16 @@ def test_the_old_policy_comes_back_to_the_bit(model, load_model, step, tmp_path)
     for seed in (1, 2):
         step(model, seed, MATCHING)
     checkpoint.save(model, tmp_path, 2)
-    saved = with_old(model)
+    saved = state(model)
     assert sum(name.startswith("old ") for name in saved) == sum(name.startswith("parameter ") for name in saved) > 0
     other = load_model(seed=9)
     assert checkpoint.restore(other, tmp_path) == 2
-    assert_bit_equal(with_old(other), saved)
+    assert_bit_equal(state(other), saved)
     assert other.policy.samples_with == OLD and other.policy.old_steps == 104
     for each in (model, other):
         step(each, 3, MATCHING)
-    assert_bit_equal(with_old(other), with_old(model))
-    assert any(not torch.equal(saved[name], now) for name, now in with_old(other).items() if name.startswith("old "))
+    assert_bit_equal(state(other), state(model))
+    assert any(not torch.equal(saved[name], now) for name, now in state(other).items() if name.startswith("old "))
     step(other, 4)
     assert other.policy.samples_with == THETA, "GRPO samples with what it trains"
     checkpoint.save(other, tmp_path, 5)
@@ -102,8 +98,7 @@ def test_the_old_policy_comes_back_to_the_bit(model, load_model, step, tmp_path)
 
 
 def test_a_late_old_policy_is_only_counted(model, load_model, step, tmp_path):
-    settings = replace(MATCHING, old_policy="late", epochs=1)
-    step(model, 1, settings)
+    step(model, 1, replace(MATCHING, old_policy="late", epochs=1))
     place = checkpoint.save(model, tmp_path, 1)
     assert not (place / "old_policy.safetensors").exists()
     other = load_model(seed=9)
@@ -116,11 +111,8 @@ def test_a_late_old_policy_is_only_counted(model, load_model, step, tmp_path):
     [
         (lambda place: (place / "old_policy.safetensors").unlink(), "old_policy.safetensors is missing"),
         (lambda place: flip(place / "old_policy.safetensors"), "old_policy.safetensors is damaged"),
-        (
-            lambda place: rewrite(place, "old_policy", {"steps": -1, "differs": True}),
-            "state.json has an old_policy that",
-        ),
-        (lambda place: rewrite(place, "old_policy", [1]), "state.json has an old_policy that holds a list"),
+        (lambda place: rewrite(place, {"steps": -1, "differs": True}), "state.json has an old_policy that"),
+        (lambda place: rewrite(place, [1]), "state.json has an old_policy that holds a list"),
     ],
 )
 def test_a_damaged_old_policy_is_named(model, step, tmp_path, harm, told):
@@ -130,9 +122,9 @@ def test_a_damaged_old_policy_is_named(model, step, tmp_path, harm, told):
         checkpoint.restore(model, tmp_path)
 
 
-def rewrite(place, name, value):
+def rewrite(place, old_policy):
     content = json.loads((place / "state.json").read_text())
-    (place / "state.json").write_text(json.dumps(content | {name: value}))
+    (place / "state.json").write_text(json.dumps(content | {"old_policy": old_policy}))
 
 
 def test_before_any_update(model, load_model, step, tmp_path):
@@ -164,25 +156,16 @@ def test_the_last_ones_stay(model, tmp_path, saved, keep, left):
     assert checkpoint.restore(model, tmp_path) == saved[-1]
 
 
-def test_a_copy_of_one_is_none(model, tmp_path):
-    """As a file manager makes it; it stays."""
-    shutil.copytree(checkpoint.save(model, tmp_path, 4), tmp_path / "000004 - Copy")
-    for iteration in (5, 6, 7):
-        checkpoint.save(model, tmp_path, iteration)
-    assert checkpoint.restore(model, tmp_path) == 7
-    assert [place.name for place in checkpoint.complete(tmp_path)] == ["000006", "000007"]
-    assert (tmp_path / "000004 - Copy" / "state.json").is_file()
-
-
-def test_unfinished_folders_are_not_seen_and_swept_up(model, tmp_path):
+def test_unfinished_folders_are_not_seen_and_swept_up_and_a_copy_stays(model, tmp_path):
     assert checkpoint.restore(model, tmp_path / "nowhere") == 0
-    checkpoint.save(model, tmp_path, 4)
+    shutil.copytree(checkpoint.save(model, tmp_path, 4), tmp_path / "000004 - Copy")  # as a file manager makes it
     (tmp_path / ".000005.123").mkdir()
     own_folders.mark_own(tmp_path / ".000005.123")
     (tmp_path / ".000005.123" / "state.json").write_text("{}")
     assert checkpoint.restore(model, tmp_path) == 4
     checkpoint.save(model, tmp_path, 6)
-    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000004 - Copy", "000006"]
+    assert checkpoint.restore(model, tmp_path) == 6 and len(checkpoint.complete(tmp_path)) == 2
 
 
 def test_another_adapter_is_refused(model, load_model, tmp_path):

@@ -104,11 +104,7 @@ def test_a_runs_folder(finished_run, small_graph):
     assert not left, "nothing half-written stays behind"
     assert not (finished_run / "claim.json").exists() and claim.holder(finished_run) is None
     assert not (finished_run / "stop").exists()
-
-
-def test_pictures_of_a_run(finished_run):
-    names = ["rewards.png", "credit.png", "samples.png", *(f"samples/{n:06d}.png" for n in (0, 6))]
-    for name in names:
+    for name in ("rewards.png", "credit.png", "samples.png", "samples/000000.png", "samples/000006.png"):
         with Image.open(finished_run / name) as picture:
             width, height = picture.size
             colors = picture.convert("RGB").getcolors(maxcolors=width * height)
@@ -249,16 +245,8 @@ def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, m
 
 
 def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, otca, monkeypatch):
-    calls = []
-
-    def raising():
-        calls.append(1)
-        if len(calls) == 2:
-            signal.raise_signal(signal.SIGINT)
-        check()
-
-    check = stopping.check_stop
-    monkeypatch.setattr(stopping, "check_stop", raising)
+    check, calls = stopping.check_stop, iter([lambda: None, lambda: signal.raise_signal(signal.SIGINT)])
+    monkeypatch.setattr(stopping, "check_stop", lambda: (next(calls, lambda: None)(), check()))
     folder = tmp_path / "run"
     got, printed, _ = otca("train", workflow_file, "--output", folder)
     monkeypatch.undo()
@@ -362,21 +350,17 @@ def test_an_existing_run_is_not_overwritten(finished_run, workflow_file, otca, c
     assert untimed(copied) == untimed(finished_run)
 
 
-def test_nothing_to_resume(workflow_file, tmp_path, otca):
-    empty = tmp_path / "empty"
+def test_nothing_to_resume_and_a_file_in_the_folders_place(workflow_file, tmp_path, otca):
+    empty, taken = tmp_path / "empty", tmp_path / "taken"
     empty.mkdir()
     code, _, errors = otca("train", workflow_file, "--output", empty, "--resume")
     assert code == 2 and str(empty) in errors and "no run to resume" in errors and "Fix: " in errors
     assert not list(empty.iterdir())
-
-
-@pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_file_in_the_folders_place(workflow_file, tmp_path, otca, below):
-    place = tmp_path / "taken"
-    place.write_text("mine")
-    code, _, errors = otca("train", workflow_file, "--output", place / below)
-    assert code == 2 and str(place) in errors and "cannot be written" in errors and "Fix: " in errors
-    assert place.read_text() == "mine"
+    taken.write_text("mine")
+    for place in (taken, taken / "deeper" / "still"):
+        code, _, errors = otca("train", workflow_file, "--output", place)
+        assert code == 2 and str(taken) in errors and "cannot be written" in errors and "Fix: " in errors
+    assert taken.read_text() == "mine"
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, otca, caplog, copied):
@@ -547,12 +531,9 @@ def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_
 
 
 def test_a_reward_that_raises_is_named(small_graph, tmp_path):
-    def score(images):
-        raise ZeroDivisionError("no luck")
-
-    workflow = with_faulty(small_graph, score)
+    workflow = with_faulty(small_graph, lambda images: 1 / 0)
     stack = workflow.find("RewardStack")[0]
-    with pytest.raises(NodeError, match="reward 'faulty' failed: ZeroDivisionError: no luck") as caught:
+    with pytest.raises(NodeError, match="reward 'faulty' failed: ZeroDivisionError: division by zero") as caught:
         train(workflow, tmp_path / "run")
     assert f'node {stack} "{workflow.title(stack)}"' in str(caught.value)
 
@@ -604,14 +585,11 @@ def test_six_rewards_train_two_of_them_held_out(small_workflow, real_model, tmp_
 
 
 def test_a_failed_run_says_why(small_workflow, tmp_path):
-    def broken():
-        raise RuntimeError("no such thing")
-
-    workflow = small_workflow(classes={"OTCA_RewardColorfulness": reward_node(broken)})
+    workflow = small_workflow(classes={"OTCA_RewardColorfulness": reward_node(lambda: 1 / 0)})
     with pytest.raises(NodeError):
         train(workflow, tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["status"] == "failed" and "no such thing" in status["error"]
+    assert status["status"] == "failed" and "division by zero" in status["error"]
     assert status["node"] == workflow.find("RewardColorfulness")[0]
 
 
@@ -624,10 +602,7 @@ def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path
 
 
 def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp_path, monkeypatch, caplog):
-    def generate(*arguments):
-        raise AssertionError("an evaluation was made")
-
-    monkeypatch.setattr(rollout, "generate", generate)
+    monkeypatch.setattr(rollout, "generate", None)
     changes = {"iterations": 2, "evaluate_every": 0, "checkpoint_every": 1}
     folder = tmp_path / "run"
     assert train(small_workflow({"OTCA_TrainingRun": changes}), folder) == 0
@@ -670,8 +645,8 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         assert len(recorded.read_text().splitlines()) == trained
 
 
-@pytest.mark.parametrize(("torchrun", "kept"), [(True, True), (False, False)])
-def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypatch, torchrun, kept):
+@pytest.mark.parametrize("torchrun", [True, False])
+def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypatch, torchrun):
     """torchrun was started at 100, and this process at 200 by it: 150 is after the one and before the other."""
 
     class Process:
@@ -682,11 +657,10 @@ def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypa
             return {os.getppid(): 100.0, os.getpid(): 200.0}[self.pid]
 
     monkeypatch.setattr("psutil.Process", Process)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    else:
-        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    for asked, stays in ((150.0, kept), (99.0, False), (201.0, True)):
+    for asked, stays in ((150.0, torchrun), (99.0, False), (201.0, True)):
         (tmp_path / "stop").touch()
         os.utime(tmp_path / "stop", (asked, asked))
         assert stopping.is_old(tmp_path) == (not stays)
