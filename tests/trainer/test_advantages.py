@@ -435,27 +435,28 @@ def test_by_hand():
     assert torch.equal(chosen.step_advantage[[1, 2, 4]], advantages.step_advantage[[1, 2, 4]])
     assert not chosen.step_advantage[[0, 3, 5]].any()
     assert torch.equal(chosen.fused.advantage, advantages.fused.advantage), "whole groups still give the statistics"
-    assert kept(best_of_n(advantages, 1, 0)) == [4]
     assert kept(advantages) == list(range(6)), "what came in is as it was"
 
 
-def test_every_prompt_is_ranked_by_itself():
-    """Rewards of the second prompt are all higher, and its spread is a tenth: taken together it would get all places."""
-    groups = [0, 1, 0, 1, 0, 1, 0, 1]
-    rewards = [1.0, 10.1, 2.0, 10.4, 3.0, 10.2, 4.0, 10.3]
-    assert kept(best_of_n(judged(rewards, groups), 1, 1)) == [0, 1, 3, 6]
+PROMPTS = [0, 1] * 4  # rewards of the second are all higher, and taken together it would get all places
+FAILED = [5.0, NAN, 1.0, 2.0, 3.0, NAN, 7.0, 6.0], [0] * 5 + [1] * 3  # which have no place; small groups stay whole
 
 
-def test_failed_samples_have_no_place_and_small_groups_stay_whole():
-    advantages = judged([5.0, NAN, 1.0, 2.0, 3.0, NAN, 7.0, 6.0], [0] * 5 + [1] * 3)
-    assert kept(best_of_n(advantages, 1, 1)) == [0, 2, 6, 7]
-    assert kept(best_of_n(advantages, 3, 4)) == [0, 2, 3, 4, 6, 7] == kept(best_of_n(advantages, 9, 9))
-    assert kept(best_of_n(judged([NAN, NAN], [0, 0]), 1, 1)) == []
-
-
-def test_of_equals_the_first_is_the_better():
-    assert kept(best_of_n(judged([1.0] * 5, [0] * 5), 1, 1)) == [0, 4]
-    assert kept(best_of_n(judged([2.0, 2.0, 1.0, 1.0, 0.0], [0] * 5), 1, 2)) == [0, 3, 4]
+@pytest.mark.parametrize(
+    ("rewards", "groups", "best", "worst", "expected"),
+    [
+        ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], [0] * 6, 1, 0, [4]),
+        ([1.0, 10.1, 2.0, 10.4, 3.0, 10.2, 4.0, 10.3], PROMPTS, 1, 1, [0, 1, 3, 6]),
+        (*FAILED, 1, 1, [0, 2, 6, 7]),
+        (*FAILED, 3, 4, [0, 2, 3, 4, 6, 7]),
+        (*FAILED, 9, 9, [0, 2, 3, 4, 6, 7]),
+        ([NAN, NAN], [0, 0], 1, 1, []),
+        ([1.0] * 5, [0] * 5, 1, 1, [0, 4]),  # of equals the first is the better
+        ([2.0, 2.0, 1.0, 1.0, 0.0], [0] * 5, 1, 2, [0, 3, 4]),
+    ],
+)
+def test_who_is_kept(rewards, groups, best, worst, expected):
+    assert kept(best_of_n(judged(rewards, groups), best, worst)) == expected
 
 
 @given(

@@ -24,9 +24,10 @@ FULL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
 HALF = replace(FULL, unconditional_gradient=False)
 
 
-@pytest.fixture(
-    scope="module", params=[family for family in tiny.SIZES if family != "flux2-dev"]
-)  # its guidance has no half
+HALVED = [family for family in tiny.SIZES if family != "flux2-dev"]  # whose guidance has no half
+
+
+@pytest.fixture(scope="module", params=HALVED)
 def folder(request, tiny_folder):
     return tiny_folder(request.param)
 
@@ -63,12 +64,8 @@ def distance(one, other):
 
 def halves(model, condition):
     """The positive and the negative condition, each without guidance."""
-    positive = Condition(
-        *(
-            {name: of[name] for name in of if not name.startswith(NEGATIVE)}
-            for of in (condition.tensors, condition.lengths)
-        )
-    )
+    both = condition.tensors, condition.lengths
+    positive = Condition(*({name: of[name] for name in of if not name.startswith(NEGATIVE)} for of in both))
     negative = condition.negative()
     assert positive.tensors and negative.tensors.keys() == positive.tensors.keys()
     return positive, negative

@@ -26,27 +26,24 @@ def trained(model):
     return taken, grpo.update(model, taken, training.judged(taken), UpdateSettings(learning_rate=1e-3))
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cpu",
+        pytest.param(
+            "cuda:0", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
+        ),
+    ],
+)
 @pytest.mark.parametrize("kind", ["8bit", "4bit"])
-def test_velocity_and_gradient_are_those_of_the_exact_weights_up_to_rounding(kind, loaded):
+def test_velocity_and_gradient_are_those_of_the_exact_weights_up_to_rounding(kind, loaded, place):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     linear = {"8bit": bitsandbytes.nn.Linear8bitLt, "4bit": bitsandbytes.nn.Linear4bit}[kind]
-    model = loaded(quantize=kind)
+    model = loaded(quantize=kind, device=place)
     layers = [module for module in model.transformer.modules() if isinstance(module, linear)]
-    assert len(layers) > 20 and {layer.weight.dtype for layer in layers} == {
-        {"8bit": torch.int8, "4bit": torch.uint8}[kind]
-    }
-    (taken, figures), (exact, of_exact) = trained(model), trained(loaded())
-    error = ((taken.latents - exact.latents).norm() / exact.latents.norm()).item()
-    assert 0 < error < {"8bit": 0.02, "4bit": 0.2}[kind]
-    assert figures["gradient_norm"] == pytest.approx(of_exact["gradient_norm"], rel={"8bit": 0.1, "4bit": 0.5}[kind])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
-def test_on_the_gpu_it_is_as_near_as_on_the_cpu(kind, loaded):
-    pytest.importorskip("bitsandbytes")
-    (taken, figures), (exact, of_exact) = (trained(loaded(device="cuda:0", quantize=how)) for how in (kind, "none"))
+    stored = {"8bit": torch.int8, "4bit": torch.uint8}[kind]
+    assert len(layers) > 20 and {layer.weight.dtype for layer in layers} == {stored}
+    (taken, figures), (exact, of_exact) = trained(model), trained(loaded(device=place))
     error = ((taken.latents - exact.latents).norm() / exact.latents.norm()).item()
     assert 0 < error < {"8bit": 0.02, "4bit": 0.2}[kind]
     assert figures["gradient_norm"] == pytest.approx(of_exact["gradient_norm"], rel={"8bit": 0.1, "4bit": 0.5}[kind])
@@ -54,10 +51,8 @@ def test_on_the_gpu_it_is_as_near_as_on_the_cpu(kind, loaded):
 
 def test_merging_is_refused(loaded):
     pytest.importorskip("bitsandbytes")
-    with (
-        pytest.raises(ValueError, match="merge_adapter: the weights are quantized"),
-        loaded(quantize="4bit").policy.merged(),
-    ):
+    policy = loaded(quantize="4bit").policy
+    with pytest.raises(ValueError, match="merge_adapter: the weights are quantized"), policy.merged():
         pass
 
 
