@@ -8,7 +8,7 @@ import json
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,12 @@ def durations(report: Path, most: int = 300) -> str:
         (case.get("classname", "").replace(".", "/"), case.get("name", "")): float(case.get("time", 0))
         for case in cases
     }
-    folders: Counter[str] = Counter()
+    folders: defaultdict[str, float] = defaultdict(float)
     for (file, _), taken in seconds.items():
         folders[file.partition("/test_")[0]] += taken
     slowest = sorted(seconds.items(), key=lambda case: -case[1])[:most]
-    sums = table(("folder", "s"), [(folder, f"{taken:.0f}") for folder, taken in folders.most_common()])
+    most_first = sorted(folders.items(), key=lambda folder: -folder[1])
+    sums = table(("folder", "s"), [(folder, f"{taken:.0f}") for folder, taken in most_first])
     rows = [(f"{taken:.2f}", f"`{file}::{cell(name)}`") for (file, name), taken in slowest]
     return f"{len(seconds)} tests, {sum(seconds.values()):.0f} s\n\n{sums}\n\n{table(('s', 'test'), rows)}"
 

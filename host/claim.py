@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .files import Damaged, is_plain_file, present, write_text
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
@@ -200,7 +200,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _lock(folder: Path, wait: float) -> BaseFileLock | None | bool:
+def _lock(folder: Path, wait: float) -> BaseFileLock | Literal[False] | None:
     """The folder's lock, ours now; False if another process has it for longer than `wait` seconds; None: no locks there.
 
     Raises:

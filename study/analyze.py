@@ -175,7 +175,10 @@ def _rollouts(
     """One a run of the graph, with seeds and index advancing as in training; and what is the same in all of them."""
     from tqdm import tqdm
 
-    giving = {kind: _nodes_that_give(workflow, kind) for kind in ("OTCA_CREDIT", "OTCA_ADVANTAGES")}
+    giving = {
+        kind: [id_ for id_, node in workflow.nodes.items() if node.cls.RETURN_TYPES[:1] == (kind,)]
+        for kind in ("OTCA_CREDIT", "OTCA_ADVANTAGES")
+    }
     advancing, rollouts = workflow.advancing(), []
     for iteration in tqdm(range(iterations), desc="analyze", unit="rollout", disable=None):
         overrides = {(node, name): value + iteration for node, name, value in advancing}
@@ -216,10 +219,6 @@ def _behaviour(advantages: Advantages) -> dict[str, float]:
     for name, totals in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
         figures[name] = float(pearson(z[None], totals[None])[0]) if len(z) else math.nan
     return figures
-
-
-def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:
-    return [id_ for id_, node in workflow.nodes.items() if node.cls.RETURN_TYPES[:1] == (kind,)]
 
 
 def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:

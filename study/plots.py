@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def _dress(axis, title: str = "", below: str = "", grid: str = "both") -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _panels(count: int, width: float, height: float, **shared: bool):
+def _panels(count: int, width: float, height: float, **shared: Any):
     """A figure of so many panels, up to three beside each other; a panel has that size."""
     columns = min(3, count)
     rows = math.ceil(count / columns)

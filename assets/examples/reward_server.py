@@ -36,9 +36,8 @@ def score(samples: Sequence[np.ndarray], prompts: Sequence[str], metadata: Seque
 def decode(media: str, data: str) -> np.ndarray:
     content = base64.b64decode(data)
     if media == "mp4":
-        with av.open(
-            io.BytesIO(content), format="mp4"
-        ) as video:  # no other format, which might name files of this machine
+        # no other format, which might name files of this machine
+        with av.open(io.BytesIO(content), "r", format="mp4") as video:
             return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
     return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))
 
