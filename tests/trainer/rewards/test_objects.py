@@ -32,6 +32,11 @@ def boxes(*corners):
 # Four squares of 20 pixels in the corners of a picture of 100, and one in the middle.
 TOP_LEFT, TOP_RIGHT, BOTTOM_LEFT, MIDDLE = (0, 0, 20, 20), (80, 0, 100, 20), (0, 80, 20, 100), (40, 40, 60, 60)
 
+# A cat left of one dog, and of two.
+LEFT, LEFT_OF_TWO = (
+    [{"class": "dog", "count": count}, {"class": "cat", "count": 1, "position": ["left of", 0]}] for count in (1, 2)
+)
+
 
 def asked(**metadata):
     return wish(Prompt("a prompt", metadata))
@@ -65,17 +70,31 @@ def test_how_one_box_stands_to_another(one, other, names):
     assert relations(one, other) == names
 
 
-def test_counts():
-    two = asked(include=[{"class": "cat", "count": 2}], exclude=[{"class": "cat", "count": 3}])
-    for corners, answers in (
-        ([], [False, True]),
-        ([TOP_LEFT], [False, True]),
-        ([TOP_LEFT, MIDDLE], [True, True]),
-        ([TOP_LEFT, MIDDLE, TOP_RIGHT], [True, False]),
-    ):
-        assert met(two, {"cat": boxes(*corners)}, never) == answers
-    assert met(asked(exclude=[{"class": "dog"}]), {}, never) == [True]
-    assert met(asked(exclude=[{"class": "dog"}]), {"dog": boxes(MIDDLE)}, never) == [False]
+@pytest.mark.parametrize(
+    ("clauses", "seen", "answers"),
+    [
+        *(
+            ({"include": [{"class": "cat", "count": 2}], "exclude": [{"class": "cat", "count": 3}]}, {"cat": own}, told)
+            for own, told in (
+                ([], [False, True]),
+                ([TOP_LEFT], [False, True]),
+                ([TOP_LEFT, MIDDLE], [True, True]),
+                ([TOP_LEFT, MIDDLE, TOP_RIGHT], [True, False]),
+            )
+        ),
+        ({"exclude": [{"class": "dog"}]}, {}, [True]),
+        ({"exclude": [{"class": "dog"}]}, {"dog": [MIDDLE]}, [False]),
+        ({"include": LEFT}, {"dog": [TOP_RIGHT], "cat": [TOP_LEFT]}, [True, True, True]),
+        ({"include": LEFT}, {"dog": [TOP_LEFT], "cat": [TOP_RIGHT]}, [True, True, False]),
+        ({"include": LEFT}, {"cat": [TOP_LEFT]}, [False, True, False]),  # there is nothing to be left of
+        ({"include": LEFT}, {"dog": [TOP_RIGHT]}, [True, False, False]),
+        # All of several have to stand so to all others.
+        ({"include": LEFT_OF_TWO}, {"dog": [TOP_RIGHT, MIDDLE], "cat": [TOP_LEFT]}, [True, True, True]),
+        ({"include": LEFT_OF_TWO}, {"dog": [TOP_RIGHT, BOTTOM_LEFT], "cat": [TOP_LEFT]}, [True, True, False]),
+    ],
+)
+def test_counts_and_places(clauses, seen, answers):
+    assert met(asked(**clauses), {name: boxes(*corners) for name, corners in seen.items()}, never) == answers
 
 
 def test_colors_of_as_many_as_asked_for():
@@ -92,20 +111,6 @@ def test_colors_of_as_many_as_asked_for():
     assert met(two_red, {"cup": boxes(TOP_LEFT, MIDDLE)}, by_place) == [True, False]
 
 
-def test_places():
-    left = asked(include=[{"class": "dog", "count": 1}, {"class": "cat", "count": 1, "position": ["left of", 0]}])
-    assert met(left, {"dog": boxes(TOP_RIGHT), "cat": boxes(TOP_LEFT)}, never) == [True, True, True]
-    assert met(left, {"dog": boxes(TOP_LEFT), "cat": boxes(TOP_RIGHT)}, never) == [True, True, False]
-    assert met(left, {"cat": boxes(TOP_LEFT)}, never) == [False, True, False], "there is nothing to be left of"
-    assert met(left, {"dog": boxes(TOP_RIGHT)}, never) == [True, False, False]
-
-
-def test_all_of_several_have_to_stand_so_to_all_others():
-    left = asked(include=[{"class": "dog", "count": 2}, {"class": "cat", "count": 1, "position": ["left of", 0]}])
-    assert met(left, {"dog": boxes(TOP_RIGHT, MIDDLE), "cat": boxes(TOP_LEFT)}, never) == [True, True, True]
-    assert met(left, {"dog": boxes(TOP_RIGHT, BOTTOM_LEFT), "cat": boxes(TOP_LEFT)}, never) == [True, True, False]
-
-
 def test_what_has_the_wrong_color_is_in_no_place():
     under = asked(
         include=[
@@ -119,13 +124,7 @@ def test_what_has_the_wrong_color_is_in_no_place():
     assert met(under, found, only_cats) == [True, False, True, True, False]
 
 
-@pytest.mark.parametrize("metadata", [{}, {"include": []}, {"include": None, "exclude": []}, {"tag": "counting"}])
-def test_a_prompt_that_asks_for_no_objects(metadata):
-    assert wish(Prompt("a cat", metadata)) is None
-    assert wish("a cat") is None
-
-
-def test_a_line_of_genevals_own_file():
+def test_a_line_of_genevals_own_file_and_prompts_that_ask_for_no_objects():
     include = [{"class": "dog", "count": 1, "color": "brown"}, {"class": "cat", "count": 1, "color": "white"}]
     own = wish(Prompt("a photo of a brown dog and a white cat", {"tag": "color_attr", "include": include}))
     assert [(one.name, one.count, one.color, one.position) for one in own.include] == [
@@ -133,6 +132,9 @@ def test_a_line_of_genevals_own_file():
         ("cat", 1, "white", None),
     ]
     assert own.names == ("dog", "cat") and own.exclude == ()
+    for metadata in ({}, {"include": []}, {"include": None, "exclude": []}, {"tag": "counting"}):
+        assert wish(Prompt("a cat", metadata)) is None
+    assert wish("a cat") is None
 
 
 CAT = {"class": "cat", "count": 1}
@@ -164,14 +166,9 @@ def test_what_is_malformed_is_named(metadata, key):
         wish(Prompt("two cats", metadata))
 
 
-def test_shared_area():
-    assert shared_area((0, 0, 10, 10), (5, 0, 15, 10)) == pytest.approx(50 / 150)
-    assert shared_area(MIDDLE, MIDDLE) == 1
-    assert shared_area(TOP_LEFT, MIDDLE) == 0
-    assert shared_area((5, 5, 5, 5), (5, 5, 5, 5)) == 0
-
-
 def test_of_boxes_on_one_object_the_surest_is_kept():
+    assert shared_area((0, 0, 10, 10), (5, 0, 15, 10)) == pytest.approx(50 / 150)
+    assert (shared_area(MIDDLE, MIDDLE), shared_area(TOP_LEFT, MIDDLE), shared_area((5,) * 4, (5,) * 4)) == (1, 0, 0)
     sure, near, other = boxes((0, 0, 10, 10), (1, 0, 11, 10), MIDDLE)  # the first two share 90 of 110
     assert apart([sure, near, other], 0.5) == [sure, other]
     assert apart([sure, near, other], 0.9) == [sure, near, other]
@@ -245,16 +242,13 @@ def same(found, results, labels):
 def test_owlv2_finds_what_transformers_finds(detectors, images, pictures):
     from transformers import AutoTokenizer, Owlv2ForObjectDetection, Owlv2ImageProcessorPil, Owlv2Processor
 
-    folder = detectors / "owlv2"
+    folder, texts = detectors / "owlv2", [["a photo of a circle", "a photo of a red square"]]
     processor = Owlv2Processor(Owlv2ImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-    model, results = Owlv2ForObjectDetection.from_pretrained(folder).eval(), []
-    texts = [["a photo of a circle", "a photo of a red square"]]
-    for picture in pictures:  # one at a time
-        inputs = processor(text=texts, images=picture, padding="max_length", max_length=16, return_tensors="pt")
-        with torch.no_grad():
-            outputs = model(**inputs)
-        sizes = [(picture.height, picture.width)]
-        results += processor.post_process_grounded_object_detection(outputs, 0.3, sizes, texts)
+    results = by_transformers(
+        *(Owlv2ForObjectDetection.from_pretrained(folder), processor, pictures),
+        lambda outputs, inputs, sizes: processor.post_process_grounded_object_detection(outputs, 0.3, sizes, texts),
+        **dict(text=texts, padding="max_length", max_length=16),
+    )
     found = shared(Owlv2, folder).find(images, NAMES, 0.3)
     same(found, results, lambda result: [text.removeprefix("a photo of a ") for text in result["text_labels"]])
     assert all(any(own[name] for own in found) for name in NAMES)
@@ -266,17 +260,26 @@ def test_grounding_dino_finds_what_transformers_finds(detectors, images, picture
 
     folder = detectors / "grounding-dino"
     processor = Processor(GroundingDinoImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-    model = GroundingDinoForObjectDetection.from_pretrained(folder).eval()
+    read = processor.post_process_grounded_object_detection
     found = shared(GroundingDino, folder).find(images, NAMES, 0.3)
     for name in NAMES:
-        results = []
-        for picture in pictures:
-            inputs = processor(images=picture, text=f"{name}.", return_tensors="pt")
-            with torch.no_grad():
-                outputs = model(**inputs)
-            sizes = [(picture.height, picture.width)]
-            results += processor.post_process_grounded_object_detection(outputs, inputs.input_ids, 0.3, 0.3, sizes)
+        results = by_transformers(
+            *(GroundingDinoForObjectDetection.from_pretrained(folder), processor, pictures),
+            lambda outputs, inputs, sizes: read(outputs, inputs.input_ids, 0.3, 0.3, sizes),
+            text=f"{name}.",
+        )
         same([{name: own[name]} for own in found], results, lambda result, name=name: [name] * len(result["scores"]))
+
+
+def by_transformers(model, processor, pictures, post_process, **texts):
+    """What a detector of transformers finds, one picture at a time."""
+    results = []
+    for picture in pictures:
+        inputs = processor(images=picture, return_tensors="pt", **texts)
+        with torch.no_grad():
+            outputs = model.eval()(**inputs)
+        results += post_process(outputs, inputs, [(picture.height, picture.width)])
+    return results
 
 
 @pytest.mark.parametrize("kind", ["owlv2", "grounding-dino"])
@@ -305,18 +308,12 @@ def test_the_share_of_what_was_asked_for(seen):
     ]
     assert seen(boxes).score(pictures, prompts) == [1, 1 / 2, 1, None]
     assert seen(boxes, strict=True).score(pictures, prompts) == [1, 0, 1, None]
+    assert seen(boxes).score_videos(pictures[:, None].expand(4, 3, 100, 100, 3), prompts) == [1, 1 / 2, 1, None]
     left = prompt(two, {"class": "dog", "position": ["left of", 0]})
     assert seen(boxes).score(pictures[:1], [left]) == [2 / 3]
     on_one = {"cat": [(0, 0, 20, 20), (1, 0, 21, 20)]}
     assert seen(on_one).score(pictures[:1], [prompt(two)]) == [0], "boxes on one object count once"
-    assert seen(on_one, overlap=0.95).score(pictures[:1], [prompt(two)]) == [1]
-
-
-def test_videos_and_stacks(seen):
-    reward = seen({"cat": [(0, 0, 20, 20)]})
-    videos = torch.zeros(2, 3, 100, 100, 3)
-    assert reward.score_videos(videos, [prompt({"class": "cat"}), Prompt("a dog")]) == [1, None]
-    scores = score_stack([reward], torch.zeros(2, 100, 100, 3), [prompt({"class": "cat"})] * 2, torch.tensor([0, 0]))
+    scores = score_stack([seen(on_one, overlap=0.95)], pictures[:2], [prompt(two)] * 2, torch.tensor([0, 0]))
     assert scores.names == ("objects",) and scores.values[:, 0].tolist() == [1, 1]
 
 
@@ -326,11 +323,13 @@ def test_colors_by_the_embedded_clip(seen):
     names = {color: f"{color} column" for color in PALETTE}
     boxes = {name: [(40 * column + 0.2, 0.1, 40 * column + 39.8, 39.9)] for column, name in enumerate(names.values())}
     reward = seen(boxes, clip_model="shapes-clip")
-    right = reward.score(
-        picture.expand(8, -1, -1, -1), [prompt({"class": name, "color": color}) for color, name in names.items()]
-    )
-    assert right == [1] * 8
+    own = [prompt({"class": name, "color": color}) for color, name in names.items()]
+    assert reward.score(picture.expand(8, -1, -1, -1), own) == [1] * 8
     assert reward.score(picture, [prompt({"class": names["red"], "color": "blue"})]) == [1 / 2]
+    beyond = seen({"cat": [(-9, -9, -3, -2)], "dog": [(200, 200, 210, 210)]}, clip_model="shapes-clip")
+    asked = [prompt({"class": name, "color": color}) for name in ("cat", "dog") for color in COLORS]
+    scores = beyond.score(torch.zeros(len(asked), 40, 40, 3), asked)
+    assert sorted(scores) == [1 / 2] * 18 + [1] * 2, "a box beyond the picture has a color too"
 
 
 def test_a_color_is_the_nearest_mean_of_three_texts(detectors, images, pictures):
@@ -341,29 +340,15 @@ def test_a_color_is_the_nearest_mean_of_three_texts(detectors, images, pictures)
     reward = Objects(path=str(detectors / "grounding-dino"), clip_model=str(detectors / "clip"))
     model = CLIPModel.from_pretrained(detectors / "clip").eval()
     tokenizer = CLIPTokenizerFast.from_pretrained(detectors / "clip")
-    box = (4.4, 7.6, 36.2, 39.7)
-    with torch.no_grad():
-        for image, picture in zip(images, pictures, strict=True):
-            pixels = reference_rewards.centre_crop(picture.crop(box), 32)[None]
-            nearness = []
-            for color in COLORS:
-                ways = [
-                    f"a photo of a {color} cup",
-                    f"a photo of a {color}-colored cup",
-                    f"a photo of a {color} object",
-                ]
-                tokens = tokenizer(ways, padding=True, return_tensors="pt")
+    box, ways = (4.4, 7.6, 36.2, 39.7), ("a photo of a {} cup", "a photo of a {}-colored cup", "a photo of a {} object")
+    for image, picture in zip(images, pictures, strict=True):
+        pixels, nearness = reference_rewards.centre_crop(picture.crop(box), 32)[None], []
+        for color in COLORS:
+            tokens = tokenizer([way.format(color) for way in ways], padding=True, return_tensors="pt")
+            with torch.no_grad():
                 out = model(pixel_values=pixels, **tokens)
-                mean = torch.nn.functional.normalize(out.text_embeds.mean(0), dim=0)
-                nearness.append(float(mean @ out.image_embeds[0]))
-            assert reward._color(image, Found(0.9, box), "cup") == COLORS[nearness.index(max(nearness))]
-
-
-def test_a_box_beyond_the_picture_has_a_color(seen):
-    reward = seen({"cat": [(-9, -9, -3, -2)], "dog": [(200, 200, 210, 210)]}, clip_model="shapes-clip")
-    asked = [prompt({"class": name, "color": color}) for name in ("cat", "dog") for color in COLORS]
-    scores = reward.score(torch.zeros(len(asked), 40, 40, 3), asked)
-    assert sorted(scores) == [1 / 2] * 18 + [1] * 2
+            nearness.append(float(torch.nn.functional.normalize(out.text_embeds.mean(0), dim=0) @ out.image_embeds[0]))
+        assert reward._color(image, Found(0.9, box), "cup") == COLORS[nearness.index(max(nearness))]
 
 
 def test_what_is_refused(detectors, seen, tmp_path):

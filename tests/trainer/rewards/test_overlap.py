@@ -41,12 +41,15 @@ def _no_thread_is_left():
 class Telling(Reward):
     """The mean of each picture; remembers what it was asked, and in which thread."""
 
+    told = staticmethod(lambda: None)
+
     def __init__(self, name="mean", held_out=False):
         super().__init__(name, held_out=held_out)
         self.asked, self.rested = [], 0
 
     def score(self, images, prompts):
         self.asked.append((threading.current_thread() is threading.main_thread(), len(images), list(prompts)))
+        self.told()
         return images.mean((1, 2, 3))
 
     def rest(self):
@@ -100,26 +103,20 @@ def test_the_first_rollout_is_scored_by_the_stack_and_the_next_ones_ahead(overla
 
 def test_a_part_is_scored_before_the_next_one_is_complete(overlapped):
     """Without overlap this would wait for ever."""
-    own, calls, scored = Overlap(), [], threading.Event()
-
-    class Waiting(Telling):
-        def score(self, images, prompts):
-            if threading.current_thread() is not threading.main_thread():
-                scored.set()
-            return super().score(images, prompts)
+    own, calls, reward, scored = Overlap(), [], Telling(), threading.Event()
 
     def on_step():
         calls.append(None)
         if len(calls) == 4 + 4 + 2:  # the last part's second step of four
             assert scored.wait(PATIENCE)
 
-    reward = Waiting()
     stack(overlapped(own), reward)
+    reward.told = scored.set
     overlapped(own, on_step)
     assert len(calls) == 12
 
 
-def test_whoever_was_not_asked_is_asked_by_the_stack(overlapped):
+def test_whoever_was_not_asked_is_asked_by_the_stack_and_rewards_are_only_borrowed(overlapped):
     own, first, second = Overlap(), Telling(), Telling()
     stack(overlapped(own), first)
     trajectories = overlapped(own)
@@ -128,6 +125,12 @@ def test_whoever_was_not_asked_is_asked_by_the_stack(overlapped):
     taken, other = overlapped(own), overlapped(Overlap())
     other = stack(replace(other, overlap=own), second)
     assert len(second.asked) == 9 and torch.equal(other.values, stack(taken, second).values), "other pictures"
+    overlapped(own)
+    gone = weakref.ref(second)
+    del second, other
+    gc.collect()
+    assert gone() is None
+    overlapped(own)
 
 
 def test_switched_off_nobody_scores_ahead(overlapped):
@@ -148,18 +151,7 @@ def test_switched_off_nobody_scores_ahead(overlapped):
     assert [count for _, count, _ in second.asked] == [6] * 4
 
 
-def test_rewards_are_only_borrowed(overlapped):
-    own, reward = Overlap(), Telling()
-    stack(overlapped(own), reward)
-    overlapped(own)
-    gone = weakref.ref(reward)
-    del reward
-    gc.collect()
-    assert gone() is None
-    overlapped(own)
-
-
-def test_a_failure_is_told_by_the_stack_and_once(overlapped):
+def test_a_failure_is_told_by_the_stack_and_once(overlapped, caplog):
     class Shaky(Telling):
         broken = False
 
@@ -167,30 +159,21 @@ def test_a_failure_is_told_by_the_stack_and_once(overlapped):
             super().score(images, prompts)
             if self.broken:
                 raise OSError("the scorer's disk is gone")
-            return images.mean((1, 2, 3))
-
-    own, reward = Overlap(), Shaky()
-    stack(overlapped(own), reward)
-    reward.broken = True
-    trajectories = overlapped(own)
-    assert len(reward.asked) == 4, "the first part's failure spares the others"
-    with pytest.raises(RewardError, match="reward 'mean' failed: OSError: the scorer's disk is gone"):
-        stack(trajectories, reward)
-    reward.broken = False
-    assert stack(trajectories, reward).values.isfinite().all(), "as it would be when queued again"
-
-
-def test_what_cannot_be_scored_is_numbered_as_in_the_rollout(overlapped, caplog):
-    class Blind(Telling):
-        def score(self, images, prompts):
             return torch.tensor([0.5, torch.nan if "blue" in prompts[0] else 1.0])
 
-    own, reward = Overlap(), Blind()
+    own, reward = Overlap(), Shaky()
     for _ in range(2):
         caplog.clear()
         scores = stack(overlapped(own), reward)
-        assert scores.values.isnan()[:, 0].tolist() == [False] * 5 + [True]
+        assert scores.values.isnan()[:, 0].tolist() == [False] * 5 + [True], "numbered as in the rollout"
         assert "reward 'mean' gave nan for sample 5" in caplog.text
+    reward.broken = True
+    trajectories = overlapped(own)
+    assert len(reward.asked) == 7, "the first part's failure spares the others"
+    with pytest.raises(RewardError, match="reward 'mean' failed: OSError: the scorer's disk is gone"):
+        stack(trajectories, reward)
+    reward.broken = False
+    assert stack(trajectories, reward).values[:5].isfinite().all(), "as it would be when queued again"
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
@@ -234,18 +217,15 @@ def test_a_stop_ends_the_thread_too(overlapped, calls):
 
 
 def test_comfyuis_interrupt_is_met_by_the_thread_that_runs_the_graph(overlapped, comfyui):
-    """ComfyUI tells of it once: a helper that asked would take it away."""
+    """ComfyUI tells of it once: a helper that asked would take it away. An error of the sampler ends the thread too."""
     own, reward = Overlap(), Patient()
     stack(overlapped(own), reward)
     comfyui.checks, comfyui.interrupt_after = 0, 9
     with pytest.raises(comfyui.Interrupt):
         overlapped(own, stopping.check_stop)
     assert comfyui.checks == 9
-
-
-def test_an_error_of_the_sampler_ends_the_thread_too(overlapped):
-    own, reward = Overlap(), Patient()
-    stack(overlapped(own), reward)
+    comfyui.interrupt_after = None
+    reward.began.clear()
 
     def on_step():
         if reward.began.is_set():

@@ -35,15 +35,6 @@ def rank(*rewards, prompts=None):
     return ranking.rank(rewards, pictures(count), prompts or ["a fox"] * count)
 
 
-def test_one_reward_ranks_by_itself():
-    ranked = rank(Says("a", [1.0, 4.0, 3.0]))
-    assert ranked.order.tolist() == [1, 2, 0] and ranked.places == [3, 1, 2]
-    # mean 8/3, unbiased std √(7/3)
-    wanted = [(r - 8 / 3) / (7 / 3) ** 0.5 for r in (1, 4, 3)]
-    assert ranked.totals.tolist() == pytest.approx(wanted, abs=1e-5)
-    assert ranked.columns() == [1.0, 4.0, 3.0]
-
-
 def test_units_play_no_part_and_coefficients_do():
     """The same disagreement in other units: the larger coefficient decides, and at equal ones all are equal."""
     small, large = [0.1, 0.2, 0.3], [3000.0, 2000.0, 1000.0]
@@ -68,6 +59,9 @@ def test_what_failed_ranks_last_and_is_said(caplog):
     assert ranked.order.tolist() == [1, 0, 2] and ranked.totals.isnan().tolist() == [True, False, True]
     assert "the pictures 1, 3 rank last, since they have no score by a, b" in caplog.text
     assert str(ranked.columns()) == "[nan, 1.0, 2.0, 9.0, 5.0, nan]"
+    for name, answers in (("a", [NAN, NAN]), ("text", [None])):
+        with pytest.raises(RewardError, match=f"no picture has its scores: {name} gave no score"):
+            rank(Says(name, answers))
 
 
 def test_what_does_not_apply_is_neither_for_nor_against():
@@ -79,14 +73,13 @@ def test_what_does_not_apply_is_neither_for_nor_against():
     assert alone.order.tolist() == [1, 2, 0], "it has no score at all"
 
 
-def test_no_score_for_any_picture_is_an_error():
-    with pytest.raises(RewardError, match="no picture has its scores: a gave no score"):
-        rank(Says("a", [NAN, NAN]))
-    with pytest.raises(RewardError, match="text gave no score"):
-        rank(Says("text", [None]))
-
-
-def test_equal_pictures_stay_in_their_order():
+def test_one_reward_ranks_by_itself_and_equal_pictures_stay_in_their_order():
+    ranked = rank(Says("a", [1.0, 4.0, 3.0]))
+    assert ranked.order.tolist() == [1, 2, 0] and ranked.places == [3, 1, 2]
+    # mean 8/3, unbiased std √(7/3)
+    wanted = [(r - 8 / 3) / (7 / 3) ** 0.5 for r in (1, 4, 3)]
+    assert ranked.totals.tolist() == pytest.approx(wanted, abs=1e-5)
+    assert ranked.columns() == [1.0, 4.0, 3.0]
     assert rank(Says("a", [1.0, 2.0, 2.0, 2.0])).order.tolist() == [1, 2, 3, 0]
     alone = rank(Says("a", [7.0]))
     assert (alone.totals.tolist(), alone.places, alone.columns()) == ([0.0], [1], [7.0])
@@ -98,8 +91,6 @@ def test_groups_are_prompts_and_all_pictures_are_compared():
     assert ranked.standings[:, 0].tolist() == pytest.approx([-1, 0, 1], abs=1e-5)
     assert ranked.as_one_group().groups.tolist() == [0, 0, 0]
 
-
-def test_a_reward_that_compares_sees_the_pictures_of_a_prompt_together():
     class Compares(GroupReward):
         def score_groups(self, samples, prompts, groups):
             self.asked = (len(samples), list(prompts), list(groups))
@@ -110,26 +101,16 @@ def test_a_reward_that_compares_sees_the_pictures_of_a_prompt_together():
     assert judge.asked == (3, ["one", "two", "one"], [0, 1, 0]) and ranked.places == [1, 3, 2]
 
 
-def test_prompts():
+def test_prompts_and_their_metadata():
     assert ranking.prompts_of(" a fox\nin snow \n", 2, False) == ["a fox\nin snow"] * 2
     assert ranking.prompts_of("a fox\n\n a cat\n", 2, True) == ["a fox", "a cat"]
     with pytest.raises(
         ValueError, match="prompt has 2 lines for 3 pictures.*Fix: a line for each, or .*prompt_per_image"
     ):
         ranking.prompts_of("a\nb", 3, True)
-
-
-def test_a_prompt_with_metadata():
-    line = '{"prompt": "two cats", "include": [{"class": "cat", "count": 2}]}'
-    one, other = ranking.prompts_of(f"{line}\na fox", 2, True)
-    assert (one, other) == ("two cats", "a fox")
-    assert metadata_of(one) == {"include": [{"class": "cat", "count": 2}]} and metadata_of(other) == {}
     for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox", '{"prompt": "a fox", "worth": NaN}'):
         with pytest.raises(ValueError, match='is not an object like {"prompt": "…"}.*Fix: '):
             ranking.prompts_of(wrong, 1, False)
-
-
-def test_equal_texts_keep_their_own_metadata():
     asked = []
 
     class Asks(Says):
@@ -137,12 +118,15 @@ def test_equal_texts_keep_their_own_metadata():
             asked.extend(metadata_of(prompt).get("text") for prompt in prompts)
             return super().score(images, prompts)
 
-    lines = [f'{{"prompt": "a sign", "text": "{text}"}}' for text in ("OPEN", "SHUT", "OPEN")]
-    ranked = rank(Asks("a", [1.0, 2.0, 3.0]), prompts=ranking.prompts_of("\n".join(lines), 3, True))
-    assert asked == ["OPEN", "SHUT", "OPEN"] and ranked.scores.groups.tolist() == [0, 1, 0]
+    lines = ["a fox", *(f'{{"prompt": "a sign", "text": "{text}"}}' for text in ("OPEN", "SHUT", "OPEN"))]
+    prompts = ranking.prompts_of("\n".join(lines), 4, True)
+    assert prompts == ["a fox"] + ["a sign"] * 3
+    ranked = rank(Asks("a", [1.0, 2.0, 3.0, 4.0]), prompts=prompts)
+    assert asked == [None, "OPEN", "SHUT", "OPEN"], "equal texts keep their own metadata"
+    assert ranked.scores.groups.tolist() == [0, 1, 2, 1]
 
 
-def test_frames():
+def test_frames_and_transparency():
     images = pictures(6)
     assert ranking.samples_of(images, None) is images
     assert ranking.samples_of(images, 0).shape == (1, 6, 4, 6, 3)
@@ -150,9 +134,5 @@ def test_frames():
     assert videos.shape == (3, 2, 4, 6, 3) and torch.equal(videos[1, 0], images[2])
     with pytest.raises(ValueError, match="frames = 4: the 6 images do not make a whole number of videos. Fix: "):
         ranking.samples_of(images, 4)
-
-
-def test_transparency_is_not_looked_at():
-    samples = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64).expand(1, 2, 2, 4)
-    seen = ranking.as_pictures(samples)
+    seen = ranking.as_pictures(torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64).expand(1, 2, 2, 4))
     assert seen.dtype == torch.float32 and seen[0, 0, 0].tolist() == [0.5, 0.0, 1.0]

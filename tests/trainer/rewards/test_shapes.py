@@ -69,29 +69,20 @@ def test_there_are_168_scenes_and_every_caption_is_read_back_as_its_scene():
     assert all(scene.color != scene.background for scene in everything)
     captions = [scene.caption for scene in everything]
     assert len(set(captions)) == 168 and [parse_caption(text) for text in captions] == everything
+    styled = ("A Red Circle on a BLUE background", "photo of a red circle on a blue background, 4k, detailed")
+    assert {parse_caption(text) for text in styled} == {Scene("red", "circle", "blue")}
+    assert Scene("orange", "square", "white").caption == "an orange square on a white background"
+    assert Scene("black", "triangle", "orange").caption == "a black triangle on an orange background"
 
 
 @pytest.mark.parametrize(
-    ("text", "scene"),
-    [
-        ("a red circle on a blue background", Scene("red", "circle", "blue")),
-        ("an orange square on a white background", Scene("orange", "square", "white")),
-        ("a black triangle on an orange background", Scene("black", "triangle", "orange")),
-        ("A Red Circle on a BLUE background", Scene("red", "circle", "blue")),
-        ("photo of a red circle on a blue background, 4k, detailed", Scene("red", "circle", "blue")),
-        ("", None),
-        ("a photo of a cat", None),
-        ("a red circle", None),
-        ("a pink circle on a blue background", None),
-        ("a red star on a blue background", None),
-        ("a red circle on a blue table", None),
-        ("a red circle on a blueish background", None),
-        ("a darkred circle on a blue background", None),
-    ],
+    "text",
+    ["", "a photo of a cat", "a red circle", "a red circle on a blue table", "a red star on a blue background"]
+    + [f"a {color} circle on a blue background" for color in ("pink", "darkred")]
+    + ["a red circle on a blueish background"],
 )
-def test_what_a_text_asks_for(text, scene):
-    assert parse_caption(text) == scene
-    assert scene is None or scene.caption in text.lower()
+def test_other_texts_ask_for_no_scene(text):
+    assert parse_caption(text) is None
 
 
 # The judge.
@@ -111,21 +102,10 @@ def test_scenes_of_any_size_place_and_softness_are_recognised():
     places = [{"half": 0.22, "at": at, "blur": 0.8} for at in ((0.3, 0.3), (0.7, 0.35), (0.37, 0.68), (0.513, 0.487))]
     assert not misread(*product([Scene("green", shape, "black") for shape in SHAPES], places))
     assert not misread(*[(Scene(None, None, background), {}) for background in PALETTE])
-
-
-def test_paper_grain_and_a_changed_brightness_are_forgiven():
-    for shape in SHAPES:
-        random = np.random.default_rng(0)
-        for color, background in [("red", "blue"), ("white", "green"), ("purple", "yellow")]:
-            image = paint(shape, color, background, blur=0.6)
-            grainy = image * 0.93 + random.normal(0, 4 / 255, image.shape[:2])[..., None]
-            assert recognise(np.clip(grainy, 0, 1)) == Scene(color, shape, background)
-
-
-def test_accuracy_asks_for_the_right_shape():
-    for drawn, asked in product(SHAPES, SHAPES):
-        image = paint(drawn, "blue", "yellow", blur=0.5)
-        assert accuracy(image, Scene("blue", asked, "yellow").caption) == float(drawn == asked), (drawn, asked)
+    for scene in some:  # paper grain and a changed brightness are forgiven
+        image = paint(scene.shape, scene.color, scene.background, blur=0.6)
+        grain = np.random.default_rng(0).normal(0, 4 / 255, image.shape[:2])[..., None]
+        assert recognise(np.clip(image * 0.93 + grain, 0, 1)) == scene
 
 
 def test_the_reward_scores_a_batch_by_its_prompts():
@@ -140,6 +120,9 @@ def test_the_reward_scores_a_batch_by_its_prompts():
     images = torch.from_numpy(paint("circle", "red", "white")).expand(len(told), SIDE, SIDE, 3)
     assert ShapesAccuracy().score(images, list(told)) == list(told.values())
     assert ShapesAccuracy().held_out and not ShapesAccuracy(held_out=False).held_out
+    for drawn, asked in product(SHAPES, SHAPES):
+        image = paint(drawn, "blue", "yellow", blur=0.5)
+        assert accuracy(image, Scene("blue", asked, "yellow").caption) == float(drawn == asked), (drawn, asked)
 
 
 @pytest.mark.parametrize(

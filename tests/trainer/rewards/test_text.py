@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import types
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +26,13 @@ needs_ocr = pytest.mark.skipif(
 )
 
 
-class Blind:
-    """Reads what it was told."""
-
-    def __init__(self, *lines: str):
-        self.told = list(lines)
-
-    def lines(self, picture):
-        return self.told
-
-
 @pytest.fixture
 def blind(monkeypatch):
     """blind(*lines): a Text reward that reads those lines in every picture."""
 
     def made(*lines, **settings):
-        monkeypatch.setattr(ocr, "reader", lambda: Blind(*lines))
+        seen = types.SimpleNamespace(lines=lambda picture: list(lines))
+        monkeypatch.setattr(ocr, "reader", lambda: seen)
         return Text(**settings)
 
     return made
@@ -79,21 +71,14 @@ def written(text: str, size: int = 48, side: int = 320) -> torch.Tensor:
 )
 def test_what_a_prompt_quotes(prompt, texts):
     assert quoted(prompt) == texts
+    signs = (ASSETS / "prompts" / "signs.txt").read_text(encoding="utf-8").splitlines()
+    assert len(signs) == 32 and all(len(quoted(sign)) == 1 for sign in signs)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [
-        ("kitten", "sitting", 3),
-        ("flaw", "lawn", 2),
-        ("", "abc", 3),
-        ("abc", "", 3),
-        ("same", "same", 0),
-        ("ab", "ba", 2),
-    ],
-)
-def test_the_edit_distance(one, other, distance):
-    assert edit_distance(one, other) == distance
+def test_the_edit_distance():
+    for one, other, distance in (("kitten", "sitting", 3), ("flaw", "lawn", 2), ("", "abc", 3), ("ab", "ba", 2)):
+        assert edit_distance(one, other) == edit_distance(other, one) == distance
+    assert edit_distance("same", "same") == 0
 
 
 @pytest.mark.parametrize(
@@ -137,22 +122,25 @@ def test_the_metadata_go_before_the_quotes(metadata, texts):
         assert wanted(prompt) == texts
 
 
-def test_a_prompt_without_text_does_not_apply(blind):
+def test_a_prompt_without_text_does_not_apply_and_a_video_is_the_mean_over_its_frames(blind, monkeypatch):
     reward, prompts = blind("open"), ['says "open"', "a cat", 'says "ovens"']
     assert reward.score(torch.zeros(3, 8, 8, 3), prompts) == [1, None, pytest.approx(1 - 2 / 5)]
     scores = score_stack([reward], torch.zeros(3, 8, 8, 3), prompts, torch.tensor([0, 1, 2]))
     assert scores.names == ("text",) and scores.values[:2, 0].tolist() == [1, torch.inf]
-
-
-def test_a_video_is_the_mean_over_its_frames(blind, monkeypatch):
-    reward = blind()
     shown = iter([["open"], ["oven"], [], ["open"]])
     monkeypatch.setattr(reward.reader, "lines", lambda picture: next(shown))
     assert reward.score_videos(torch.zeros(1, 4, 8, 8, 3), ['"open"']) == [pytest.approx((1 + 0.75 + 0 + 1) / 4)]
     assert reward.score_videos(torch.zeros(1, 4, 8, 8, 3), ["a cat"]) == [None]
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_a_missing_package_and_missing_models_are_named_and_not_fetched(monkeypatch):
+    if importlib.util.find_spec("rapidocr"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(FileNotFoundError, match="no PP-OCRv9_rec.*Fix: pip install"),
+        ):
+            patch.setitem(ocr.MODELS, "Rec", "PP-OCRv9_rec_huge.onnx")
+            ocr.find_models()
     find = importlib.util.find_spec
     ocr.reader.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rapidocr" else find(name))
@@ -161,23 +149,11 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 @needs_ocr
-def test_missing_models_are_named_and_not_fetched(monkeypatch):
-    monkeypatch.setitem(ocr.MODELS, "Rec", "PP-OCRv9_rec_huge.onnx")
-    with pytest.raises(FileNotFoundError, match="no PP-OCRv9_rec_huge.onnx.*Fix: pip install"):
-        ocr.find_models()
-
-
-@needs_ocr
 def test_the_real_models_read_what_was_written():
     reward = Text()
     images = torch.cat([written("Open late"), written("Opem late"), written("")])
     scores = reward.score(images, ['a shop, "Open late"'] * 3)
     assert scores == [1, pytest.approx(1 - 1 / 8), 0]
-
-
-def test_every_prompt_of_the_signs_asks_for_text():
-    prompts = (ASSETS / "prompts" / "signs.txt").read_text(encoding="utf-8").splitlines()
-    assert len(prompts) == 32 and all(len(quoted(prompt)) == 1 for prompt in prompts)
 
 
 @needs_ocr

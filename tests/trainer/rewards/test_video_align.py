@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -50,15 +51,23 @@ def rewards(folder, **options):
 
 def copied(folder, tmp_path):
     """A checkpoint of the test's own, to spoil."""
-    import shutil
-
     return shutil.copytree(folder, tmp_path / "copy")
 
 
-def change_settings(folder, section, **values):
+@pytest.fixture
+def alike(made, videos):
+    """alike(folder): asserts that a checkpoint scores as the whole one does."""
+    expected = score(rewards(made()), videos, PROMPTS)
+    return lambda folder: torch.testing.assert_close(
+        score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5
+    )
+
+
+def settings_of(folder, change):
+    """Changes model_config.json in place."""
     file = folder / "VideoReward" / "model_config.json"
     settings = json.loads(file.read_text())
-    settings[section] |= values
+    change(settings)
     file.write_text(json.dumps(settings))
 
 
@@ -139,21 +148,15 @@ def test_scores_are_those_of_one_video_at_a_time(made, videos, output_dim):
     torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["adapter", "merged"])
-def test_every_published_layout_scores_alike(made, videos, layout):
-    expected = score(rewards(made()), videos, PROMPTS)
-    torch.testing.assert_close(score(rewards(made(layout)), videos, PROMPTS), expected, rtol=0, atol=1e-5)
-
-
-def test_names_since_transformers_4_52_in_a_model_pth(made, videos, tmp_path):
-    folder = copied(made("merged"), tmp_path)
-    file = folder / "VideoReward" / "model.safetensors"
-    step = folder / "VideoReward" / "checkpoint-5"
+def test_every_published_layout_scores_alike(made, alike, tmp_path):
+    for layout in ("adapter", "merged"):
+        alike(made(layout))
+    folder = copied(made("merged"), tmp_path)  # names since transformers 4.52, in a model.pth
+    file, step = folder / "VideoReward" / "model.safetensors", folder / "VideoReward" / "checkpoint-5"
     step.mkdir()
     torch.save(load_file(file), step / "model.pth")
     file.unlink()
-    expected = score(rewards(made()), videos, PROMPTS)
-    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+    alike(folder)
 
 
 def test_another_prompt_or_another_order_of_frames_is_another_score(made, videos):
@@ -166,43 +169,38 @@ def test_another_prompt_or_another_order_of_frames_is_another_score(made, videos
 
 
 def test_without_figures_the_score_is_raw(made, videos, tmp_path):
-    folder = copied(made(), tmp_path)
+    folder, figures = copied(made(), tmp_path), {}
     expected = score(rewards(folder), videos, PROMPTS)
-    file = folder / "VideoReward" / "model_config.json"
-    settings = json.loads(file.read_text())
-    mean = torch.tensor([settings["inference_config"][f"{own.upper()}_mean"] for own in DIMENSIONS])
-    std = torch.tensor([settings["inference_config"].pop(f"{own.upper()}_std") for own in DIMENSIONS])
-    del settings["inference_config"]
-    file.write_text(json.dumps(settings))
+    settings_of(folder, lambda settings: figures.update(settings.pop("inference_config")))
+    mean, std = (torch.tensor([figures[f"{own.upper()}_{of}"] for own in DIMENSIONS]) for of in ("mean", "std"))
     torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected * std + mean, rtol=0, atol=1e-5)
 
 
-def test_the_adapters_scale_is_the_checkpoints(made, videos, tmp_path):
+def test_the_adapters_scale_is_the_checkpoints(made, alike, tmp_path):
     """rsLoRA divides by the root of the rank: of rank 4 and alpha 4, the scale of alpha 8 without it."""
-    expected = score(rewards(made("adapter")), videos, PROMPTS)
     folder = copied(made("adapter"), tmp_path)
-    change_settings(folder, "peft_lora_config", lora_alpha=4, use_rslora=True)
-    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
-    change_settings(folder, "peft_lora_config", lora_alpha=4, use_rslora=False)
-    assert (score(rewards(folder), videos, PROMPTS) - expected).abs().max() > 1e-2
+    settings_of(folder, lambda settings: settings["peft_lora_config"].update(lora_alpha=4, use_rslora=True))
+    alike(folder)
+    settings_of(folder, lambda settings: settings["peft_lora_config"].update(use_rslora=False))
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        alike(folder)
 
 
-def test_the_latest_of_several_checkpoints_counts(made, videos, tmp_path):
+def test_the_latest_of_several_checkpoints_counts_and_the_base_needs_no_weights_beside_it(made, alike, tmp_path):
     folder = copied(made(), tmp_path)
     steps = folder / "VideoReward"
     changed = torch.load(steps / "checkpoint-11352" / "model.pth", weights_only=True)
     changed["base_model.model.rm_head.weight"] = 2 * changed["base_model.model.rm_head.weight"]
     torch.save(changed, steps / "checkpoint-900" / "model.pth")
-    expected = score(rewards(made()), videos, PROMPTS)
-    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+    (folder / "Qwen2-VL" / "model.safetensors").unlink()
+    alike(folder)
 
 
 # --- frames and patches ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("total", "fps", "expected"),
-    [
+def test_two_frames_a_second():
+    for total, fps, expected in (
         (81, 16, [0, 9, 18, 27, 36, 44, 53, 62, 71, 80]),  # 10.125 frames
         (49, 16, [0, 10, 19, 29, 38, 48]),
         (121, 24, [0, 13, 27, 40, 53, 67, 80, 93, 107, 120]),
@@ -212,31 +210,20 @@ def test_the_latest_of_several_checkpoints_counts(made, videos, tmp_path):
         (2, 16, [0, 1]),
         (40, 16, [0, 13, 26, 39]),  # 5 frames: half of it, 2.5, is rounded to the even 2
         (56, 16, [0, 8, 16, 24, 31, 39, 47, 55]),  # 7 frames: 3.5 is rounded to 4
-    ],
-)
-def test_two_frames_a_second(total, fps, expected):
-    assert sampled_frames(total, fps, 2.0) == expected
+    ):
+        assert sampled_frames(total, fps, 2.0) == expected
+    assert len(sampled_frames(10_000, 16, 2.0)) == 768, "at most"
 
 
-def test_at_most_768_frames():
-    assert len(sampled_frames(10_000, 16, 2.0)) == 768
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
+def test_resized_frames_are_whole_numbers_within_bounds():
+    for size, expected in (
         ((480, 832), (336, 588)),  # 476 x 840 is too much; both sides over 1.41059, down to multiples of 28
         ((40, 56), (280, 392)),  # both times 6.693, up
         ((336, 336), (336, 336)),
         ((350, 350), (336, 336)),  # 12.5 is rounded to the even 12
         ((720, 1280), (336, 588)),
-    ],
-)
-def test_size_of_a_frame(size, expected):
-    assert size_within(*size, 28, 100_352, 200_704) == expected
-
-
-def test_resized_frames_are_whole_numbers_within_bounds():
+    ):
+        assert size_within(*size, 28, 100_352, 200_704) == expected
     same = torch.randint(0, 256, (1, 2, 336, 336, 3), generator=torch.Generator().manual_seed(2)) / 255
     assert torch.equal(resized(same, 28, 200_704), (same * 255).round().permute(0, 1, 4, 2, 3))
     larger = torch.rand(1, 2, 20, 20, 3, generator=torch.Generator().manual_seed(3)).round()  # overshoots, if let
@@ -256,26 +243,16 @@ def test_patches_are_cut_as_by_hand():
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_a_video_of_one_frame_is_refused(made):
+def test_what_is_missing_of_another_kind_or_too_short(made):
+    model, base = str(made() / "VideoReward"), str(made() / "Qwen2-VL")
     with pytest.raises(RewardError, match="1 frame has no motion.*Fix: "):
         score(rewards(made()), torch.rand(2, 1, 8, 8, 3), PROMPTS[:2])
-
-
-def test_a_missing_checkpoint_says_what_to_get(made):
     with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\).*otca_rewards.*\$OTCA_MODELS"):
-        VideoAlign(model="nowhere/VideoReward", base=str(made() / "Qwen2-VL"))
-
-
-def test_a_missing_base_says_what_to_get(made):
+        VideoAlign(model="nowhere/VideoReward", base=base)
     with pytest.raises(FileNotFoundError, match=r"Qwen/Qwen2-VL-2B-Instruct \(4.4 GB"):
-        VideoAlign(model=str(made() / "VideoReward"), base="nowhere")
-
-
-def test_beside_a_model_pth_the_base_needs_no_weights(made, videos, tmp_path):
-    expected = score(rewards(made()), videos, PROMPTS)
-    folder = copied(made(), tmp_path)
-    (folder / "Qwen2-VL" / "model.safetensors").unlink()
-    assert torch.equal(score(rewards(folder), videos, PROMPTS), expected)
+        VideoAlign(model=model, base="nowhere")
+    with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where qwen2_vl is needed.*Fix: "):
+        VideoAlign(model=model, base=str(paths.ASSETS / "shapes-clip"))
 
 
 STEP = "VideoReward/checkpoint-11352"
@@ -308,7 +285,7 @@ def smaller(folder, name):
 
 
 def asking_otherwise(folder, kind):
-    change_settings(folder, "data_config", prompt_template_type=kind)
+    settings_of(folder, lambda settings: settings["data_config"].update(prompt_template_type=kind))
 
 
 @pytest.mark.parametrize(
@@ -344,16 +321,12 @@ def test_a_checkpoint_that_does_not_fit_is_named(made, tmp_path, layout, spoil, 
         rewards(folder)
 
 
-def test_another_kind_of_base_is_refused(made):
-    with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where qwen2_vl is needed.*Fix: "):
-        VideoAlign(model=str(made() / "VideoReward"), base=str(paths.ASSETS / "shapes-clip"))
-
-
-def test_settings_that_older_files_lack_are_the_references_own(made, videos, tmp_path):
+def test_settings_that_older_files_lack_are_the_references_own(made, alike, tmp_path):
     folder = copied(made(), tmp_path)
-    file = folder / "VideoReward" / "model_config.json"
-    settings = json.loads(file.read_text())
-    del settings["data_config"]["sample_type"], settings["data_config"]["num_frames"]
-    del settings["peft_lora_config"]["use_rslora"]
-    file.write_text(json.dumps(settings))
-    assert torch.equal(score(rewards(folder), videos, PROMPTS), score(rewards(made()), videos, PROMPTS))
+
+    def older(settings):
+        del settings["data_config"]["sample_type"], settings["data_config"]["num_frames"]
+        del settings["peft_lora_config"]["use_rslora"]
+
+    settings_of(folder, older)
+    alike(folder)

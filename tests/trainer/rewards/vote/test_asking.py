@@ -13,7 +13,6 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.host.questions import NotOpen, desk
 from comfyui_otca.trainer.rewards import RewardError, reward_class
-from comfyui_otca.trainer.rewards.server import png
 from comfyui_otca.trainer.rewards.vote import votes
 from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, as_pictures
 
@@ -64,6 +63,12 @@ class Waiting:
 @pytest.fixture
 def folder(tmp_path):
     return VoteFolder(tmp_path / "votes")
+
+
+@pytest.fixture
+def learning(tmp_path):
+    """A folder that learns from its votes."""
+    return VoteFolder(tmp_path / "votes", encoder="shapes-clip")
 
 
 @pytest.fixture
@@ -133,23 +138,19 @@ def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder,
         desk.answer(first.id, None)
 
 
-@pytest.mark.parametrize(
-    "answer, wrong",
-    [
+def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask):
+    first, _ = ask(folder, pictures()).questions(2)
+    for answer, wrong in (
         ({"kind": "order", "order": []}, "puts no picture above another"),
         ({"kind": "order", "order": [[0], [9]]}, "names picture 9"),
         ({}, "has no 'kind'"),
         ("best", "holds a text, and not an object"),
         ({"kind": "withdrawn"}, "has the kind 'withdrawn'"),
         (None, "takes back a vote that was not given"),
-    ],
-)
-def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask, answer, wrong):
-    waiting = ask(folder, pictures())
-    first, _ = waiting.questions(2)
-    with pytest.raises(ValueError, match=wrong):
-        desk.answer(first.id, answer)
-    assert first.answer is None and not folder.file.exists()
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            desk.answer(first.id, answer)
+        assert first.answer is None and not folder.file.exists()
 
 
 def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
@@ -211,11 +212,8 @@ def shapes(count, seed):
     return list(noise.astype(np.uint8))
 
 
-def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(tmp_path, ask):
-    folder, redder = (
-        VoteFolder(tmp_path / "votes", encoder="shapes-clip"),
-        {"kind": "order", "order": [[3], [1, 2], [0]]},
-    )
+def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(learning, ask):
+    folder, redder = learning, {"kind": "order", "order": [[3], [1, 2], [0]]}
     for round_ in range(5):
         waiting = ask(folder, shapes(4, round_), [f"prompt {round_}"] * 4, [0] * 4)
         (question,) = waiting.questions(1)
@@ -234,52 +232,40 @@ def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(tmp_
     assert len(votes.read(folder.file)) == 6
 
 
-def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(tmp_path, ask):
-    folder = VoteFolder(tmp_path / "votes", encoder="shapes-clip")
-    waiting = ask(folder, shapes(3, 0), ["p"] * 3, [0] * 3)
-    (question,) = waiting.questions(1)
-    desk.answer(question.id, {"kind": "alike"})
+def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(learning, ask):
+    waiting = ask(learning, shapes(3, 0), ["p"] * 3, [0] * 3)
+    desk.answer(waiting.questions(1)[0].id, {"kind": "alike"})
     waiting.end()
-    (vote,) = votes.read(folder.file)
-    votes.append(folder.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
-    (group,) = folder._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0)
-    assert folder._scores(group, votes.read(folder.file)) == [None] * 3
+    (vote,) = votes.read(learning.file)
+    votes.append(learning.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
+    (group,) = learning._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0)
+    assert learning._scores(group, votes.read(learning.file)) == [None] * 3
 
 
-def test_a_picture_that_is_far_too_large_is_not_learned(tmp_path, monkeypatch, caplog):
-    folder, (pixels, _) = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), shapes(2, 0)
-    name = folder._kept(pixels, 16.0)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert folder.apprentice.opinion_of([name]) is None
-    assert "cannot be read" in caplog.text
+def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(learning, monkeypatch, caplog):
+    def vote(pictures, winner, *replaces):
+        answer = votes.parse_answer({"kind": "pair", "winner": winner, "loser": 1 - winner}, 2)
+        return votes.Vote("p", tuple(pictures), answer, *replaces)
 
-
-def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(tmp_path, caplog):
-    folder, names = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), []
-    for number, pixels in enumerate(shapes(3, 0)):
-        names.append(votes.picture_path(pixels))
-        path = folder.folder / names[-1]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"no picture" if number == 2 else png(pixels))
-    first = votes.Vote("p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
-    wrong = votes.Vote("p", tuple(names[1:]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
-    folder.apprentice.learn([first, wrong])
-    low, high = folder.apprentice.opinion_of(names[:2]).scores
-    assert low > high and folder.apprentice.votes == 1
+    names = [learning._kept(pixels, 16.0) for pixels in shapes(3, 0)]
+    (learning.folder / names[2]).write_bytes(b"no picture")
+    first, wrong = vote(names[:2], 0), vote(names[1:], 0)
+    learning.apprentice.learn([first, wrong])
+    low, high = learning.apprentice.opinion_of(names[:2]).scores
+    assert low > high and learning.apprentice.votes == 1
     assert names[2] in caplog.text and "cannot be read" in caplog.text
-    assert folder.apprentice.opinion_of(names) is None
-    second = votes.Vote(
-        "p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 1, "loser": 0}, 2), first.id
-    )
-    folder.apprentice.learn([first, wrong, second])
-    low, high = folder.apprentice.opinion_of(names[:2]).scores
-    assert low < high and folder.apprentice.votes == 1
+    assert learning.apprentice.opinion_of(names) is None
+    learning.apprentice.learn([first, wrong, vote(names[:2], 1, first.id)])
+    low, high = learning.apprentice.opinion_of(names[:2]).scores
+    assert low < high and learning.apprentice.votes == 1
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # far too large a picture
+    name = learning._kept(shapes(2, 1)[0], 16.0)
+    assert learning.apprentice.opinion_of([name]) is None and name in caplog.text
 
 
 def test_videos_are_kept_as_mp4(folder, ask):
     clips = [np.full((4, 16, 16, 3), 60 * number, np.uint8) for number in range(2)]
-    waiting = ask(folder, clips, ["p", "p"], [0, 0])
-    (question,) = waiting.questions(1)
+    (question,) = ask(folder, clips, ["p", "p"], [0, 0]).questions(1)
     assert [path.suffix for path in question.pictures] == [".mp4", ".mp4"]
     assert b"ftyp" in question.pictures[0].read_bytes()[:16]
 

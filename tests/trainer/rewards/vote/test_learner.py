@@ -49,6 +49,18 @@ def test_it_learns_what_the_voter_likes(learner):
     first, second = np.triu_indices(len(unseen), 1)
     assert ((ours[first] > ours[second]) == (true[first] > true[second])).mean() > 0.85
     assert learner.accuracy.votes == 39 and learner.accuracy.low > 0.6
+    clear, close = np.zeros((4, WIDTH)), np.zeros((4, WIDTH))
+    clear[:, 0], close[:, 3] = [-30, -10, 10, 30], [-1, -0.5, 0.5, 1]
+    assert learner.opinion(clear).sure and not learner.opinion(close).sure, "of pictures far apart alone"
+    assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
+    # Its certainty is Φ(|mean| / deviation) of the difference of two pictures, by the error function.
+    rows = groups(1, seed=2)[0][:2]
+    scaling, utility = learner._fit()
+    difference = scaling(rows)[0] - scaling(rows)[1]
+    covariance = utility.basis @ utility.covariance @ utility.basis.T
+    covariance += utility.strength * (np.eye(WIDTH) - utility.basis @ utility.basis.T)
+    ratio = abs(difference @ learner.head().weights) / (difference @ covariance @ difference) ** 0.5
+    assert learner.opinion(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
 
 
 def test_each_vote_is_predicted_before_it_is_learned(learner):
@@ -72,28 +84,6 @@ def test_it_is_sure_only_after_votes(learner):
     assert not learner.opinion(np.eye(2, WIDTH)).sure, "by few votes of nothing"
     learner.forget()
     assert taught(learner, 60).opinion(rows).certainty > 0.75
-
-
-def test_its_certainty_by_hand(learner):
-    """Φ(|mean| / deviation) of the difference of two pictures, by the error function."""
-    taught(learner, 5)
-    rows = groups(1, seed=2)[0][:2]
-    scaling, utility = learner._fit()
-    difference = scaling(rows)[0] - scaling(rows)[1]
-    covariance = utility.basis @ utility.covariance @ utility.basis.T
-    covariance += utility.strength * (np.eye(WIDTH) - utility.basis @ utility.basis.T)
-    ratio = abs(difference @ learner.head().weights) / (difference @ covariance @ difference) ** 0.5
-    assert learner.opinion(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
-
-
-def test_it_is_sure_of_pictures_far_apart_and_asks_about_the_others(learner):
-    taught(learner)
-    clear = np.zeros((4, WIDTH))
-    clear[:, 0] = [-30, -10, 10, 30]
-    close = np.zeros((4, WIDTH))
-    close[:, 3] = [-1, -0.5, 0.5, 1]
-    assert learner.opinion(clear).sure and not learner.opinion(close).sure
-    assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
 
 
 def test_pictures_are_read_by_their_encoder(learner, images):
@@ -145,25 +135,24 @@ def test_a_head_of_an_earlier_version_scores_as_then(learner, tmp_path):
 def test_damaged_files_are_refused(learner, tmp_path):
     path = tmp_path / "taste.safetensors"
     taught(learner, 3).head().save(path)
-    tensors = load_file(path)
-    about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y"}
+    tensors, about = load_file(path), {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y"}
+    mean = tensors["mean"]
     for wrong, metadata, says in (
         ({}, {}, "its metadata have no format"),
         ({}, {**about, "version": "2"}, "of version 2, and this version reads 1"),
-        ({"mean": torch.full_like(tensors["mean"], torch.nan)}, about, r"'mean' of shape \(8,\) that is damaged"),
+        ({"mean": torch.full_like(mean, torch.nan)}, about, r"'mean' of shape \(8,\) that is damaged"),
         ({"scale": tensors["scale"][:-1].clone()}, about, "'scale' of shape .* that is damaged"),
-        ({"mean": torch.full_like(tensors["mean"], torch.inf)}, about, "'mean' of shape .* that is damaged"),
+        ({"mean": torch.full_like(mean, torch.inf)}, about, "'mean' of shape .* that is damaged"),
         ({"mean": torch.tensor(1.0)}, about, "that is damaged"),
-        ({"mean": tensors["mean"].bfloat16()}, about, "cannot be read as a taste"),
+        ({"mean": mean.bfloat16()}, about, "cannot be read as a taste"),
         ({}, {**about, "votes": "many"}, "damaged metadata"),
         ({}, {**about, "votes": "[" * 200000}, "damaged metadata"),
+        ({"centre": None}, about, "has no 'centre'"),
+        (None, None, "cannot be read as a taste"),
     ):
-        save_file({**tensors, **wrong}, path, metadata)
+        if wrong is None:
+            path.write_bytes(b"no tensors")
+        else:
+            save_file({name: value for name, value in (tensors | wrong).items() if value is not None}, path, metadata)
         with pytest.raises(RewardError, match=says):
             Head.load(path)
-    save_file({"mean": tensors["mean"]}, path, about)
-    with pytest.raises(RewardError, match="has no 'centre'"):
-        Head.load(path)
-    path.write_bytes(b"no tensors")
-    with pytest.raises(RewardError, match="cannot be read as a taste"):
-        Head.load(path)
