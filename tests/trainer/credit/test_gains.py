@@ -126,18 +126,13 @@ def test_rewards_along_the_way_by_hand():
     rewards = rewards_along(Linear(), trajectories, scored(trajectories), range(4))
     expected = [[2, 1, 3, 3], [2, 1, 5, 5], [0, 0.4, 0.6, 0.6], [0, 0.4, 3.6, 3.6]]
     torch.testing.assert_close(rewards[:, :, 0], torch.tensor(expected, dtype=torch.float32))
-
-
-def test_held_out_rewards_stand_behind_the_trained_ones():
-    trajectories = walk(PATHS, (0, 1))
-    judges = Mean("guard", held_out=True, factor=10.0), Mean("taught")
-    scores = scored(trajectories, *judges)
+    scores = scored(trajectories, Mean("guard", held_out=True, factor=10.0), Mean("taught"))
     assert rewards_along(Linear(), trajectories, scores, [1]).shape == (4, 1, 1)
     both = rewards_along(Linear(), trajectories, scores, [1, 3], held_out=True)
-    torch.testing.assert_close(both[0], torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
+    torch.testing.assert_close(both[0], torch.tensor([[1.0, 10.0], [3.0, 30.0]])), "held-out rewards stand behind"
 
 
-def test_no_score_is_nan_at_the_final_points_too():
+def test_no_score_is_nan_on_the_way_and_at_the_final_points_too():
     """Whether the reward failed for the picture or does not apply to it: else the sample would gain more than any other."""
     trajectories = walk(PATHS, (0, 1))
     own = scored(trajectories)
@@ -145,6 +140,9 @@ def test_no_score_is_nan_at_the_final_points_too():
     final = rewards_along(Linear(), trajectories, left_out, [3])[:, 0, 0]
     assert final[[0, 2]].isnan().all() and final[[1, 3]].tolist() == [3.0, 5.0]
     assert not stepwise_gains(Linear(), trajectories, left_out).isinf().any()
+    judge = Mean(fails_at=5.0)  # the second sample at x_2, which is its final picture, too
+    gains = stepwise_gains(Linear(), trajectories, scored(trajectories, judge))
+    assert gains[:, :, 0].isnan().tolist() == [[False, False], [False, True], [False, False], [False, False]]
 
 
 def test_nothing_is_asked_twice():
@@ -171,14 +169,6 @@ def test_what_the_rollout_kept_saves_the_first_call():
         found = [clean for clean, _, _ in predictions(model, keeping, range(3), steps)]
         torch.testing.assert_close(found, expected)
         assert other.calls - model.calls == 3
-
-
-def test_a_picture_that_could_not_be_scored_on_the_way_is_named_by_nan():
-    trajectories = walk(PATHS, (0, 1))
-    judge = Mean(fails_at=5.0)  # the second sample at x_2, which is its final picture, too
-    scores = scored(trajectories, judge)
-    gains = stepwise_gains(Linear(), trajectories, scores)
-    assert gains[:, :, 0].isnan().tolist() == [[False, False], [False, True], [False, False], [False, False]]
 
 
 def test_gains_add_up_to_what_the_whole_way_gained(still_model, sample, small_settings):
@@ -278,21 +268,12 @@ def test_a_reward_that_breaks_on_the_way_is_named(small_graph, tmp_path):
                 raise ZeroDivisionError("at the second look")
             return super().score(images, prompts)
 
-    node = type(
-        "Breaking",
-        (),
-        {
-            "INPUT_TYPES": classmethod(lambda cls: {"required": {}}),
-            "RETURN_TYPES": ("OTCA_REWARD",),
-            "FUNCTION": "build",
-            "build": lambda self: (Breaks("brittle"),),
-        },
-    )
+    node = {"RETURN_TYPES": ("OTCA_REWARD",), "FUNCTION": "build", "build": lambda self: (Breaks("brittle"),)}
+    node |= {"INPUT_TYPES": classmethod(lambda cls: {"required": {}})}
     graph = small_graph(SMALL, "stepwise_flow_grpo.json")
     graph["4"] = {"class_type": "OTCA_Breaking", "inputs": {}}
-    workflow = Workflow(graph, {**NODE_CLASS_MAPPINGS, "OTCA_Breaking": node})
-    with pytest.raises(
-        NodeError, match="Stepwise Gain.*'brittle' failed: ZeroDivisionError: at the second look"
-    ) as told:
+    workflow = Workflow(graph, {**NODE_CLASS_MAPPINGS, "OTCA_Breaking": type("Breaking", (), node)})
+    message = "Stepwise Gain.*'brittle' failed: ZeroDivisionError: at the second look"
+    with pytest.raises(NodeError, match=message) as told:
         workflow.run(targets=["9"])
     assert isinstance(told.value.__cause__, RewardError)

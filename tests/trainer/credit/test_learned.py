@@ -81,8 +81,7 @@ def test_covariances_add_up_to_one_for_any_rewards(seed, steps, gaps):
 
 
 def test_variances_of_independent_gains_add_up_too():
-    draws = np.random.default_rng(0)
-    gains = draws.normal(size=(4000, 4)) * [3.0, 1.0, 0.0, 2.0]
+    gains = np.random.default_rng(0).normal(size=(4000, 4)) * [3.0, 1.0, 0.0, 2.0]
     rewards = torch.from_numpy(np.cumsum(np.c_[np.zeros(4000), gains], 1))[:, :, None]
     found = moments(rewards, torch.arange(4000) // 10)
     shares = (found.gain / found.total)[:, 0]
@@ -96,10 +95,7 @@ def test_what_cannot_be_measured_is_zero():
     rewards[[0, 2], 1, 2] = torch.tensor([NAN, torch.inf])  # one sample of each group is left
     found = moments(rewards, torch.tensor([0, 0, 1, 1]))
     assert not found.gain.any() and not found.shared.any() and not found.total.any()
-
-
-def test_no_rounding_error_passes_for_a_spread():
-    rewards = torch.full((3, 3, 2), 0.1)
+    rewards = torch.full((3, 3, 2), 0.1)  # and no rounding error passes for a spread
     rewards[:, 1] = 0.7
     rewards[:, 1, 1] = torch.tensor([0.3, 0.2, 0.6])  # all pictures end with the score that they began with
     found = moments(rewards, torch.zeros(3))
@@ -178,7 +174,7 @@ def test_objectives_of_their_own():
     torch.testing.assert_close(credit.weights[0], torch.tensor([first, second]).mean(0))
 
 
-def test_nothing_found_is_uniform():
+def test_nothing_found_is_uniform_and_latents_that_overflowed_are_left_out():
     trajectories = walk([[2.0, 1.0, 3.0, 9.0]] * 4, (0, 1))
     model = Remembering()
     credit = asked(model, trajectories)
@@ -186,16 +182,10 @@ def test_nothing_found_is_uniform():
     assert credit.metrics == {} and model.step_shares["mean"].again == 1, "it is not asked again at once"
     none = replace(scored(trajectories), values=torch.tensor([[NAN], [LEFT_OUT], [NAN], [NAN]]))
     assert torch.equal(asked(Remembering(), trajectories, scores=none).weights, torch.ones(4, 2))
-
-
-def test_latents_that_overflowed_are_left_out():
-    """Their picture may have a score nevertheless."""
-    broken = walk([*PATHS[:3], [4.0, 2.0, 6.0, torch.inf]], (0, 1))
-    model = Remembering()
-    asked(model, broken)
-    gains = model.step_shares["mean"].figures[2]
-    # Of group 1 one sample is left; in group 0, r is 2, 1, 3 and 2, 1, 5. With group 1 the first gain would vary too.
-    assert gains.tolist() == [0.0, 1.0]
+    # The picture of what overflowed may have a score nevertheless. Of group 1 one sample is left; in group 0, r is 2, 1, 3
+    # and 2, 1, 5. With group 1 the first gain would vary too.
+    asked(model := Remembering(), walk([*PATHS[:3], [4.0, 2.0, 6.0, torch.inf]], (0, 1)))
+    assert model.step_shares["mean"].figures[2].tolist() == [0.0, 1.0]
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------
@@ -232,21 +222,22 @@ def test_measured_once_every_so_many_updates():
         seen.append(judge.seen > 0)
     assert seen == [True, False, False, False, True, False, False, True]
     assert credit.by_objective[0, :, 0].tolist() == pytest.approx([0.0, 2.0]), "what was found stays"
+    # A step that could not be measured, since no sample has a score, has the mean of the others: here of one.
+    asked(model := Remembering(), walk(ADDING, (0,)), measure_every=100)
+    none = replace(scores, values=torch.full((4, 1), NAN))
+    credit = asked(model, walk(ADDING, (0, 1)), scores=none, measure_every=100)
+    assert credit.by_objective[0, :, 0].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("groups", "looked_at"), [(0, 3 * 2 + 3), (1, 2 + 1), (2, 2 * (2 + 1)), (3, 3 * 2 + 3), (9, 3 * 2 + 3)]
-)
-def test_only_so_many_groups_are_looked_at(groups, looked_at):
+def test_only_so_many_groups_are_looked_at():
     """x_1 of each of their samples, and x_0 once a group; x_2 and x_3 are the picture."""
     trajectories = walk([*PATHS, *PATHS[:2]], (0, 1), [0, 0, 1, 1, 2, 2])
-    trajectories = replace(trajectories, prompts=("zero", "one", "two"))
-    judge = Mean()
+    trajectories, judge = replace(trajectories, prompts=("zero", "one", "two")), Mean()
     scores = scored(trajectories, judge)
-    judge.seen = 0
-    trajectories = replace(trajectories, settings=replace(trajectories.settings), trained=(0, 1))
-    asked(Remembering(), trajectories, scores=scores, groups=groups)
-    assert judge.seen == looked_at
+    for groups, looked_at in ((0, 3 * 2 + 3), (1, 2 + 1), (2, 2 * (2 + 1)), (3, 3 * 2 + 3), (9, 3 * 2 + 3)):
+        judge.seen = 0
+        asked(Remembering(), trajectories, scores=scores, groups=groups)
+        assert judge.seen == looked_at
 
 
 def test_a_new_step_reward_or_level_is_measured_at_once_and_the_others_go_on():
@@ -271,17 +262,6 @@ def test_a_new_step_reward_or_level_is_measured_at_once_and_the_others_go_on():
     assert again[:2, 1].tolist() == [0.7, 0.4] and torch.equal(again[:, 0], first[:, 0])
     torch.testing.assert_close(again[5, 1], 0.5 * 2 * both[5, 1]), "begun again"
     assert model.step_shares["other"].figures[0].tolist() == [0.0, 0.8], "what is not asked stays as it is"
-
-
-def test_a_step_that_could_not_be_measured_has_the_mean_of_the_others():
-    model, trajectories = Remembering(), walk(ADDING, (0,))
-    options = {"measure_every": 100}
-    asked(model, trajectories, **options)
-    # Of step 1 nothing is found: no sample has a score. Both together then share as one known and one unknown step.
-    failed = replace(trajectories, trained=(0, 1))
-    scores = replace(scored(trajectories), values=torch.full((4, 1), NAN))
-    credit = asked(model, failed, scores=scores, **options)
-    assert credit.by_objective[0, :, 0].tolist() == [1.0, 1.0]
 
 
 def test_a_deterministic_path_is_measured_too():
@@ -390,33 +370,27 @@ def test_a_run_and_the_same_resumed_from_every_iteration(small_graph, tmp_path):
 
 
 def test_a_checkpoint_holds_it_and_a_fresh_model_forgets_it(model, load_model, tmp_path):
-    trajectories = walk(ADDING, (0, 1))
-    remembering = Remembering()
-    asked(remembering, trajectories, Mean(), Mean("other"))
+    asked(remembering := Remembering(), walk(ADDING, (0, 1)), Mean(), Mean("other"))
     model.step_shares = remembering.step_shares
     model.policy.version = 1
     assert model.will_look_ahead
-    checkpoint.save(model, tmp_path, 3)
+    place = checkpoint.save(model, tmp_path, 3) / "state.json"
     other = load_model(seed=9)
     assert other.step_shares == {} and not other.will_look_ahead
     assert checkpoint.restore(other, tmp_path) == 3
     assert {name: one.again for name, one in other.step_shares.items()} == {"mean": 1, "other": 1}
     for name, one in other.step_shares.items():
         assert torch.equal(one.figures, model.step_shares[name].figures)
+    written = place.read_text()
+    for value in ([1], {"mean": -1}, {"mean": "1"}, {"mean": 1.5}):  # one that says nonsense of it is passed over
+        place.write_text(json.dumps(json.loads(written) | {"credit": value}))
+        with pytest.raises(ValueError, match="credit"):
+            checkpoint.restore(model, tmp_path)
     other.make_fresh()
     assert other.step_shares == {}
     checkpoint.save(other, tmp_path, 4)
     checkpoint.restore(model, tmp_path)
     assert model.step_shares == {}, "what is not in the checkpoint is forgotten"
-
-
-@pytest.mark.parametrize("value", [[1], {"mean": -1}, {"mean": "1"}, {"mean": 1.5}])
-def test_a_checkpoint_that_says_nonsense_of_it_is_passed_over(model, tmp_path, value):
-    place = checkpoint.save(model, tmp_path, 1) / "state.json"
-    state = json.loads(place.read_text()) | {"credit": value}
-    place.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="credit"):
-        checkpoint.restore(model, tmp_path)
 
 
 def test_on_the_canvas(small_graph, comfyui):

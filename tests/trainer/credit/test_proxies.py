@@ -74,17 +74,16 @@ def test_a_sample_that_could_not_be_scored_weighs_its_steps_alike(still_model, r
     assert credit.weights.isfinite().all() and (credit.weights[:2] != 1).any()
 
 
-def test_latents_is_plain_tcd(rollout_of):
+def test_latents_is_plain_tcd_and_any_progress_becomes_weights(rollout_of):
     found = similarity("latents", rollout_of)
     assert torch.equal(found, similarity_gain(rollout_of.latents, rollout_of.final)[0])
     plain = tcd(rollout_of.latents, rollout_of.final, rollout_of.trained, 0.25, "waterfill")
     assert torch.equal(from_similarity(found, rollout_of.trained, 0.25, "waterfill").weights, plain.weights)
-
-
-def test_any_progress_becomes_weights():
     # Gains 3, -1 and 1 over steps 0, 1, 2: ŵ = 3/4, 0, 1/4 and w = 0.4 + 0.6·3·ŵ.
     credit = from_similarity(torch.tensor([[0.0, 3.0, 2.0, 3.0]]), range(3), w_min=0.4)
     torch.testing.assert_close(credit.weights, torch.tensor([[1.75, 0.4, 0.85]]))
+    with pytest.raises(ValueError, match="needs model and scores.* Fix: "):  # where the proxy was linked
+        similarity("measured_gain", rollout_of)
 
 
 # -- the node ----------------------------------------------------------------------------------------------------------
@@ -124,8 +123,3 @@ def test_what_is_missing_is_named_before_anything_runs(inputs, expected, small_g
     [problem] = Workflow(graph, NODE_CLASS_MAPPINGS).validate()
     message = f"{problem.input}: {problem.message}. Fix: {problem.fix}".replace("..", ".")
     assert problem.node_id == "9" and expected in message
-
-
-def test_and_when_the_proxy_is_linked_while_it_runs(rollout_of):
-    with pytest.raises(ValueError, match="needs model and scores.* Fix: "):
-        similarity("measured_gain", rollout_of)

@@ -77,11 +77,6 @@ def test_weights_are_one_on_average():
         assert abs(weight.mean().item() - 1) <= 5 * math.sqrt((1 - chance) / chance / number) + 1e-6
 
 
-def test_an_advantage_that_is_no_number_is_not_left_out():
-    weights = draw(torch.tensor([[1.0, NAN, 1.0], [1.0, 1.0, 0.0]]), 2, generator(0, 0))
-    assert weights[0].isnan().all() and weights[1].tolist() == [1, 1, 0]
-
-
 def test_draws_depend_on_seed_and_version_alone():
     def weights(seed, version):
         return draw(torch.ones(50, 8), 3, generator(seed, version))
@@ -89,6 +84,8 @@ def test_draws_depend_on_seed_and_version_alone():
     assert torch.equal(weights(1, 2), weights(1, 2))
     for other in ((1, 3), (2, 2), (2, 1)):
         assert not torch.equal(weights(1, 2), weights(*other))
+    odd = draw(torch.tensor([[1.0, NAN, 1.0], [1.0, 1.0, 0.0]]), 2, generator(0, 0))
+    assert odd[0].isnan().all() and odd[1].tolist() == [1, 1, 0], "what is no number is not left out"
 
 
 # --- the update -----------------------------------------------------------------------------------------------------
@@ -99,18 +96,23 @@ def moved(model, perturb):
     return perturb(model)
 
 
-@pytest.fixture
-def judged():
-    def judge(taken):
-        values = torch.randn((len(taken.groups), 2), generator=torch.Generator().manual_seed(4))
-        scores = Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
-        advantages = fuse(scores, tcd(taken.latents, taken.final, taken.trained), "weighted_advantages")
-        step_advantage = advantages.step_advantage.clone()
-        step_advantage[1] = 0.0
-        step_advantage[4, 1] = 0.0
-        return replace(advantages, step_advantage=step_advantage)
+def scores_of(taken):
+    values = torch.randn((len(taken.groups), 2), generator=torch.Generator().manual_seed(4))
+    return Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
 
-    return judge
+
+def judged(taken):
+    advantages = fuse(scores_of(taken), tcd(taken.latents, taken.final, taken.trained), "weighted_advantages")
+    step_advantage = advantages.step_advantage.clone()
+    step_advantage[1] = step_advantage[4, 1] = 0.0
+    return replace(advantages, step_advantage=step_advantage)
+
+
+@pytest.fixture
+def rollout_of(moved, sample):
+    """(trajectories, their advantages)"""
+    taken = sample(moved)
+    return taken, judged(taken)
 
 
 def gradient(model, taken, advantages, settings):
@@ -123,9 +125,8 @@ def gradient(model, taken, advantages, settings):
 
 
 @pytest.mark.parametrize(("count", "kl"), [(1, 2.0), (2, 0.0)])
-def test_the_expected_gradient_is_the_full_one(moved, sample, judged, monkeypatch, count, kl):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_the_expected_gradient_is_the_full_one(moved, rollout_of, monkeypatch, count, kl):
+    taken, advantages = rollout_of
     full, metrics = gradient(moved, taken, advantages, replace(STILL, kl_coefficient=kl))
     settings = replace(STILL, kl_coefficient=kl, sampled_steps=count)
     # Which steps are drawn changes only where a running sum passes a whole number: between these starts nothing does, so the
@@ -148,18 +149,16 @@ def test_the_expected_gradient_is_the_full_one(moved, sample, judged, monkeypatc
 
 
 @pytest.mark.parametrize("count", [3, 50])
-def test_as_many_as_there_are_is_the_full_gradient_exactly(moved, sample, judged, count):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_as_many_as_there_are_is_the_full_gradient_exactly(moved, rollout_of, count):
+    taken, advantages = rollout_of
     full, metrics = gradient(moved, taken, advantages, STILL)
     same, figures = gradient(moved, taken, advantages, replace(STILL, sampled_steps=count))
     assert torch.equal(same, full) and full.norm() > 0
     assert figures["update/sampled_share"] == 1 and "update/sampled_share" not in metrics
 
 
-def test_only_drawn_steps_are_computed(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_only_drawn_steps_are_computed(moved, rollout_of):
+    taken, advantages = rollout_of
     rows = []
     moved.transformer.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["hidden_states"])) if torch.is_grad_enabled() else None,
@@ -171,9 +170,8 @@ def test_only_drawn_steps_are_computed(moved, sample, judged):
     assert metrics["ratio/mean"] == 1.0
 
 
-def test_it_is_the_same_however_many_processes_hold_the_samples(moved, sample, judged):
-    taken = sample(moved)
-    advantages, settings = judged(taken), replace(STILL, sampled_steps=2)
+def test_it_is_the_same_however_many_processes_hold_the_samples(moved, rollout_of):
+    (taken, advantages), settings = rollout_of, replace(STILL, sampled_steps=2)
     whole, metrics = gradient(moved, taken, advantages, settings)
     again, _ = gradient(moved, taken, advantages, settings)
     assert torch.equal(whole, again)
@@ -189,15 +187,14 @@ def test_it_is_the_same_however_many_processes_hold_the_samples(moved, sample, j
     assert not torch.equal(gradient(moved, replace(taken, policy_version=1), advantages, settings)[0], whole)
 
 
-def test_epochs_share_their_draw(moved, sample, judged):
-    taken = sample(moved)
+def test_epochs_share_their_draw(moved, rollout_of):
     settings = UpdateSettings(learning_rate=1e-3, epochs=3, sampled_steps=1, max_grad_norm=1e9)
-    metrics = update(moved, taken, judged(taken), settings)
+    metrics = update(moved, *rollout_of, settings)
     # A step that the first epoch had not computed would have no old log-prob, and its update would be dropped.
     assert metrics["policy/skipped_updates"] == 0 and math.isfinite(metrics["loss"])
 
 
-def test_a_kept_graph_is_given_up_and_the_log_says_so(moved, sample, judged, caplog):
+def test_a_kept_graph_is_given_up_and_the_log_says_so(moved, sample, caplog):
     taken, kept = sample(moved), sample(moved, keep_graph=True)
     advantages, settings = judged(taken), replace(STILL, sampled_steps=1)
     expected, _ = gradient(moved, taken, advantages, settings)
@@ -207,17 +204,11 @@ def test_a_kept_graph_is_given_up_and_the_log_says_so(moved, sample, judged, cap
     assert "Fix: set the sampler's keep_graph to off" in caplog.text
 
 
-def test_an_advantage_that_is_not_finite_drops_the_update(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
+def test_an_advantage_that_is_not_finite_drops_the_update_and_a_sharded_model_is_refused(moved, rollout_of):
+    taken, advantages = rollout_of
     advantages.step_advantage[0, 1] = NAN
     _, metrics = gradient(moved, taken, advantages, replace(STILL, sampled_steps=1))
     assert metrics["policy/skipped_updates"] == 1 and moved.policy.nonfinite_in_a_row == 1
-
-
-def test_a_sharded_model_is_refused(moved, sample, judged):
-    taken = sample(moved)
-    advantages = judged(taken)
     moved.policy.is_sharded = True
     with pytest.raises(ValueError, match="sampled_steps = 2.*Fix: "):
         update(moved, taken, advantages, replace(STILL, sampled_steps=2))
@@ -226,12 +217,10 @@ def test_a_sharded_model_is_refused(moved, sample, judged):
 def test_credit_by_objective_is_drawn_by_what_all_objectives_make_of_a_step(moved, sample, monkeypatch):
     """π_j follows |Σ_k w_jk·c_k·A_k|, which is not w_j·|z| where objectives disagree."""
     taken = sample(moved)
-    values = torch.randn((len(taken.groups), 2), generator=torch.Generator().manual_seed(4))
-    scores = Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
     credit = tcd(taken.latents, taken.final, taken.trained)
-    own = torch.tensor([[2.0, 0.25], [0.75, 0.5], [0.25, 2.25]]).expand(len(values), 3, 2)
+    own = torch.tensor([[2.0, 0.25], [0.75, 0.5], [0.25, 2.25]]).expand(len(taken.groups), 3, 2)
     credit = replace(credit, weights=own.mean(2), by_objective=own, objectives=("a", "b"))
-    advantages = fuse(scores, credit, "weighted_advantages")
+    advantages = fuse(scores_of(taken), credit, "weighted_advantages")
     asked = []
     monkeypatch.setattr(sampled_steps, "draw", lambda pull, count, start: asked.append(pull) or torch.ones_like(pull))
     update(moved, taken, advantages, replace(STILL, sampled_steps=1))

@@ -53,54 +53,32 @@ def test_similarity_and_gain_by_hand():
     assert_values(credit.delta, [0.8, -0.2, 0.2, 0.2])
     assert_values(credit.raw, [2 / 3, 0.0, 1 / 6, 1 / 6])
     assert credit.trained == (0, 1, 2, 3)
-
-
-def test_affine_is_the_default_and_starts_at_one_half():
-    # 0.5 + 0.5·4·ŵ
-    assert_values(tcd(BENT, FINAL, trained=range(4)).weights, [1.833333, 0.5, 0.833333, 0.833333])
-
-
-def test_affine_with_another_floor():
-    # 0.25 + 0.75·4·ŵ
-    weights = tcd(BENT, FINAL, range(4), w_min=0.25, floor="affine").weights
-    assert_values(weights, [2.25, 0.25, 0.75, 0.75])
-
-
-def test_clamp_only_lifts():
-    # 4·ŵ = 8/3, 0, 2/3, 2/3
-    assert_values(tcd(BENT, FINAL, range(4), w_min=0.5, floor="clamp").weights, [2.666667, 0.5, 0.666667, 0.666667])
-    assert_values(tcd(BENT, FINAL, range(4), w_min=0.7, floor="clamp").weights, [2.666667, 0.7, 0.7, 0.7])
-
-
-def test_waterfill_lifts_and_scales_the_rest():
-    # One entry lifted to 0.5 leaves 3.5 for entries that sum to 4: times 0.875.
-    weights = tcd(BENT, FINAL, range(4), w_min=0.5, floor="waterfill").weights
-    assert_values(weights, [2.333333, 0.5, 0.583333, 0.583333])
-
-
-def test_waterfill_lifts_what_scaling_pushes_under_the_floor():
-    # With one lifted to 0.6 the scale is 3.4/4 and 2/3·0.85 = 0.567 < 0.6: three are lifted, the last takes 4 - 1.8.
-    weights = tcd(BENT, FINAL, range(4), w_min=0.6, floor="waterfill").weights
-    assert_values(weights, [2.2, 0.6, 0.6, 0.6])
-
-
-def test_sum_is_the_literal_equation_without_a_floor():
-    credit = tcd(BENT, FINAL, range(4), w_min=0.5, normalize="sum")
-    assert_values(credit.weights, [2 / 3, 0.0, 1 / 6, 1 / 6])
-
-
-def test_only_trained_steps_share_the_credit():
     # Steps 0 and 3 gain 0.8 and 0.2: ŵ = 0.8, 0.2 and w = 0.5 + 0.5·2·ŵ. ΔS and S stay whole.
     credit = tcd(BENT, FINAL, trained=[0, 3])
     assert_values(credit.raw, [0.8, 0.2])
     assert_values(credit.weights, [1.3, 0.7])
-    assert credit.trained == (0, 3)
-    assert credit.delta.shape == (1, 4)
-    assert credit.similarity.shape == (1, 5)
+    assert credit.trained == (0, 3) and credit.delta.shape == (1, 4) and credit.similarity.shape == (1, 5)
+    alone = tcd(BENT, FINAL, trained=[1])  # it gains nothing, though others do
+    assert (alone.raw.item(), alone.weights.item()) == (pytest.approx(1), pytest.approx(1))
 
 
-def test_a_single_trained_step_has_weight_one():
-    assert_values(tcd(BENT, FINAL, trained=[1]).weights, [1.0])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1.833333, 0.5, 0.833333, 0.833333]),  # affine is the default, and starts at one half: 0.5 + 0.5·4·ŵ
+        ({"w_min": 0.25, "floor": "affine"}, [2.25, 0.25, 0.75, 0.75]),  # 0.25 + 0.75·4·ŵ
+        # 4·ŵ = 8/3, 0, 2/3, 2/3, and clamp only lifts
+        ({"w_min": 0.5, "floor": "clamp"}, [2.666667, 0.5, 0.666667, 0.666667]),
+        ({"w_min": 0.7, "floor": "clamp"}, [2.666667, 0.7, 0.7, 0.7]),
+        # One entry lifted to 0.5 leaves 3.5 for entries that sum to 4: times 0.875.
+        ({"w_min": 0.5, "floor": "waterfill"}, [2.333333, 0.5, 0.583333, 0.583333]),
+        # With one lifted to 0.6 the scale is 3.4/4 and 2/3·0.85 = 0.567 < 0.6: three are lifted, the last takes 4 - 1.8.
+        ({"w_min": 0.6, "floor": "waterfill"}, [2.2, 0.6, 0.6, 0.6]),
+        ({"w_min": 0.5, "normalize": "sum"}, [2 / 3, 0.0, 1 / 6, 1 / 6]),  # the literal equation, without a floor
+    ],
+)
+def test_floors_by_hand(settings, expected):
+    assert_values(tcd(BENT, FINAL, range(4), **settings).weights, expected)
 
 
 @pytest.mark.parametrize("floor", ["affine", "waterfill", "clamp"])
@@ -109,16 +87,11 @@ def test_uniform_where_nothing_is_gained(floor):
     credit = tcd(latents, final, range(4), w_min=0.3, floor=floor)
     assert_values(credit.raw, [0.25] * 4)
     assert_values(credit.weights, [1.0] * 4)
+    latents, final = on_path([0.5, 0.25, 1.0, 0.75])  # where other steps gain
+    assert_values(tcd(latents, final, trained=[0, 2], w_min=0.3, floor=floor).raw, [0.5, 0.5])
 
 
-def test_uniform_over_trained_steps_that_gain_nothing_though_others_do():
-    credit = tcd(BENT, FINAL, trained=[1])
-    assert_values(credit.raw, [1.0])
-    latents, final = on_path([0.5, 0.25, 1.0, 0.75])
-    assert_values(tcd(latents, final, trained=[0, 2]).raw, [0.5, 0.5])
-
-
-def test_cosines_run_over_all_latent_dimensions():
+def test_cosines_run_over_all_latent_dimensions_and_in_float32():
     generator = torch.Generator().manual_seed(0)
     latents, final = torch.randn(3, 6, 2, 3, 4, generator=generator), torch.randn(3, 2, 3, 4, generator=generator)
     similarity, delta, raw = brute_force(latents, final, list(range(5)))
@@ -127,76 +100,40 @@ def test_cosines_run_over_all_latent_dimensions():
     np.testing.assert_allclose(credit.delta, delta, atol=1e-6)
     np.testing.assert_allclose(credit.raw, raw, atol=1e-5)
     np.testing.assert_allclose(credit.weights, 0.5 + 0.5 * 5 * raw, atol=1e-4)
-
-
-def test_each_sample_is_judged_by_its_own_final_latent():
-    generator = torch.Generator().manual_seed(1)
-    latents, final = torch.randn(4, 5, 6, generator=generator), torch.randn(4, 6, generator=generator)
-    together = tcd(latents, final, [0, 2, 3])
-    for b in range(4):
+    for b in range(3):  # each sample is judged by its own final latent
         alone = tcd(latents[b : b + 1], final[b : b + 1], [0, 2, 3])
-        torch.testing.assert_close(together.weights[b : b + 1], alone.weights)
-
-
-def test_half_precision_latents_are_compared_in_float32():
-    generator = torch.Generator().manual_seed(2)
-    latents = torch.randn(1, 4, 512, generator=generator).bfloat16()
-    final = torch.randn(1, 512, generator=generator).bfloat16()
-    credit = tcd(latents, final, range(3))
+        torch.testing.assert_close(tcd(latents, final, [0, 2, 3]).weights[b : b + 1], alone.weights)
+    low = latents.bfloat16(), final.bfloat16()
+    credit = tcd(*low, range(3))
     assert credit.similarity.dtype == torch.float32
-    np.testing.assert_allclose(credit.similarity, brute_force(latents, final, [0, 1, 2])[0], atol=1e-6)
+    np.testing.assert_allclose(credit.similarity, brute_force(*low, [0, 1, 2])[0], atol=1e-6)
 
 
 @cases
 @given(path=paths, w_min=floors)
-def test_affine_has_mean_one_and_keeps_the_floor(path, w_min):
+def test_floors_keep_the_mean_the_order_and_the_ratios(path, w_min):
     latents, final = on_path([c / 32 for c in path])
-    weights = tcd(latents, final, range(len(path) - 1), w_min=w_min, floor="affine").weights
-    assert weights.mean().item() == pytest.approx(1.0, abs=1e-6)
-    assert weights.min() >= torch.tensor(w_min)
-
-
-@cases
-@given(path=paths, w_min=floors)
-def test_waterfill_has_mean_one_keeps_the_floor_the_order_and_the_ratios(path, w_min):
-    latents, final = on_path([c / 32 for c in path])
-    credit = tcd(latents, final, range(len(path) - 1), w_min=w_min, floor="waterfill")
+    steps = range(len(path) - 1)
+    affine = tcd(latents, final, steps, w_min=w_min, floor="affine").weights
+    assert affine.mean().item() == pytest.approx(1.0, abs=1e-6)
+    assert affine.min() >= torch.tensor(w_min)
+    credit = tcd(latents, final, steps, w_min=w_min, floor="waterfill")
     raw, weights = credit.raw[0], credit.weights[0]
     assert weights.mean().item() == pytest.approx(1.0, abs=1e-5)
     assert weights.min().item() >= w_min - 1e-6
-    order = raw.argsort()
-    assert (weights[order].diff() >= -1e-6).all()
+    assert (weights[raw.argsort()].diff() >= -1e-6).all()
     above = weights > w_min + 1e-4
     if above.any() and w_min > 0:
         ratios = weights[above] / raw[above]
         torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios), rtol=1e-4, atol=0)
-
-
-@cases
-@given(path=paths, w_min=floors)
-def test_clamp_is_the_larger_of_weight_and_floor(path, w_min):
-    latents, final = on_path([c / 32 for c in path])
-    steps = len(path) - 1
-    raw = brute_force(latents, final, list(range(steps)))[2]
-    weights = tcd(latents, final, range(steps), w_min=w_min, floor="clamp").weights
-    np.testing.assert_allclose(weights, np.maximum(steps * raw, w_min), atol=2e-4)
-
-
-@cases
-@given(path=paths, floor=st.sampled_from(["affine", "waterfill"]))
-def test_floor_one_is_plain_grpo(path, floor):
-    latents, final = on_path([c / 32 for c in path])
-    weights = tcd(latents, final, range(len(path) - 1), w_min=1.0, floor=floor).weights
-    torch.testing.assert_close(weights, torch.ones_like(weights), rtol=0, atol=1e-5)
-
-
-@cases
-@given(path=paths, floor=st.sampled_from(["affine", "waterfill", "clamp"]))
-def test_floor_zero_is_the_equation_times_the_number_of_steps(path, floor):
-    latents, final = on_path([c / 32 for c in path])
-    steps = len(path) - 1
-    weights = tcd(latents, final, range(steps), w_min=0.0, floor=floor).weights
-    np.testing.assert_allclose(weights, steps * brute_force(latents, final, list(range(steps)))[2], atol=2e-4)
+    plain = len(steps) * brute_force(latents, final, list(steps))[2]
+    clamp = tcd(latents, final, steps, w_min=w_min, floor="clamp").weights
+    np.testing.assert_allclose(clamp, np.maximum(plain, w_min), atol=2e-4)
+    for floor in ("affine", "waterfill", "clamp"):  # floor 0 is the equation times the number of steps, 1 plain GRPO
+        np.testing.assert_allclose(tcd(latents, final, steps, w_min=0.0, floor=floor).weights, plain, atol=2e-4)
+        if floor != "clamp":
+            whole = tcd(latents, final, steps, w_min=1.0, floor=floor).weights
+            torch.testing.assert_close(whole, torch.ones_like(whole), rtol=0, atol=1e-5)
 
 
 @cases
@@ -229,17 +166,13 @@ def test_the_length_of_a_latent_does_not_matter(seed, exponents):
     [
         ({"floor": "linear"}, "floor"),
         ({"normalize": "max"}, "normalize"),
-        ({"w_min": -0.1}, "w_min"),
-        ({"w_min": 1.1}, "w_min"),
-        ({"trained": []}, "trained"),
-        ({"trained": [0, 4]}, "trained"),
-        ({"trained": [-1]}, "trained"),
+        *(({"w_min": w_min}, "w_min") for w_min in (-0.1, 1.1)),
+        *(({"trained": trained}, "trained") for trained in ([], [0, 4], [-1])),
     ],
 )
 def test_tcd_refuses(changed, message):
-    arguments = {"trained": [0, 1]} | changed
     with pytest.raises(ValueError, match=message):
-        tcd(BENT, FINAL, **arguments)
+        tcd(BENT, FINAL, **{"trained": [0, 1]} | changed)
 
 
 def test_uniform_is_one_everywhere_and_still_reports_similarities():
@@ -250,44 +183,32 @@ def test_uniform_is_one_everywhere_and_still_reports_similarities():
     assert credit.trained == (0, 2, 3)
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.6, 6), (0.5, 5), (0.1, 1), (0.9, 9), (1.0, 10)])
-def test_uniform_with_a_fraction_keeps_exactly_that_many_steps(fraction, kept):
-    latents, final = torch.ones(50, 11, 2), torch.ones(50, 2)
-    credit = uniform(latents, final, range(10), fraction, torch.Generator().manual_seed(0))
-    # The kept ones share the weight of all ten, so that the mean stays 1.
-    torch.testing.assert_close(credit.weights.unique()[-1], torch.tensor(10 / kept))
-    assert ((credit.weights > 0).sum(1) == kept).all()
-    torch.testing.assert_close(credit.raw.sum(1), torch.ones(50))
-    # Chosen per sample, and no step is left out or preferred by construction.
-    assert (credit.weights.sum(0) > 0).all()
-    assert fraction == 1.0 or len(credit.weights.unique(dim=0)) > 1
-
-
-@pytest.mark.parametrize(("steps", "fraction", "kept"), [(4, 0.6, 3), (7, 0.6, 5), (5, 0.5, 3), (5, 0.01, 1)])
-def test_uniform_rounds_a_broken_number_of_steps_up(steps, fraction, kept):
-    # "a random subset of ceil(fraction·T') steps"
-    latents, final = torch.ones(4, steps + 1, 2), torch.ones(4, 2)
-    weights = uniform(latents, final, range(steps), fraction, torch.Generator().manual_seed(0)).weights
-    assert (weights > 0).sum(1).tolist() == [kept] * 4
-    torch.testing.assert_close(weights.mean(1), torch.ones(4))
-
-
-def test_uniform_choice_is_reproducible_by_its_generator():
+@pytest.mark.parametrize(
+    ("steps", "fraction", "kept"),
+    [(10, 0.6, 6), (10, 0.5, 5), (10, 0.1, 1), (10, 0.9, 9), (10, 1.0, 10)]
+    + [(4, 0.6, 3), (7, 0.6, 5), (5, 0.5, 3), (5, 0.01, 1)],  # "a random subset of ceil(fraction·T') steps"
+)
+def test_uniform_with_a_fraction_keeps_exactly_that_many_steps(steps, fraction, kept):
     def choice(seed):
         generator = torch.Generator().manual_seed(seed)
-        return uniform(torch.ones(20, 9, 2), torch.ones(20, 2), range(8), 0.5, generator).weights
+        return uniform(torch.ones(50, steps + 1, 2), torch.ones(50, 2), range(steps), fraction, generator)
 
-    assert torch.equal(choice(3), choice(3))
-    assert not torch.equal(choice(3), choice(4))
+    credit = choice(0)
+    # The kept ones share the weight of all, so that the mean stays 1.
+    torch.testing.assert_close(credit.weights.unique()[-1], torch.tensor(steps / kept))
+    assert ((credit.weights > 0).sum(1) == kept).all()
+    torch.testing.assert_close(credit.raw.sum(1), torch.ones(50))
+    # Chosen per sample and by the generator, and no step is left out or preferred by construction.
+    assert (credit.weights.sum(0) > 0).all()
+    assert fraction == 1.0 or len(credit.weights.unique(dim=0)) > 1
+    assert torch.equal(choice(0).weights, credit.weights)
+    assert torch.equal(choice(1).weights, credit.weights) == (fraction == 1.0)
 
 
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
-def test_uniform_refuses_a_fraction_that_keeps_nothing_or_more_than_all(fraction):
-    with pytest.raises(ValueError, match="fraction"):
-        uniform(BENT, FINAL, [0, 1], fraction)
-
-
-def test_uniform_refuses_steps_that_do_not_exist():
+def test_uniform_refuses():
+    for fraction in (0.0, -0.5, 1.5):
+        with pytest.raises(ValueError, match="fraction"):
+            uniform(BENT, FINAL, [0, 1], fraction)
     with pytest.raises(ValueError, match="trained"):
         uniform(BENT, FINAL, [4])
 
@@ -386,19 +307,13 @@ def test_combined_keeps_places_scales_and_the_guard():
     assert twice.ratio_scale == (1.0, 2.0, 3.0, 4.0) and not twice.regulated
 
 
-def test_two_that_rescale_the_ratio_do_not_combine():
+def test_what_does_not_combine():
     plain = uniform(BENT, FINAL, range(4))
     first, second = (replace(plain, method=name, ratio_scale=(1.0, 2.0, 3.0, 4.0)) for name in ("pcpo", "grpo_guard"))
     with pytest.raises(ValueError, match=r"credit_1 \(pcpo\) and credit_2 \(grpo_guard\) both rescale.*Fix: keep one"):
         combined(first, second)
-
-
-def test_a_place_of_other_samples_is_refused():
     with pytest.raises(ValueError, match="credit: it is of 1 samples, the trajectories are 2. Fix: connect both"):
-        with_spatial(uniform(BENT, FINAL, range(4)), torch.ones(2, 3, 3))
-
-
-def test_credits_of_different_steps_do_not_combine():
+        with_spatial(plain, torch.ones(2, 3, 3))
     with pytest.raises(ValueError, match=r"steps \(0, 1\) .* steps \(0, 2\) do not go together. Fix: connect both"):
         combined(uniform(BENT, FINAL, [0, 1]), uniform(BENT, FINAL, [0, 2]))
 

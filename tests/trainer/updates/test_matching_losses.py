@@ -95,6 +95,11 @@ def gradient_of(loss, velocity):
     return torch.autograd.grad(loss, velocity)[0]
 
 
+def sixth(value):
+    """Six numbers, of which the last is this one."""
+    return torch.tensor([1.0] * 5 + [value])
+
+
 @pytest.mark.parametrize("off_policy", [True, False])
 @pytest.mark.parametrize(("kind", "clip"), [*((kind, None) for kind in KINDS), ("awm", 0.004), ("dgpo", 0.004)])
 def test_loss_and_gradient_of_a_loop_over_samples(case, kind, clip, off_policy):
@@ -110,21 +115,17 @@ def test_loss_and_gradient_of_a_loop_over_samples(case, kind, clip, off_policy):
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
 
 
-def test_brakes_act_and_are_counted(case):
+@pytest.mark.parametrize("kind", ["awm", "dgpo"])
+def test_brakes_act_and_are_counted(case, kind):
     """The loop above has them act on some of the samples and not on others."""
-    for kind, expected in (("awm", (2 / 6, 2 / 6)), ("dgpo", (2 / 6, 2 / 6))):
-        target = case["noise"] - case["x0"]
-        apart = case["old"] - target
-        scale = torch.tensor([0.9, 1.1, 0.9, 0.9, 1.1, 0.9], dtype=torch.float64).view(-1, 1, 1, 1)
-        velocity = (target + scale * apart).requires_grad_()
-        loss, statistics = matching_loss(kind, **{**case, "velocity": velocity, "clip": 1e-3})
-        assert (statistics["clip_high"], statistics["clip_low"]) == (
-            pytest.approx(expected[0]),
-            pytest.approx(expected[1]),
-        )
-        moved = gradient_of(loss, velocity).abs().amax((1, 2, 3)) > 0
-        # A zero advantage has no gradient; the last sample is worse than average and fitted better than before: not there yet.
-        assert moved.tolist() == [False, False, False, False, False, True]
+    target = case["noise"] - case["x0"]
+    scale = torch.tensor([0.9, 1.1, 0.9, 0.9, 1.1, 0.9], dtype=torch.float64).view(-1, 1, 1, 1)
+    velocity = (target + scale * (case["old"] - target)).requires_grad_()
+    loss, statistics = matching_loss(kind, **{**case, "velocity": velocity, "clip": 1e-3})
+    assert [statistics["clip_high"], statistics["clip_low"]] == pytest.approx([2 / 6, 2 / 6])
+    moved = gradient_of(loss, velocity).abs().amax((1, 2, 3)) > 0
+    # A zero advantage has no gradient; the last sample is worse than average and fitted better than before: not there yet.
+    assert moved.tolist() == [False, False, False, False, False, True]
 
 
 @pytest.mark.parametrize("spatial_shape", [(6, 3, 4), (6, 5, 3, 4)])
@@ -132,11 +133,9 @@ def test_brakes_act_and_are_counted(case):
 def test_places_weigh_the_squared_residual(case, kind, spatial_shape):
     """Where a place counts nothing there is no gradient, and places that count alike change nothing."""
     if len(spatial_shape) == 4:  # a video
-        videos = {name: normal(seed, 6, 2, *spatial_shape[1:]) for seed, name in enumerate(("x0", "old", "reference"))}
-        case |= videos | {
-            "noise": normal(7, 6, 2, *spatial_shape[1:]),
-            "velocity": videos["old"].clone().requires_grad_(),
-        }
+        names = ("x0", "old", "reference", "noise")
+        case |= {name: normal(seed, 6, 2, *spatial_shape[1:]) for seed, name in enumerate(names)}
+        case["velocity"] = case["old"].clone().requires_grad_()
     even, statistics = matching_loss(kind, **case, spatial=torch.ones(spatial_shape))
     plain, without = matching_loss(kind, **case)
     assert torch.equal(even, plain) and statistics == without
@@ -254,6 +253,9 @@ def test_sampled_levels_are_unbiased(kind):
     old = [noise - x0 + 0.4 * normal(20 + j, 3, 2, 3, 3) for j, noise in enumerate(noises)]
     probability = inclusion(everywhere(advantage.abs()[:, None] * credit, valid), count)
     assert probability.min() > 0
+    pull = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
+    found = everywhere(pull, torch.tensor([True, True, False]))  # masked samples alone are left out
+    assert found.tolist() == [[4.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     torch.testing.assert_close(probability.sum(1), torch.full((3,), 2.0, dtype=torch.float64))
 
     def gradients(weights):
@@ -288,30 +290,18 @@ def test_sampled_levels_are_unbiased(kind):
     torch.testing.assert_close(mean, full, rtol=1e-6, atol=1e-9)
 
 
-def test_everywhere_leaves_out_masked_samples_alone():
-    pull = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
-    found = everywhere(pull, torch.tensor([True, True, False]))
-    assert found.tolist() == [[4.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
-
-
 # --- pairs --------------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_best_and_worst_of_each_group():
+def test_pairs_are_best_and_worst_of_each_group(case):
     advantage = torch.tensor([0.1, 0.5, -0.2, 2.0, 2.0, 2.0, -1.0, 1.0, 7.0])
     groups = torch.tensor([3, 3, 3, 1, 1, 1, 0, 0, 2])
     assert pairs(advantage, groups).tolist() == [[7, 6], [1, 2]]  # group 1's samples are alike, group 2 has but one
     assert pairs(torch.zeros(3), torch.zeros(3, dtype=torch.int64)).shape == (0, 2)
-
-
-def test_dpo_takes_the_pairs_samples_alone_as_well(case):
-    rows = torch.tensor([0, 1, 3, 5])
+    rows = torch.tensor([0, 1, 3, 5])  # the pairs' samples alone have the same loss
     few = {name: value[rows] if isinstance(value, Tensor) else value for name, value in case.items()}
     assert matching_loss("dpo", **few)[0].item() == pytest.approx(matching_loss("dpo", **case)[0].item(), rel=1e-12)
-
-
-def test_dpo_of_groups_without_a_preference_has_no_gradient(case):
-    case["advantage"] = torch.ones(6, dtype=torch.float64)
+    case["advantage"] = torch.ones(6, dtype=torch.float64)  # no group has a preference
     loss, statistics = matching_loss("dpo", **case)
     assert loss.item() == 0 and statistics["accuracy"] == 0
     assert gradient_of(loss, case["velocity"]).abs().max() == 0
@@ -343,15 +333,9 @@ def test_statistics_by_hand():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lower_precision_is_computed_in_float32(case, kind):
-    exact = {
-        name: value.detach().bfloat16() if isinstance(value, Tensor) and value.ndim == 4 else value
-        for name, value in case.items()
-    }
-    wide = {
-        name: value.float() if isinstance(value, Tensor) and value.ndim == 4 else value for name, value in exact.items()
-    }
-    for given in (exact, wide):
-        given["velocity"] = given["velocity"].requires_grad_()
+    exact = {name: own.detach().bfloat16() for name, own in case.items() if isinstance(own, Tensor) and own.ndim == 4}
+    wide = {name: value.float() for name, value in exact.items()}
+    exact, wide = ({**case, **own, "velocity": own["velocity"].requires_grad_()} for own in (exact, wide))
     low, high = (matching_loss(kind, **given)[0] for given in (exact, wide))
     assert low.dtype == high.dtype != torch.bfloat16 and torch.equal(low, high)
     found, expected = gradient_of(low, exact["velocity"]), gradient_of(high, wide["velocity"])
@@ -376,10 +360,11 @@ def test_defaults_are_the_published_ones(case):
     ("changes", "message"),
     [
         ({"kind": "crd"}, "kind: unknown matching loss 'crd'. Fix: take one of nft, awm, dgpo, dpo"),
-        ({"kind": "dgpo", "reference": None}, "reference: dgpo needs it"),
-        ({"kind": "dgpo", "groups": None}, "groups: dgpo needs it"),
-        ({"kind": "dpo", "reference": None}, "reference: dpo needs it"),
-        ({"kind": "dpo", "groups": None}, "groups: dpo needs it"),
+        *(
+            ({"kind": kind, name: None}, f"{name}: {kind} needs it")
+            for kind in ("dgpo", "dpo")
+            for name in ("reference", "groups")
+        ),
         ({"x0": torch.zeros(6, 2, 3)}, r"x0: its shape is \[6, 2, 3\].*Fix: give it as \[6, 2, 3, 4\]"),
         ({"noise": torch.zeros(1, 2, 3, 4)}, r"noise: its shape is \[1, 2, 3, 4\]"),
         ({"old": torch.zeros(6, 24)}, r"old: its shape is \[6, 24\]"),
@@ -389,13 +374,10 @@ def test_defaults_are_the_published_ones(case):
         ({"weight": torch.ones(2)}, r"weight: its shape is \[2\]"),
         ({"groups": torch.zeros(2)}, r"groups: its shape is \[2\]"),
         ({"spatial": torch.ones(6, 2, 3, 4)}, r"spatial: its shape is .* Fix: give it as \[6, 3, 4\]"),
-        (
-            {"advantage": torch.tensor([0.0, math.nan, 0, 0, 0, 0])},
-            r"advantage: \[0.0, nan.* is not finite. Fix: leave",
-        ),
-        ({"weight": torch.tensor([0.0, math.inf, 0, 0, 0, 0])}, r"weight: .*inf.* is not finite"),
-        ({"sigma": torch.tensor([math.nan, 1, 1, 1, 1, 1])}, r"sigma: .*nan.* is not finite"),
-        ({"sigma": torch.tensor([0.0, 1, 1, 1, 1, 1])}, r"sigma: .* is not within \(0, 1\]"),
+        ({"advantage": sixth(math.nan)}, r"advantage: \[.*nan.* is not finite. Fix: leave"),
+        ({"weight": sixth(math.inf)}, r"weight: .*inf.* is not finite"),
+        ({"sigma": sixth(math.nan)}, r"sigma: .*nan.* is not finite"),
+        ({"sigma": sixth(0.0)}, r"sigma: .* is not within \(0, 1\]"),
         ({"sigma": torch.full((6,), 1.5)}, r"sigma: .* is not within \(0, 1\]"),
         ({"beta": 0.0}, "beta: it must be a number above 0, not 0.0"),
         ({"advantage_limit": math.nan}, "advantage_limit: it must be a number above 0, not nan"),
@@ -410,6 +392,6 @@ def test_errors_name_what_is_wrong(case, changes, message):
 
 
 def test_a_velocity_that_is_not_finite_ends_in_the_loss(case):
-    """There it drops the update and is counted, as in GRPO; it is no wrong input."""
+    """There it drops the update and is counted, as in GRPO; it is not a wrong input."""
     case["velocity"] = (case["velocity"].detach() * math.nan).requires_grad_()
     assert all(not matching_loss(kind, **case)[0].isfinite() for kind in KINDS)
