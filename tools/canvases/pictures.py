@@ -76,8 +76,9 @@ def card(canvas: Canvas, template: Template, runs: int) -> None:
         kinds = {node: kind for node, kind in canvas.page.evaluate("() => app.graph.nodes.map(n => [n.id, n.type])")}
         of = {kind: node for node, kind in kinds.items()}
         run_iterations(canvas, of["OTCA_TrainingRun"], runs)
-        credits = [node for node, kind in kinds.items() if _shows_credit(kind)] or [of["OTCA_RewardStack"]]
-        outcome = (of["PreviewImage"], credits[0], of["OTCA_TrainingRun"])
+        credits = [node for node, kind in kinds.items() if _shows_credit(kind) or kind == "OTCA_RewardStack"]
+        credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
+        outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
         shots = [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
     else:
         shots = [_shot(canvas, canvas.page.evaluate(FRAME))]
