@@ -9,7 +9,7 @@ the folder still counts as taken, unless the user says otherwise.
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import json
 import os
 import socket
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from .files import Damaged, is_plain_file, present, write_text
+from .files import Damaged, NoLocks, lock, present, write_text
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that another process may only be looking at …
 LOOK_WAIT = 0.1  # … and where we only look ourselves
 NO_LOCK_WAIT = 0.5  # seconds between writing a claim and reading whose it is, on a file system without locks
-_WITHOUT_LOCKS = {
-    getattr(errno, name, None) for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL")
-}  # what such a file system answers
 _FIELDS = {
     **dict.fromkeys(("host", "machine", "boot", "pid_namespace", "token"), TEXT),
     "pid": WHOLE,
@@ -78,18 +75,26 @@ class Holder:
         return f"process {self.pid}{where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
 
 
-def ourselves(place: str | None = None) -> Holder:
-    """This process. On a system that does not say its id or its starts, the host's name stands for both."""
-    import psutil
-
+@functools.cache
+def _here() -> dict[str, str]:
+    """Where this process is. On a system that does not number its starts, the host's name stands for that."""
     pid_namespace = ""
     with contextlib.suppress(OSError):
         pid_namespace = os.readlink("/proc/self/ns/pid")
+    return {
+        "host": socket.gethostname(),
+        "machine": _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"),
+        "boot": _first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname(),
+        "pid_namespace": pid_namespace,
+    }
+
+
+def ourselves(place: str | None = None) -> Holder:
+    """This process, which claims now, with a token of its own."""
+    import psutil
+
     return Holder(
-        host=socket.gethostname(),
-        machine=_first_line("/etc/machine-id", "/var/lib/dbus/machine-id"),
-        boot=_first_line("/proc/sys/kernel/random/boot_id") or socket.gethostname(),
-        pid_namespace=pid_namespace,
+        **_here(),
         pid=os.getpid(),
         process_started=psutil.Process().create_time(),
         since=time.time(),
@@ -120,8 +125,7 @@ def alive(pid: object, started: object) -> bool:
 
 def _numbers_alike(who: Holder) -> bool:
     """Whether the numbers of its processes mean here what they mean there."""
-    ours = ourselves()
-    return (who.boot, who.pid_namespace) == (ours.boot, ours.pid_namespace)
+    return (who.boot, who.pid_namespace) == (_here()["boot"], _here()["pid_namespace"])
 
 
 def lives(who: Holder) -> bool:
@@ -131,11 +135,10 @@ def lives(who: Holder) -> bool:
 
 def _ended(who: Holder, by_lock: bool) -> bool:
     """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
-    ours = ourselves()
-    if who.boot == ours.boot:  # without a lock its number decides, but only where numbers mean the same
+    if who.boot == _here()["boot"]:  # without a lock its number decides, but only where numbers mean the same
         return by_lock or _numbers_alike(who) and not alive(who.pid, who.process_started)
     # The same machine, which has restarted since. Two containers of one name are told apart by an id, or count as two.
-    return bool(ours.machine) and (who.host, who.machine) == (ours.host, ours.machine)
+    return bool(who.machine) and (who.host, who.machine) == (_here()["host"], _here()["machine"])
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -168,10 +171,14 @@ class Claim:
             with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
                 if (written := _written(self.folder)) is not None and written.token == self.token:
                     os.unlink(self.folder / CLAIM)
-            if self._lock:
-                self._lock.release()
-                if leave_nothing:
-                    (self.folder / LOCK).unlink(missing_ok=True)
+            self._unlock()
+            if leave_nothing and self._lock:
+                (self.folder / LOCK).unlink(missing_ok=True)
+
+    def _unlock(self) -> None:
+        """In a forked child it does nothing: the lock that the two share is the parent's."""
+        if self._lock and self._process == os.getpid():
+            self._lock.release()
 
     def stands(self) -> bool:
         """Whether the folder is still the one that was claimed, and was neither removed nor taken over.
@@ -200,30 +207,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _lock(folder: Path, wait: float) -> BaseFileLock | Literal[False] | None:
-    """The folder's lock, ours now; False if another process has it for longer than `wait` seconds; None: no locks there.
-
-    Raises:
-        OSError: it cannot be made or opened, or is not a plain file.
-    """
-    from filelock import FileLock, Timeout
-
-    if present(folder / LOCK) and not is_plain_file(folder / LOCK):
-        raise OSError(f"{folder / LOCK} is a link, and not a plain file. Fix: remove it")
-    lock = FileLock(folder / LOCK, timeout=wait, thread_local=False)
-    try:
-        lock.acquire(poll_interval=0.02)
-    except Timeout:
-        return False
-    except NotImplementedError:
-        return None
-    except OSError as error:
-        if error.errno in _WITHOUT_LOCKS:
-            return None
-        raise
-    return lock
-
-
 def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None, place: str | None = None) -> Claim:
     """Claims a folder, which is made if it is not there, for the rest of this process's life or until `release`.
 
@@ -245,19 +228,20 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             return claim
         if claim is not None:
             del _held[folder]
-            if claim._lock:
-                claim._lock.release()
+            claim._unlock()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder, MOST_WAIT)
-        if lock is False:
-            raise _in_use(folder, _who(folder))
+        held = None
+        with contextlib.suppress(NoLocks):
+            held = lock(folder / LOCK, MOST_WAIT)
+            if held is None:
+                raise _in_use(folder, _who(folder))
         try:
-            token = _write_claim(folder, place, take_over, say, by_lock=lock is not None)
+            token = _write_claim(folder, place, take_over, say, by_lock=held is not None)
         except BaseException:
-            if lock:
-                lock.release()
+            if held:
+                held.release()
             raise
-        claim = _held[folder] = Claim(folder, token, lock or None)
+        claim = _held[folder] = Claim(folder, token, held)
         return claim
 
 
@@ -327,13 +311,12 @@ def _free(folder: Path, who: Holder | None) -> bool | None:
     if not present(folder / LOCK):
         return None
     try:
-        lock = _lock(folder, 0.0 if who is not None and lives(who) else LOOK_WAIT)
+        held = lock(folder / LOCK, 0.0 if who is not None and lives(who) else LOOK_WAIT)
     except OSError:
         return None
-    if not lock:
-        return lock
-    lock.release()
-    return True
+    if held is not None:
+        held.release()
+    return held is not None
 
 
 def _in_use(folder: Path, who: object) -> Claimed:

@@ -7,13 +7,18 @@ never opened through a link, never as a pipe or a device, and never read beyond 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 MOST_BYTES = 64 * 1024**2  # of a file that is read whole
 BUSY_SECONDS = 1.0  # how long Windows may refuse to replace a file that somebody has open
@@ -74,7 +79,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
                 return os.open(path, flags | os.O_EXCL, 0o666)  # which follows no link on any system
             continue
         if not stat.S_ISREG(seen.st_mode):
-            raise OSError(f"{path} is {_kind(seen.st_mode)}, and no plain file")
+            raise OSError(f"{path} is {_kind(seen.st_mode)}, and not a plain file")
         try:
             descriptor = os.open(path, flags, 0o666)
         except FileNotFoundError:
@@ -99,7 +104,7 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the fil
     """The content of a plain file; None where there is nothing of that name.
 
     Raises:
-        Damaged: it is too large, no plain file, or cannot be read.
+        Damaged: it is too large, not a plain file, or cannot be read.
     """
     try:
         with os.fdopen(open_plain(path), "rb") as file:
@@ -112,6 +117,57 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the fil
     if len(content) > most_bytes:
         raise Damaged(path, f"is larger than {most_bytes / 1024**2:.0f} MB", fix)
     return content
+
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+
+class NoLocks(OSError):
+    """The file system has none."""
+
+
+_WITHOUT_LOCKS = {
+    getattr(errno, name) for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL") if hasattr(errno, name)
+}
+
+
+def lock(path: Path, wait: float) -> BaseFileLock | None:
+    """A file's lock, ours until its `release` or our end; None if another process has it for longer than `wait` seconds.
+
+    The file is made if it is missing, and stays.
+
+    Raises:
+        NoLocks: the file system has none.
+        OSError: it cannot be made or opened, or is not a plain file.
+    """
+    from filelock import FileLock, Timeout
+
+    os.close(open_plain(path, os.O_RDWR | os.O_CREAT))  # of all libraries' versions, not all refuse a link
+    held = FileLock(path, timeout=wait, thread_local=False)
+    try:
+        held.acquire(poll_interval=0.02)
+    except Timeout:
+        return None
+    except NotImplementedError as error:
+        raise NoLocks(*error.args) from error
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            raise NoLocks(*error.args) from error
+        raise
+    return held
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Waits for a file's lock, and has it meanwhile. If the file system has no locks, nothing waits."""
+    held = None
+    with contextlib.suppress(NoLocks):
+        held = lock(path, wait=-1)
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.release()
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

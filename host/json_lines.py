@@ -60,11 +60,9 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         OSError: it cannot be written, and no half of it is left; or what stands there is not a plain file of lines.
     """
-    from filelock import FileLock
-
     new = not files.present(path)
     descriptor = files.open_plain(path, os.O_RDWR | os.O_CREAT)
-    with FileLock(path.with_suffix(".lock")), open(descriptor, "r+b", buffering=0) as file:
+    with files.alone(path.with_suffix(".lock")), open(descriptor, "r+b", buffering=0) as file:
         end = _end_of_lines(file)
         try:
             file.truncate(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,14 @@ def test_a_wrong_last_line_that_has_its_line_break_is_named_and_stays(tmp_path):
     with pytest.raises(OSError, match="its last line is not JSON.*Fix: correct or remove that line"):
         json_lines.append_line(path, '{"number": 3}')
     assert path.read_text() == content
+
+
+def test_a_file_system_without_locks_takes_lines_all_the_same(tmp_path, monkeypatch):
+    """Seen before: a vote was refused there, though one process alone asks."""
+
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    json_lines.append_line(tmp_path / "votes.jsonl", '{"number": 1}')
+    assert read(tmp_path / "votes.jsonl") == [{"number": 1}]

@@ -218,7 +218,7 @@ def test_only_plain_files_are_opened(tmp_path):
     os.symlink(tmp_path / "there", tmp_path / "link")
     os.symlink(tmp_path / "loop", tmp_path / "loop")
     for name, kind in (("folder", "a folder"), ("pipe", "a pipe"), ("link", "a link"), ("loop", "a link")):
-        with pytest.raises(OSError, match=f"{name} is {kind}, and no plain file"):
+        with pytest.raises(OSError, match=f"{name} is {kind}, and not a plain file"):
             files.open_plain(tmp_path / name)
     with pytest.raises(OSError, match="a device"):
         files.open_plain(Path("/dev/zero"))

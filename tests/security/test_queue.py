@@ -259,8 +259,8 @@ def test_loops_and_pipes_hide_no_other_run(site, made):
     found = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
     assert found["good"]["status"] == "finished" and len(found) == 8
     assert found["loop"]["status"] == "failed" and "Fix: " in found["loop"]["error"]
-    assert "is a pipe, and no plain file" in found["pipe workflow.json"]["error"]
-    assert "is a link, and no plain file" in found["looped status.json"]["error"]
+    assert "is a pipe, and not a plain file" in found["pipe workflow.json"]["error"]
+    assert "is a link, and not a plain file" in found["looped status.json"]["error"]
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,9 +33,12 @@ def eight_bits(images: Tensor) -> Tensor:
 
 
 def read(file: Path) -> np.ndarray:
-    """uint8 [H, W, 3] or, of a video, [F, H, W, 3]."""
+    """uint8 [H, W, 3] or, of a video, [F, H, W, 3], of a file of the user's own, however large. Raises ValueError, OSError."""
     if file.suffix.lower() in VIDEOS:
-        return np.stack([*_frames(file, None, MOST_TOGETHER)])
+        try:
+            return np.stack([*_frames(file, None, math.inf)])
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
     return np.asarray(Image.open(file).convert("RGB"))
 
 
@@ -67,14 +71,14 @@ def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
         yield pixels
 
 
-def _within(pixels: int, left: int, one: str = "a picture") -> None:
+def _within(pixels: int, left: float, one: str = "a picture") -> None:
     if pixels > MOST_PIXELS:
         raise ValueError(f"it has {pixels:,} pixels, and {one} may have {MOST_PIXELS:,}")
     if pixels > left:
         raise ValueError(f"all pictures and frames of one request may have {MOST_TOGETHER:,} pixels together")
 
 
-def _frames(file: Path | io.BytesIO, kind: str | None, left: int) -> Iterator[np.ndarray]:
+def _frames(file: Path | io.BytesIO, kind: str | None, left: float) -> Iterator[np.ndarray]:
     """The frames [H, W, 3] uint8 of a video. `kind`: its format; None: whatever it says, which is for our own files alone.
 
     Raises:
@@ -89,12 +93,12 @@ def _frames(file: Path | io.BytesIO, kind: str | None, left: int) -> Iterator[np
                 raise ValueError("it has no pictures")
             # Before a frame has its memory; FFmpeg counts a margin of its own around it.
             stream.codec_context.options = {"max_pixels": str(MOST_PIXELS + 2**22)}
-            before = left
+            frame = None
             for frame in container.decode(stream):
                 _within(frame.width * frame.height, left, "a frame")
                 left -= frame.width * frame.height
                 yield frame.to_ndarray(format="rgb24")
-            if left == before:
+            if frame is None:
                 raise ValueError("it has no pictures")
     except av.FFmpegError as error:
         raise ValueError(f"it is damaged ({error.strerror or type(error).__name__})") from error

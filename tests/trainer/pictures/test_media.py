@@ -148,3 +148,13 @@ def test_what_a_stranger_sends_is_measured_before_it_is_decoded(monkeypatch):
         list(media.sent("png", [wide.getvalue()]))
     with pytest.raises(ValueError, match="2,304 pixels, and a frame may have 1,600"):
         list(media.sent("mp4", [media.mp4(np.zeros((1, 48, 48, 3), np.uint8), 8.0)]))
+
+
+def test_a_file_of_the_users_own_has_no_bound_and_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(media, "MOST_TOGETHER", 2 * 16 * 16)
+    file = tmp_path / "long.mp4"
+    file.write_bytes(media.mp4(np.zeros((4, 16, 16, 3), np.uint8), 8.0))
+    assert media.read(file).shape == (4, 16, 16, 3)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"long\.mp4 cannot be read: it is damaged"):
+        media.read(file)
