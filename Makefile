@@ -18,13 +18,14 @@ $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 quickstart: setup
 	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART) $(if $(wildcard $(QUICKSTART)/workflow.json),--resume)
 
-# Style, layers of imports, types, budgets of lines, unused code, generated files.
+# Style, layers of imports, types, phrases that are read twice, budgets of lines, unused code, generated files.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/lint-imports --no-cache --config tools/handles.ini
 	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
+	$(BIN)/python tools/english.py
 	$(PYTEST) -q tests/test_house.py tests/test_locales.py
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.

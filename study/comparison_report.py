@@ -234,7 +234,7 @@ def _sweep(sweep: Sweep) -> list[str]:
         f"Learning rates, tuned equally: final score after {sweep.length}, mean over seeds {', '.join(map(str, sweep.seeds))}, "
         "which are used for nothing else. The best is bold, and the one above. ↓: a held-out reward ended below where it began, "
         "by more than one standard error over the pairs of prompt and seed. What rises there was hacked, so such a rate is "
-        "chosen only if there is not any other."
+        "chosen only if there is no other."
     )
     return [said, "", *table(["workflow", *(f"{rate:g}" for rate in rates), ""], body)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 START = r"(?:\A|[.!?:]\s+|\n\s*\n\s*)"  # of a sentence
 RULES = {
-    r"\b(?:is|are|was|were) no (?!longer\b|more\b|less\b)\w+": 'write "is not a …" or "has no …"',
+    r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b)\w+": 'write "is not a …" or "has no …"',
     START
     + r"Of (?!course\b)\w+": 'begin the sentence with its subject: "Of two runs the newer wins" -> "The newer of two runs wins"',
     r"\bnone of\b|\b(?:is|are|was|were) none\b": 'write "not any of", "no X has …", or "there is no …"',

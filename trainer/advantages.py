@@ -163,7 +163,7 @@ def fuse_gains(
 
 
 def of_pairs(scores: Scores, credit: StepCredit) -> Advantages:
-    """Of groups of two whose better one is known, a score of 1 and one of 0: z is 1 and -1, and Ã_j = w_j·z.
+    """Groups of two whose better one is known, with a score of 1 and one of 0: z is 1 and -1, and Ã_j = w_j·z.
 
     Nothing is divided by a spread: that of two samples is always the same.
     """

@@ -67,7 +67,7 @@ def _update(graph: _Graph) -> Iterator[Problem]:
         for sampler in sorted(graph.samplers[step]):
             if graph.nodes[sampler].class_type == PAIRS_NODE:
                 if not matching:
-                    message = f"{graph.titles([sampler])} gives pictures that no policy sampled, so there is not a ratio to train"
+                    message = f"{graph.titles([sampler])} gives pictures that no policy sampled, so it has no ratio"
                     yield graph.problem(step, "trajectories", message, "Matching Step as the update")
                 continue
             settings = graph.settings(sampler)

@@ -190,7 +190,7 @@ def _stored_levels(figures: Tensor, step: int) -> list[float] | None:
 
 
 def _measured(model: FlowModel, trajectories: Trajectories, scores: Scores, groups: int) -> Moments:
-    """Of so many groups, spread evenly over the batch, and so over the processes that share it."""
+    """The moments of so many groups, spread evenly over the batch, and so over the processes that share it."""
     count = len(trajectories.prompts)
     chosen = torch.tensor(
         [number * count // groups for number in range(groups)] if 0 < groups < count else range(count)

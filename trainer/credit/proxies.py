@@ -54,7 +54,7 @@ def similarity(
     reward could not score a sample at some point, it is 0 at all points of that sample, whose steps then all weigh the same.
 
     Args:
-        model, scores, encoder: for the proxies that need them. Of several processes all have to ask for the same proxy.
+        model, scores, encoder: for the proxies that need them. All processes have to ask for the same proxy.
 
     Raises:
         ValueError: an unknown proxy, or one that lacks what it needs.

@@ -24,7 +24,7 @@ def spatial_map(
 ):
     """Which latent positions hold what the picture is about, [B, *shape], of mean 1 for each sample.
 
-    Of each sample by itself: the patches' features are centred, z_k is their projection on the k-th principal component, of unit
+    For each sample alone, the patches' features are centred, z_k is their projection on the k-th principal component, of unit
     variance, λ_k that component's share of the variance, and S = Σ_k λ_k·z_k. Each z_k is turned so that its skewness is
     positive: what stands out covers the smaller part of a picture. S is smoothed, resized to the latent, and moved to begin at 0.
 

@@ -163,7 +163,7 @@ def grpo_guard(
 def combined(first: StepCredit, second: StepCredit) -> StepCredit:
     """Both credits at once: weights are multiplied and scaled to mean 1 again, and so are the maps over the latent.
 
-    Of a credit by objective, so are the weights of each objective. ΔS, and with it MOCA's exploration, is the first one's.
+    If a credit is by objective, so are the weights of each objective. ΔS, and with it MOCA's exploration, is the first one's.
 
     Raises:
         ValueError: credits of different trained steps or of different objectives, or two that rescale the ratio: the product
@@ -267,8 +267,8 @@ def similarity_gain(latents: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
 def _waterfill(weights: Tensor, w_min: float) -> Tensor:
     """Raises the smallest entries to w_min and scales the others, so that every row keeps its mean of 1.
 
-    With the n smallest of T' entries lifted, the others share T' - n·w_min in proportion; n is the least number that
-    leaves none of them under the floor.
+    With the n smallest of T' entries lifted, the others share T' - n·w_min in proportion; n is the least number
+    for which all of them reach the floor.
     """
     ordered, count = weights.sort(1).values, weights.shape[1]
     rest = ordered.flip(1).cumsum(1).flip(1)  # sum of what is left when the n smallest are lifted

@@ -131,7 +131,7 @@ class Words:
 
     Attributes:
         model_max_length: the most of a text.
-        added_tokens_encoder: tokens that stand for learned embeddings; there are not any.
+        added_tokens_encoder: tokens that stand for learned embeddings; empty.
     """
 
     def __init__(self, model_max_length: int):
