@@ -72,7 +72,8 @@ def pytest_xdist_make_scheduler(config, log):
 # The layers of the tests, see `layer`.
 LAYERS = ("lint", "test", "train", "comfyui")
 LINT = ("test_house.py", "test_locales.py")  # what `make lint` runs
-TRAINING = ("device/", "trainer/families/")  # places where every test computes with a family's networks
+# Places where every test computes with a family's networks, or where our own code starts processes.
+TRAINING = ("device/", "trainer/families/", "page/test_jobs.py", "trainer/run/test_launch.py")
 SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, which are tried first nevertheless
 
 
