@@ -26,6 +26,7 @@ lint: setup
 	$(BIN)/lint-imports --no-cache --config tools/handles.ini
 	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 	$(BIN)/python tools/english.py
+	$(BIN)/python tools/repaired_faults.py --check
 	$(PYTEST) -q tests/test_house.py tests/test_locales.py
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
