@@ -61,10 +61,10 @@ def pytest(tree: Path, layer: str, tests: list[str]) -> str | None:
     )
     if done.returncode in (0, 5):  # 5: no test of these files is in this layer
         return None
-    if done.returncode not in (1, 2):
+    if done.returncode not in (1, 2) or "during collection" in done.stdout:  # which says nothing of the fault
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     failed = CAUGHT.search(done.stdout)
-    return failed[1] if failed else "tests cannot be collected"
+    return failed[1] if failed else f"a test ended the run: {done.stdout.splitlines()[-1]}"
 
 
 def caught(fault: dict[str, str], layers: tuple[str, ...]) -> tuple[str, str] | None:
