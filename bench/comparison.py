@@ -1,7 +1,8 @@
 """The methods that bench/COMPARISON.md compares, and whether a workflow learns.
 
     python -m comfyui_otca.bench.comparison methods FOLDER [--world shapes]
-    python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N] [--categories NAME]
+    python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N]
+        [--evaluation-seeds S] [--categories NAME]
 
 `methods` writes the workflow of each for the scenes world or the shapes world: one base graph (uniform credit, weighted
 advantages, GRPO) and a table of what each method changes in it. To see how two methods differ, read two entries. `otca compare
@@ -9,8 +10,9 @@ FOLDER/*.json` trains them.
 
 `learning` trains workflows over several seeds, each run a process of its own (`otca train`), --jobs of them side by side;
 finished runs are not repeated. It prints each reward on fixed pairs of prompt and seed before and after, its rise in units of
-its standard deviation over the pairs before training, and the sum of these over the trained rewards. The standard error of a
-mean over seeds and pairs adds both sources of chance. --categories NAME adds a table of a judge of scenes by category of prompts.
+its standard deviation over the pairs before training, and the sum of these over the trained rewards. Standard errors are
+clustered by training seed and prompt; each pair has a noise of its own. --categories NAME adds a table of a judge of scenes by
+category of prompts.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from ..trainer.errors import standard_error
 from ..trainer.rewards.scenes import parse_caption
 from .common import table
 
@@ -288,6 +291,8 @@ def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
         return folder
     command = [sys.executable, "-m", "comfyui_otca", "train", str(workflow)]
     command += ["--seed", str(seed), "--output", str(folder)]
+    if options.evaluation_seeds:
+        command += ["--set", f"TrainingRun.evaluation_seeds={options.evaluation_seeds}"]
     command += ["--resume"] if (folder / "metrics.jsonl").exists() else []
     threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
     options.output.mkdir(parents=True, exist_ok=True)
@@ -301,7 +306,7 @@ def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
 def learned(name: str, folders: list[Path]) -> str:
     """The Markdown table of one workflow's runs."""
     evaluations = _evaluations(folders)
-    rewards = evaluations[0][0]["rewards"]
+    rewards, by_prompt = evaluations[0][0]["rewards"], (len(folders), -1, len(evaluations[0][0]["prompts"]))
     rows, rises = [], []
     for reward, figures in rewards.items():
         before = np.array([run[0]["rewards"][reward]["values"] for run in evaluations], dtype=float)  # [seeds, pairs]
@@ -310,10 +315,13 @@ def learned(name: str, folders: list[Path]) -> str:
         if not figures["held_out"]:
             rises.append(rise)
         label = f"{reward} (held out)" if figures["held_out"] else reward
-        mean, error = mean_and_error(rise)
-        rows.append([label, f"{before.mean():.3f}", f"{after.mean():.3f}", f"{mean:+.2f} ± {error:.2f}"])
+        mean, error = mean_and_error(rise.reshape(by_prompt))
+        shown = [
+            f"{values.mean():.3f} ± {mean_and_error(values.reshape(by_prompt))[1]:.3f}" for values in (before, after)
+        ]
+        rows.append([label, *shown, f"{mean:+.2f} ± {error:.2f}"])
     total = functools.reduce(np.add, rises)
-    mean, error = mean_and_error(total)
+    mean, error = mean_and_error(total.reshape(by_prompt))
     seconds = [sum(json.loads(line)["seconds/iteration"] for line in _lines(folder)) for folder in folders]
     each = ", ".join(f"{value:+.2f}" for value in total.mean(1))
     rise = f"**{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {each})"
@@ -336,18 +344,16 @@ def by_category(judge: str, folders: list[Path]) -> str:
     rows = []
     for kind in [*dict.fromkeys(kinds), "all"]:
         members = [kind in (other, "all") for other in kinds]
-        mean, error = mean_and_error((after - before)[:, :, members].reshape(len(folders), -1))
+        mean, error = mean_and_error((after - before)[:, :, members])
         shares = [f"{values[:, :, members].mean():.2f}" for values in (before, after)]
         rows.append([kind, sum(members), *shares, f"{mean:+.2f} ± {error:.2f}"])
     return table((judge, "prompts", "before", "after", "rise"), rows)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Mean of [seeds, pairs] and its standard error, from seeds and from pairs."""
-    seeds, pairs = values.shape
-    by_seed = values.mean(1).var(ddof=1) / seeds if seeds > 1 else 0.0
-    by_pair = values.mean(0).var(ddof=1) / pairs
-    return float(values.mean()), float((by_seed + by_pair) ** 0.5)
+    """The mean of [seeds, samples, prompts] and its standard error, clustered by training seed and by prompt."""
+    seeds, _, prompts = np.indices(values.shape).reshape(3, -1)
+    return standard_error(values.ravel(), seeds, prompts)[:2]
 
 
 def _evaluations(folders: list[Path]) -> list[list[dict]]:
@@ -370,6 +376,9 @@ def main() -> None:
     learns.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     learns.add_argument("--output", type=Path, default=Path("runs/learning"))
     learns.add_argument("--jobs", type=int, default=1)
+    learns.add_argument(
+        "--evaluation-seeds", type=int, metavar="S", help="pictures to a prompt; else as the workflow says"
+    )
     learns.add_argument("--categories", metavar="NAME", help="a judge of scenes, such as judge")
     learns.set_defaults(work=learning)
     options = parser.parse_args()

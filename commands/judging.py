@@ -19,6 +19,7 @@ from .options import (
     arg,
     command,
     count,
+    flag,
     many,
 )
 
@@ -41,7 +42,7 @@ from .options import (
     PERMISSIONS,
 )
 def score(arguments: argparse.Namespace) -> int:
-    """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
+    """Scores files by rewards; prints each reward's mean with its 95 % interval, clustered by prompt, as a Markdown table."""
     from ..study import scoring
 
     options.begin(arguments, arguments.prompts)
@@ -54,7 +55,7 @@ def score(arguments: argparse.Namespace) -> int:
     rewards = [scoring.parse_reward(text) for text in arguments.reward]
     scores = scoring.score_files(rewards, files, prompts, arguments.batch_size)
     names = [reward.name for reward in rewards]
-    print(scoring.table(names, scores))
+    print(scoring.table(names, scores, prompts))
     if arguments.csv is not None:
         scoring.write_csv(arguments.csv, files, prompts, names, scores)
     return 0
@@ -126,26 +127,43 @@ def evaluate(arguments: argparse.Namespace) -> int:
     count("--iterations", "rollouts", 4),
     arg("--adapter", "of the trained model (default: as the workflow loads it)", type=Path, metavar="RUN|FILE"),
     count("--tweedie-steps", "model calls to predict a picture", 1),
+    flag("--signal", "instead: which credit's gradient says most about a reward that has a gradient"),
+    count("--batches", "with --signal: of policy gradients; the same command with more continues", 64),
+    arg(
+        "--reward",
+        "with --signal: the name of one of the workflow's rewards (default: the first with a gradient)",
+        metavar="NAME",
+    ),
     *OF_ALL_NODES,
-    arg("--output", "(default: analysis in the run, or here)", type=options.folder, metavar="DIR"),
+    arg("--output", "(default: analysis, or signal, in the run, or here)", type=options.folder, metavar="DIR"),
 )
 def analyze(arguments: argparse.Namespace) -> int:
     """Samples by a workflow without training, scores the predicted picture at every step, and compares what each step gained
     with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
+
+    With --signal it compares every credit's gradient with the exact one. Ctrl-C keeps what is done, and the same command
+    continues from there.
     """
     from ..study import analyze as study
+    from ..study import signal
 
+    if arguments.reward is not None and not arguments.signal:
+        raise ValueError("--reward belongs to --signal. Fix: add --signal, or leave it out")
     options.begin(arguments)
     workflow = options.load(arguments)
     options.set_seeds(workflow, arguments.seed)
-    folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else Path(".")) / "analysis"
+    place = arguments.workflow if arguments.workflow.is_dir() else Path(".")
+    folder = arguments.output or place / ("signal" if arguments.signal else "analysis")
 
     def work() -> int:
-        print(study.analyze(workflow, folder, arguments.iterations, arguments.adapter, arguments.tweedie_steps))
+        if arguments.signal:
+            print(signal.analyze_signal(workflow, folder, arguments.batches, arguments.adapter, arguments.reward))
+        else:
+            print(study.analyze(workflow, folder, arguments.iterations, arguments.adapter, arguments.tweedie_steps))
         print(folder)
         return 0
 
-    return options.stoppable(work, "nothing was written")
+    return options.stoppable(work, options.CONTINUES.format(folder) if arguments.signal else "nothing was written")
 
 
 @command(

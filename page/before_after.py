@@ -9,18 +9,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..host import files
+from ..host import files, processes
 from ..trainer.policy.files import NETWORKS
 from ..trainer.run.folder import ABOUT, AFTER, BEFORE, PAIRS, read_own
-from .jobs import GLANCE, LAST_LINES, Jobs, on_its_own
-from .requests import Field, Refused, whole_number
+from .jobs import GLANCE, LAST_LINES, Jobs
+from .requests import Field, Refused, text, whole_number
 from .runs import Run, leads_inside
 
 LONGEST_PROMPT = 2000  # characters; each system has its own limit for a command line
@@ -31,9 +29,10 @@ PICTURES = {"before": BEFORE, "after": AFTER}
 
 
 def _prompt(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_PROMPT or "\0" in value:
-        raise ValueError(f"must be text of 1 to {LONGEST_PROMPT} characters. Fix: type what the picture should show")
-    return value
+    shown = text(LONGEST_PROMPT, "type what the picture should show")(value)
+    if not shown.strip() or "\0" in shown:
+        raise ValueError("must say something. Fix: type what the picture should show")
+    return shown
 
 
 MAKE = {"prompt": Field(_prompt, required=True), "seed": Field(whole_number(0, LARGEST_SEED), required=True)}
@@ -51,7 +50,7 @@ class Work:
     calls: int = 0  # … of so many
     error: str | None = None
     given_up: threading.Event = field(default_factory=threading.Event)
-    process: subprocess.Popen | None = None
+    process: processes.Process | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -130,16 +129,14 @@ class BeforeAfter:
 
     def _sample(self, work: Work) -> None:
         run, folder = work.run, _next_folder(work.run)
-        command = [sys.executable, str(self.jobs.pack), "sample", str(run.folder), f"--prompt={work.prompt}"]
-        command += ["--seed", str(work.seed), "--pair", str(folder)]
+        command = ["sample", str(run.folder), f"--prompt={work.prompt}", "--seed", str(work.seed)]
+        command += ["--pair", str(folder)]
         self.jobs.make_room()
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with self._changing:
             if work.given_up.is_set():
                 return
             work.state = "loads"
-            environment = self.jobs.environment(run)
-            process = work.process = subprocess.Popen(command, env=environment, **pipes, **on_its_own())
+            process = work.process = processes.start(command, self.jobs.variables(run), processes.PIPE)
         self.jobs.processes.add(process.pid)
         last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         try:

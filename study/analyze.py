@@ -31,7 +31,7 @@ from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE, Advantages, Sc
 from ..trainer.workflow.running import Workflow, WorkflowError
 from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
-from .statistics import Interval, bootstrap_of_groups, number, table
+from .statistics import Interval, clustered, number, table
 
 TABLE, FIGURES = "table.md", "analysis.json"
 SUM = "sum"
@@ -116,6 +116,20 @@ def analyze(
         ValueError: several processes, or an adapter that does not fit.
         host.Stopped: nothing has been written.
     """
+    model, sampler, stack = prepared(workflow, adapter)
+    rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
+    analysis = _put_together(rollouts, *last)
+    settings = {"iterations": iterations, "adapter": adapter and str(adapter), "tweedie_steps": tweedie_steps}
+    table = markdown(analysis)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / TABLE, table)
+    write_text(folder / FIGURES, as_json(analysis, settings))
+    _draw(analysis, folder)
+    return table
+
+
+def prepared(workflow: Workflow, adapter: Path | None) -> tuple[FlowModel, str, str]:
+    """The model, wearing the adapter, and the nodes that sample and score. Raises WorkflowError and ValueError, see `analyze`."""
     if distributed.world() > 1:
         raise ValueError("otca analyze runs in one process. Fix: start it without torchrun or accelerate launch")
     if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
@@ -131,15 +145,7 @@ def analyze(
     model = workflow.run(targets=[source])[source][output]
     if adapter is not None:
         _wear(model, adapter)
-    rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
-    analysis = _put_together(rollouts, *last)
-    settings = {"iterations": iterations, "adapter": adapter and str(adapter), "tweedie_steps": tweedie_steps}
-    table = markdown(analysis)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / TABLE, table)
-    write_text(folder / FIGURES, as_json(analysis, settings))
-    _draw(analysis, folder)
-    return table
+    return model, sampler, stack
 
 
 def _draw(analysis: Analysis, folder: Path) -> None:
@@ -251,7 +257,8 @@ def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_
     measures = {}
     for name, measure in MEASURES.items():
         values = measure(delta, gain)
-        measures[name] = bootstrap_of_groups(values.reshape(-1, group_size)), _spread(values)[1]
+        groups = np.arange(len(values)) // group_size
+        measures[name] = clustered(values, groups), _spread(values)[1]
     return Row(objective, proxy, measures, pooled_pearson(delta, gain))
 
 
@@ -272,7 +279,7 @@ def _spread(values) -> tuple[float, float]:
 
 
 def markdown(analysis: Analysis) -> str:
-    """A row a proxy and objective; means ± std over trajectories, in brackets the bootstrap interval over groups."""
+    """A row a proxy and objective; means ± std over trajectories, in brackets the interval clustered by group."""
     steps, level = len(analysis.trained), chance(len(analysis.trained))
     body = [
         [row.objective, row.proxy, *(_cell(*row.measures[name]) for name in MEASURES), _number(row.pooled)]
@@ -282,8 +289,8 @@ def markdown(analysis: Analysis) -> str:
     total = len(next(iter(analysis.deltas.values())))
     said = (
         f"{total} trajectories in {analysis.groups} groups, {steps} trained steps of {len(analysis.sigmas) - 1}. ΔS against ΔR "
-        "over the trained steps of each trajectory: mean ± std over trajectories, in brackets the 95 % bootstrap interval over "
-        f"{'groups' if analysis.groups > 1 else 'trajectories'}; pooled: over all steps of all trajectories at once."
+        "over the trained steps of each trajectory: mean ± std over trajectories, in brackets the 95 % interval clustered by "
+        f"{'group' if analysis.groups > 1 else 'trajectory'}; pooled: over all steps of all trajectories at once."
     )
     if SUM in analysis.gains:
         said += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."

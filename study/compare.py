@@ -186,7 +186,7 @@ def _report(
         evaluation_seeds=settings.evaluation_seeds,
         features=settings.features,
         untrained_diversity=_diversity(first, settings, untrained=True),
-        untrained_held_out={name: float(means[0]) for name, means in before.held_out.items()},
+        untrained_held_out={name: float(before.means[name][0]) for name in before.held_out},
         differing={
             name: fairness.differing(workflow, workflows[baseline])
             for name, workflow in workflows.items()

@@ -1,9 +1,10 @@
 """What trainings of several workflows came to, side by side: curves, differences to a baseline by seed, and their tables.
 
 A training's score is the mean over its trained rewards (or the named ones) of how far the evaluation's mean rose since before
-training, in units of that reward's standard deviation over the evaluation's pictures before training. All intervals are
-Student's over seeds, and differences are taken seed by seed, since a seed gives all workflows the same adapter, prompts and
-noise.
+training, in units of that reward's standard deviation over the evaluation's pictures before training. All trainings are
+evaluated by the same prompts and noises: rises and differences are taken picture by picture, and differences seed by seed too,
+since a seed gives all workflows the same adapter, prompts and noise. Intervals are clustered by the training's seed and by the
+prompt.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 
 from ..trainer.run.budget import FORWARDS, UNITS, Budget, used
 from ..trainer.run.folder import EVALUATIONS, METRICS, RunError, read_lines
-from ..trainer.run.verdicts import fell, measured
-from .statistics import Interval, area, holm, mean_interval, non_dominated, paired_p, reached_for_good
+from ..trainer.run.verdicts import by_prompt, fell, measured
+from .statistics import Interval, area, clustered, holm, non_dominated, reached_for_good
 
 VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
 
@@ -35,7 +36,8 @@ class Outcome:
 
     Attributes:
         iterations: [E] after which it was evaluated.
-        trained, held_out: each reward's means, {name: [E]}.
+        trained, held_out: what each reward gave the N pictures, {name: [E, N]}; NaN where it could not.
+        prompts: numbers of the pictures' prompts, [N].
         spread: each trained or scored reward's standard deviation before training.
         diversity: of the trained model's pictures, NaN if it was not measured.
         used: forwards and seconds until each evaluation, {unit: [E]}, as `budget.Budget` counts them.
@@ -50,6 +52,7 @@ class Outcome:
     iterations: tuple[float, ...]
     trained: Mapping[str, np.ndarray]
     held_out: Mapping[str, np.ndarray]
+    prompts: Sequence[int]
     spread: Mapping[str, float]
     used: Mapping[str, np.ndarray]
     kl: np.ndarray
@@ -61,22 +64,30 @@ class Outcome:
     unscored: int = 0
     scored: tuple[str, ...] = ()
 
-    @property
-    def means(self) -> dict[str, np.ndarray]:
+    @cached_property
+    def values(self) -> dict[str, np.ndarray]:
+        """`trained` and `held_out` together."""
         return {**self.trained, **self.held_out}
 
     @cached_property
-    def gains(self) -> dict[str, np.ndarray]:
-        """Each trained reward's standardised rise, {name: [E]}."""
-        return {name: self._rise(name) for name in self.trained}
+    def means(self) -> dict[str, np.ndarray]:
+        """Each reward's mean over the pictures that it could score, {name: [E]}."""
+        return {name: _means(values) for name, values in self.values.items()}
+
+    @cached_property
+    def rises(self) -> dict[str, np.ndarray]:
+        """Each trained or scored reward's standardised rise, picture by picture, {name: [E, N]}."""
+        named = {*self.trained, *self.scored}
+        return {name: (self.values[name] - self.values[name][0]) / self.spread[name] for name in named}
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """[E, N]"""
+        return np.mean([self.rises[name] for name in self.scored or self.trained], 0)
 
     @cached_property
     def score(self) -> np.ndarray:
-        return np.mean([self._rise(name) for name in self.scored or self.trained], 0)
-
-    def _rise(self, name: str) -> np.ndarray:
-        means = self.means[name]
-        return (means - means[0]) / self.spread[name]
+        return _means(self.scores)
 
     @property
     def drop(self) -> float:
@@ -84,8 +95,9 @@ class Outcome:
         return float((np.maximum.accumulate(self.score) - self.score).max())
 
     @property
-    def area(self) -> float:
-        return area(self.used[FORWARDS], self.score)
+    def areas(self) -> np.ndarray:
+        """The mean height of each picture's curve of scores, [N]."""
+        return area(self.used[FORWARDS], self.scores)
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Outcome:
         """With other points for its evaluations; `change` takes and gives what holds for each of them."""
@@ -95,6 +107,13 @@ class Outcome:
         }
         iterations = tuple(change(np.array(self.iterations)).tolist())
         return replace(self, iterations=iterations, kl=change(self.kl), **tables)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """[E] of what is finite in [E, N]; NaN where nothing is."""
+    finite = np.isfinite(values)
+    counts = finite.sum(1)
+    return np.where(counts, np.where(finite, values, 0).sum(1) / np.maximum(counts, 1), np.nan)
 
 
 _COSTS = ("seconds/iteration", "forwards/all", "forwards/with_gradient")  # of an iteration
@@ -125,15 +144,16 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
                 f"{folder}: {name} {why} before training, so its rise has no unit. Fix: more --evaluation-seeds or prompts, or "
                 "another reward; in a new --output"
             )
-    means = {
-        name: np.array([row["rewards"][name]["mean"] for row in evaluations], dtype=float)  # null becomes NaN
+    values = {
+        name: np.array([row["rewards"][name]["values"] for row in evaluations], dtype=float)  # null becomes NaN
         for name in first
     }
     iterations = tuple(row["iteration"] for row in evaluations)
     return Outcome(
         iterations=iterations,
-        trained={name: means[name] for name in trained},
-        held_out={name: values for name, values in means.items() if name not in trained},
+        trained={name: values[name] for name in trained},
+        held_out={name: table for name, table in values.items() if name not in trained},
+        prompts=by_prompt(evaluations[0].get("prompts"), next(iter(values.values())).shape[1]),
         spread={name: first[name]["std"] for name in (*trained, *scored)},
         used={unit: np.array(used(lines, unit, iterations), dtype=float) for unit in UNITS},
         kl=np.array([_divergence(lines, iteration) for iteration in iterations]),
@@ -259,38 +279,37 @@ def _row(name: str, by_seed: Mapping[int, Outcome], pairs: Sequence[tuple[Outcom
     runs = list(by_seed.values())
     common = pairs or [(run, run) for run in runs]
     target = statistics.fmean(theirs.score[-1] for _, theirs in common)
-    finals = [run.score[-1] for run in runs]
-    differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
-    gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
-    held_out = list(runs[0].held_out)
+    finals, held_out = [run.score[-1] for run in runs], list(runs[0].held_out)
     declined = {reward: sum(reward in run.declined for run in runs) for reward in held_out}
+    gains = {reward: _over([run.rises[reward][-1] for run in runs], runs) for reward in runs[0].trained}
 
-    def paired(figure: Callable[[Outcome], float]) -> Interval:
-        return mean_interval([figure(mine) - figure(theirs) for mine, theirs in pairs])
+    def paired(figure: Callable[[Outcome], np.ndarray]) -> Interval:
+        return _over([figure(mine) - figure(theirs) for mine, theirs in pairs], runs)
 
+    difference = paired(lambda run: run.scores[-1]) if pairs else None
     return Row(
         name=name,
         seeds=list(by_seed),
         iterations=statistics.fmean(run.iterations[-1] for run in runs),
         used={unit: np.mean([run.used[unit] for run in runs], 0).tolist() for unit in UNITS},
-        curve=_over_seeds([run.score for run in runs]),
-        rewards={reward: _over_seeds([run.means[reward] for run in runs]) for reward in runs[0].means},
-        kl=_over_seeds([run.kl for run in runs]),
-        final=mean_interval(finals),
+        curve=_curve([run.scores for run in runs], runs),
+        rewards={reward: _curve([run.values[reward] for run in runs], runs) for reward in runs[0].values},
+        kl=[clustered(values) for values in np.stack([run.kl for run in runs], 1)],
+        final=_over([run.scores[-1] for run in runs], runs),
         deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
         drop=statistics.fmean(run.drop for run in runs),
-        difference=mean_interval(differences) if pairs else None,
-        p=paired_p(differences) if len(pairs) >= VERDICT_SEEDS else math.nan,
+        difference=difference,
+        p=difference.p if difference and len(pairs) >= VERDICT_SEEDS else math.nan,
         corrected=math.nan,
-        area=mean_interval([run.area for run in runs]),
-        area_difference=paired(lambda run: run.area) if pairs else None,
+        area=_over([run.areas for run in runs], runs),
+        area_difference=paired(lambda run: run.areas) if pairs else None,
         reached={unit: _reached(common, unit) for unit in UNITS},
         reached_by_seed={unit: [reached_for_good(run.used[unit], run.score, target) for run in runs] for unit in UNITS},
         gains=gains,
         spread=float(np.std([interval.mean for interval in gains.values()])),
-        held_out={name: mean_interval([run.held_out[name][-1] for run in runs]) for name in held_out},
-        held_out_difference={n: paired(lambda run, n=n: float(run.held_out[n][-1])) for n in held_out if pairs},
-        diversity=mean_interval([run.diversity for run in runs]),
+        held_out={name: _over([run.held_out[name][-1] for run in runs], runs) for name in held_out},
+        held_out_difference={name: paired(lambda run, name=name: run.held_out[name][-1]) for name in held_out if pairs},
+        diversity=clustered([run.diversity for run in runs]),
         seconds=statistics.median(run.seconds for run in runs),
         forwards=statistics.fmean(run.forwards for run in runs),
         with_gradient=statistics.fmean(run.with_gradient for run in runs),
@@ -300,20 +319,30 @@ def _row(name: str, by_seed: Mapping[int, Outcome], pairs: Sequence[tuple[Outcom
     )
 
 
+def _over(values: Sequence[np.ndarray], runs: Sequence[Outcome]) -> Interval:
+    """The mean of the pictures' figures [N] of several trainings, clustered by training and prompt; `count` is the trainings'."""
+    means = _means(np.stack(values))
+    if len(means) < 2 or not np.isfinite(means).all():  # which says nothing of other trainings
+        return clustered([float(means.mean())])
+    trainings = np.repeat(np.arange(len(values)), len(values[0]))
+    return replace(clustered(np.concatenate(values), trainings, [*runs[0].prompts] * len(values)), count=len(values))
+
+
+def _curve(tables: Sequence[np.ndarray], runs: Sequence[Outcome]) -> list[Interval]:
+    """Of [E, N] figures of several trainings, at every evaluation."""
+    return [_over(values, runs) for values in zip(*tables, strict=True)]
+
+
 def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
     """When the score got to the baseline's final one. A time is in the interval if the difference of the two scores, paired by
-    seed, has 0 in its own t interval at that time. So the interval also covers that the baseline's score is uncertain."""
-    lead = _over_seeds([mine.score - theirs.score[-1] for mine, theirs in pairs])
+    seed and picture, has 0 in its own interval at that time. So it also covers that the baseline's score is uncertain."""
+    lead = _curve([mine.scores - theirs.scores[-1] for mine, theirs in pairs], [mine for mine, _ in pairs])
     times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
     # Where the upper bound gets to 0, the score may be there already; where the lower one does, it surely is.
     mean, low, high = (
         reached_for_good(times, [getattr(point, bound) for point in lead], 0.0) for bound in ("mean", "high", "low")
     )
     return Interval(mean, low, high, len(pairs)) if len(pairs) > 1 else Interval(mean, math.nan, math.nan, 1)
-
-
-def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:
-    return [mean_interval(values) for values in np.stack(curves, 1)]
 
 
 def _aligned(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget | None) -> dict[str, dict[int, Outcome]]:
@@ -333,7 +362,9 @@ def _aligned(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget | Non
         parts, unit = np.linspace(0, budget.amount, budget.evaluations + 1), budget.unit
 
         def aligned(run: Outcome) -> Outcome:
-            return run.changed(lambda values: np.interp(parts, run.used[unit], values))
+            return run.changed(
+                lambda values: np.apply_along_axis(lambda column: np.interp(parts, run.used[unit], column), 0, values)
+            )
 
     return {name: {seed: aligned(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
 
@@ -347,11 +378,11 @@ def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
                 raise RunError(
                     f"{name}, seed {seed}, has other rewards: {listed}. Fix: give all workflows the same stack"
                 )
-            for reward, means in first.trained.items():
-                apart = abs(run.trained[reward][0] - means[0])
-                if apart > _ALIKE * first.spread[reward]:
+            for reward in first.trained:
+                began, others = run.means[reward][0], first.means[reward][0]
+                if abs(began - others) > _ALIKE * first.spread[reward]:
                     raise RunError(
-                        f"{name}, seed {seed}, began at {reward} {run.trained[reward][0]:.6g} where others began at "
-                        f"{means[0]:.6g}, so it was another model or another machine. Fix: train all of them on one machine "
-                        "with the same files, in a new --output"
+                        f"{name}, seed {seed}, began at {reward} {began:.6g} where others began at {others:.6g}, so it was "
+                        "another model or another machine. Fix: train all of them on one machine with the same files, in a new "
+                        "--output"
                     )

@@ -104,9 +104,9 @@ def _head(facts: Facts) -> list[str]:
     if facts.screening:
         return ["# Screening, without verdict", "", f"One seed of each: what differs here may be chance. {judged}"]
     intervals = (
-        "± and brackets: 95 % of Student's t over training seeds, each by itself; differences are paired by seed, and bold "
-        "where theirs is without 0. p is corrected for the number of workflows that have one, so the two may disagree: then "
-        f"trust p. Fewer than {VERDICT_SEEDS} seeds have none, and no verdict."
+        "± and brackets: 95 %, clustered by training seed and prompt, each by itself; differences are paired by seed and "
+        "picture, and bold where theirs is without 0. p is corrected for the number of workflows that have one, so the two may "
+        f"disagree: then trust p. Fewer than {VERDICT_SEEDS} seeds have none, and no verdict."
     )
     return ["# Comparison", "", f"{judged} {intervals}"]
 

@@ -32,11 +32,12 @@ from ..trainer.prompts import distinct, key
 from ..trainer.rewards import Reward
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
+from ..trainer.run.evaluation import NOISE
 from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, SamplerSettings, metadata_of
 from . import plots
 from .scoring import METADATA, check_names
-from .statistics import Interval, as_csv, bootstrap_of_groups, bracketed, table
+from .statistics import Interval, as_csv, bracketed, clustered, table
 
 BASE = "base"
 SCORES, SETTINGS, PICTURES = "scores.jsonl", "settings.json", "pictures"
@@ -153,8 +154,10 @@ def evaluate(
 
 def compare(scores: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
     """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN for those that are missing."""
-    means = [bootstrap_of_groups(column) for column in np.moveaxis(scores, 2, 0)]
-    differences = [None if is_base else bootstrap_of_groups(column) for column in np.moveaxis(scores - base, 2, 0)]
+    prompts = np.repeat(np.arange(len(scores)), scores.shape[1])  # noise is each picture's own
+    means = [clustered(column.ravel(), prompts) for column in np.moveaxis(scores, 2, 0)]
+    paired = [clustered(column.ravel(), prompts) for column in np.moveaxis(scores - base, 2, 0)]
+    differences = [None] * len(means) if is_base else paired
     return [Cell(*pair) for pair in zip(means, differences, strict=True)]
 
 
@@ -166,7 +169,7 @@ def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts:
         *table(["method", *names], means),
         "",
         f"{total} pictures a method (prompts: {prompts}, seeds of each: {seeds}), the same for all; in brackets the 95 % "
-        f"bootstrap interval, over {'prompts' if prompts > 1 else 'seeds'}.",
+        f"interval, clustered by {'prompt' if prompts > 1 else 'seed'}.",
     ]
     lines += [
         f"{method}: {name} could score {cell.mean.count} of {total}."
@@ -226,6 +229,7 @@ def _identity(
     return {
         "model": model.source,
         "dtype": str(model.dtype),
+        "noise": NOISE,
         **{f"sampler.{name}": value for name, value in sampler.items()},
         **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},
         **{
@@ -300,7 +304,10 @@ class _Record:
         self.folder = folder
         fix = "put the file back, or choose another --output"
         fields = {"prompts": TEXTS, "metadata": maybe(OBJECTS)}
-        before: dict[str, Any] = read_json(folder / SETTINGS, fields=fields, fix=fix) or {"prompts": []}
+        kept = read_json(folder / SETTINGS, fields=fields, fix=fix)
+        before: dict[str, Any] = (
+            {"noise": "seed"} | kept if kept else {"prompts": []}
+        )  # of a time when no noise was named
         for name, value in identity.items():
             if before.get(name, value) != value:
                 raise RunError(

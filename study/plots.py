@@ -131,6 +131,28 @@ def profile(deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], l
     return rendered(figure)
 
 
+def signal(
+    signal: Sequence[Interval], noise: Sequence[float], weights: Mapping[str, Sequence[float]], labels: Sequence[str]
+) -> np.ndarray:
+    """By step: what a policy gradient has of the exact one, how long it is, and each credit's weights."""
+    figure = new_figure(13.5, 4.2)
+    axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.6))
+    means = np.array([each.mean for each in signal])
+    bounds = np.array([[each.mean - each.low, each.high - each.mean] for each in signal]).T
+    axes[0].errorbar(range(len(means)), means, np.nan_to_num(bounds).clip(0), capsize=3, **_looks(1)[0])
+    axes[0].axhline(0, color="black", linewidth=0.7)
+    axes[1].plot(noise, **_looks(2)[1])
+    axes[1].set_ylim(0)
+    for (name, own), look in zip(weights.items(), _looks(len(weights)), strict=True):
+        axes[2].plot(own, label=name, **look)
+    axes[2].legend(fontsize=8)
+    titles = "Signal: ⟨g, G⟩ / |G| of a step's gradient g", "Noise: √E|g|²", "Mean weights"
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_xticks(range(len(labels)), labels)
+        _dress(axis, title)
+    return rendered(figure)
+
+
 def _looks(count: int) -> list[dict]:
     return [
         {"color": COLORS[i % len(COLORS)], "marker": "os^Dv*xP"[i % 8], "markersize": 4, "linewidth": 1.6}

@@ -179,11 +179,11 @@ def batches(
         waiting += [] if sample is None else [sample]
 
 
-def table(names: Sequence[str], scores: Tensor) -> str:
-    """Markdown: a row a reward."""
+def table(names: Sequence[str], scores: Tensor, prompts: Sequence[str]) -> str:
+    """Markdown: a row a reward, its interval clustered by prompt."""
     body = []
     for name, column in zip(names, scores.T.tolist(), strict=True):
-        own = statistics.bootstrap(column)
+        own = statistics.clustered(column, prompts)
         bounds = f"{own.low:.4g} … {own.high:.4g}" if own.low == own.low else "–"
         body.append([name, statistics.number(own.mean, ".4g", "–"), bounds, f"{own.count} of {len(column)}"])
     return "\n".join(statistics.table(["reward", "mean", "95 % interval", "scored"], body))

@@ -1,86 +1,50 @@
-"""Intervals of means (the bootstrap over many pictures, Student's t over few seeds), paired tests, figures of curves, and the
-tables in which all studies write them.
-"""
+"""Intervals of means, Holm's correction, figures of curves, and the tables in which all studies write them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..trainer.errors import standard_error
+
 CONFIDENCE, RESAMPLES = 0.95, 5000
 TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-_BLOCK = 2**18  # scores that are drawn at once
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of `count` scores, and the bounds of its interval at CONFIDENCE."""
+    """The mean of `count` scores, the bounds of its interval at CONFIDENCE, and the two-sided p that it is 0 by chance."""
 
     mean: float
     low: float
     high: float
     count: int
+    p: float = math.nan
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean (Efron, 1979), at CONFIDENCE; what is not finite is left out.
+def clustered(values: Sequence[float] | np.ndarray, *shared: Iterable[Hashable]) -> Interval:
+    """Student's interval of the mean of values [N], which are alike where they share a prompt, a noise or a training.
+
+    What is assumed: `trainer.errors.standard_error`, which has the formula and takes the same arguments. A difference is tighter
+    where it can be paired: give the differences, with the labels of their pairs.
 
     Returns:
-        NaN bounds for fewer than two scores, and a NaN mean for an empty list.
+        NaN bounds for fewer than two values or groups; `count` is that of the finite values.
     """
-    finite = np.asarray(values, dtype=np.float64)
-    finite = finite[np.isfinite(finite)]
-    count = len(finite)
-    if count < 2:
-        return Interval(float(finite.mean()) if count else np.nan, np.nan, np.nan, count)
-    generator = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // count)
-    draws = (min(rows, RESAMPLES - first) for first in range(0, RESAMPLES, rows))
-    means = np.concatenate([finite[generator.integers(0, count, (draw, count))].mean(1) for draw in draws])
-    low, high = np.quantile(means, TAILS)
-    return Interval(float(finite.mean()), float(low), float(high), count)
-
-
-def bootstrap_of_groups(values: np.ndarray) -> Interval:
-    """The bootstrap of the mean of values [P, S]: it draws prompts, each with all its S samples, which are alike.
-
-    If there is a single prompt, it draws samples. `count` is that of the finite values.
-    """
-    finite = np.isfinite(values)
-    if len(values) == 1:
-        return bootstrap(values[0])
-    means = [row[scored].mean() for row, scored in zip(values, finite, strict=True) if scored.any()]
-    return replace(bootstrap(means), count=int(finite.sum()))
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Student's interval of the mean at CONFIDENCE; NaN bounds for fewer than two values."""
     from scipy import stats
 
-    array = np.asarray(values, dtype=np.float64)
-    mean, count = float(array.mean()), len(array)
-    if count < 2:
+    mean, error, freedom = standard_error(values, *shared)
+    count = int(np.isfinite(np.asarray(values, dtype=np.float64)).sum())
+    if math.isnan(error):
         return Interval(mean, math.nan, math.nan, count)
-    half = float(stats.t.ppf(TAILS[1], count - 1)) * float(array.std(ddof=1)) / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, count)
-
-
-def paired_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the paired t test that differences have mean 0; NaN for fewer than two."""
-    from scipy import stats
-
-    array = np.asarray(differences, dtype=np.float64)
-    if len(array) < 2:
-        return math.nan
-    error = float(array.std(ddof=1)) / math.sqrt(len(array))
-    if error == 0:
-        return float(array.mean() == 0)
-    return float(2 * stats.t.sf(abs(float(array.mean())) / error, len(array) - 1))
+    half = float(stats.t.ppf(TAILS[1], freedom)) * error
+    p = float(2 * stats.t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+    return Interval(mean, mean - half, mean + half, count, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -114,10 +78,12 @@ def reached_for_good(used: Sequence[float] | np.ndarray, scores: Sequence[float]
     return float(x + (target - y) / (next_y - y) * (next_x - x))
 
 
-def area(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray) -> float:
-    """The mean height of the line through the evaluations: ∫ score d(used) / ∫ d(used). NaN if a score is missing."""
+def area(used: Sequence[float] | np.ndarray, scores: Sequence | np.ndarray) -> np.ndarray:
+    """The mean height of the lines through E evaluations: ∫ score d(used) / ∫ d(used) of scores [E, …]; NaN if one is missing."""
+    from scipy.integrate import trapezoid
+
     x, y = np.asarray(used, dtype=float), np.asarray(scores, dtype=float)
-    return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / (x[-1] - x[0])) if len(x) > 1 else math.nan
+    return trapezoid(y, x, axis=0) / (x[-1] - x[0]) if len(x) > 1 else np.full(y.shape[1:], np.nan)
 
 
 def non_dominated(points: Sequence[Sequence[float]]) -> list[bool]:

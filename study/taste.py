@@ -18,7 +18,7 @@ from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
 from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
 from .scoring import batches
-from .statistics import bootstrap, table
+from .statistics import clustered, table
 
 FOLDS = 5
 OTHERS = 16  # of the other side, that each liked or disliked picture is compared with
@@ -211,7 +211,7 @@ def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -
     each = [bins == number for number in range(BINS) if (bins == number).any()]
     calibration = [(float(probability[own].mean()), float(answer[own].mean()), int(own.sum())) for own in each]
     error = sum(abs(mean - share) * count for mean, share, count in calibration) / len(probability)
-    return {"accuracy": asdict(bootstrap(right)), "calibration_error": error, "calibration": calibration}
+    return {"accuracy": asdict(clustered(right)), "calibration_error": error, "calibration": calibration}
 
 
 def _parts(comparisons: Sequence[Comparison]) -> list[set[Path]]:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..host import claim, stopping
+from ..host import claim, environment, processes, stopping
 from ..host.files import write_text
 from ..trainer.run import budget, status
 from ..trainer.run.budget import Budget
 from ..trainer.run.folder import LOG, METRICS, WORKFLOW, RunError, read_lines, read_own
-from ..trainer.run.launch import FOLDER
 from ..trainer.run.loop import differences, only
 from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow
@@ -178,7 +175,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
     for training in all_:
         check_folder(training)
     waiting = [training for training in all_ if not training.finished and not diverged(training)]
-    running: dict[Training, subprocess.Popen | None] = {}
+    running: dict[Training, processes.Process | None] = {}
     failed: dict[str, str] = {}
     try:
         while waiting or running:
@@ -251,7 +248,7 @@ def diverged(training: Training) -> bool:
     return written.status == "failed" and _NON_FINITE in (written.error or "")
 
 
-def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
+def _start(training: Training, settings: Settings, say: Say) -> processes.Process | None:
     """Starts its process. None if a process still trains there that an earlier call started before it was killed."""
     folder = training.folder
     if holder := claim.holder(folder):
@@ -263,16 +260,13 @@ def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen
     write_text(folder / WORKFLOW, json.dumps(training.workflow.graph, indent=1))
     if training.budget is not None:
         training.budget.write(folder)
-    command = [sys.executable, FOLDER, "train", str(folder), "--resume"]
+    command = ["train", str(folder), "--resume"]
     command += ["--device", settings.device] if settings.device else []
     threads = str(max(1, (os.cpu_count() or 1) // settings.jobs))
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+    variables = {"OMP_NUM_THREADS": environment.read("OMP_NUM_THREADS", threads)}
     say(f"{training}: begins")
     with open(folder / LOG, "a", encoding="utf-8") as log:
-        # In a session of its own, so that Ctrl-C reaches only us, and we ask the process to stop once.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
+        return processes.start(command, variables, log)
 
 
 def _failure(log: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..host import devices, distributed
 from .credit import sampled_steps
+from .credit.inverse_variance import Measured
 from .families.base import FlowModel
 from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
@@ -67,6 +69,8 @@ def update(
     backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
     off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
     steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
+    if backward.measured and steps:
+        model.step_noise = backward.measured.averaged(model.step_noise, trajectories)
     model.policy.version += steps > 0
     model.policy.forget_old()  # this update's next samples are of what it trained
     metrics = backward.figures()
@@ -172,6 +176,9 @@ class _Backward:
         self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.policy.trains_shards else 1
+        self.measured = None
+        if credit.measures is not None:
+            self.measured = Measured(len(trajectories.trained), model.device, credit.measures)
 
     def __call__(self, old: Tensor | None, noise: Tensor | None, kept, on_step) -> Tensor:
         """One pass.
@@ -200,11 +207,23 @@ class _Backward:
                 log_prob, share = self._loss(position, rows, velocity, old, noise)
                 seen[devices.upload(rows, seen.device), position] = log_prob.detach()
                 shares.append(share)
-            sum(shares[1:], shares[0]).backward()
+            with self._watching(part):
+                sum(shares[1:], shares[0]).backward()
         return seen
 
+    def _watching(self, part: list[tuple[int, Tensor]]) -> contextlib.AbstractContextManager[None]:
+        """Around a part's backward pass. Later epochs are not measured: what they clip has no gradient."""
+        if self.measured is None or self.tally.passes:
+            return contextlib.nullcontext()
+        [(position, rows)], policy = part, self.model.policy
+        there = devices.upload(rows, self.advantage.device)
+        pulls = self.advantage[there, position] * self.weights[there, position] * self.scale[position]
+        parameters = policy.trainable_parameters()
+        return self.measured.watching(parameters, position, pulls, policy.loss_scale.value / self.total)
+
     def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
-        """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps.
+        """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps, but
+        where steps are measured.
 
         Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other processes
         that hold parts of this model have to be kept pace with.
@@ -219,7 +238,7 @@ class _Backward:
                 if len(rows):
                     yield [(position, rows)]
                 continue
-            if part and not self.model.same_network(sigmas[trained[part[-1][0]]], sigmas[step]):
+            if part and (self.measured or not self.model.same_network(sigmas[trained[part[-1][0]]], sigmas[step])):
                 yield part
                 part, room = [], self.settings.batch_size
             while len(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,9 @@ def generate(
 ) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training.
 
+    A picture's noise depends on its seed and its text alone: neither the batch, the other texts nor the weights change it, and
+    pictures of two texts are independent draws, also under one seed.
+
     `on_step` is called before every model call and may raise to stop. `compose(step, call)` puts the velocities of several
     adapters together (`inference.guidance`); `call()` is that of the adapter which is active.
     """
@@ -111,7 +115,7 @@ def generate(
 
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
-        x = torch.stack([torch.randn(shape, generator=stream(seeds[row], 0, 0)) for row in rows]).to(model.device)
+        x = torch.stack([evaluated_noise(shape, seeds[row], texts[row]) for row in rows]).to(model.device)
         # Not around the encoders and the autoencoder, which may need the memory. Composed adapters change at every call.
         with _merged(model, settings.merge_adapter and compose is None):
             for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
@@ -210,6 +214,15 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
         need = model.graph_bytes(settings) * samples * trained
         model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
     return model.graph_decisions[case]
+
+
+def trained_steps(settings: SamplerSettings, sigmas: Sequence[float]) -> tuple[int, ...]:
+    """The transitions that a rollout would train, by their noise levels alone."""
+    if settings.kind == "ode":
+        return tuple(range(settings.transitions))
+    levels = enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False))
+    step = partial(transition, velocity=0.0, x=0.0, eta=settings.eta, sigma_after_first=sigmas[1])
+    return tuple(j for j, (kind, *pair) in levels if step(kind, sigma=pair[0], sigma_next=pair[1]).std >= MIN_STD)
 
 
 def _trainable_sigmas(model: FlowModel, settings: SamplerSettings) -> tuple[float, ...]:
@@ -341,6 +354,12 @@ def stream(*numbers: int, branch: Sequence[int] = ()) -> torch.Generator:
     """A source of random numbers that depends on these numbers alone; another `branch` gives an independent one."""
     state = np.random.SeedSequence(numbers, spawn_key=tuple(branch)).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+
+
+def evaluated_noise(shape: Sequence[int], seed: int, text: str) -> Tensor:
+    """Where a picture of `generate` starts. The text counts by the first 64 bits of the SHA-256 of its UTF-8."""
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+    return torch.randn(shape, generator=stream(seed, int.from_bytes(digest[:8], "big")))
 
 
 def _noise(shape: Sequence[int], settings: SamplerSettings, seed: int, position: int, member: int) -> Iterator[Tensor]:

@@ -33,7 +33,7 @@ def finish(training, rise, held_out=(0.5, 0.75)):
     `held_out`: what a second reward gave the two pictures at the end, of which it gave 0.5 and 0.75 before training.
     """
     folder, last = training.folder, training.iterations
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if training.budget:
         training.budget.write(folder)
         last = 2
@@ -46,7 +46,8 @@ def finish(training, rise, held_out=(0.5, 0.75)):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
     def evaluation(iteration, judged):
-        trained = {"mean": 1 + 2 * rise * iteration / last, "std": 2, "held_out": False, "values": [0, None]}
+        mean = 1 + 2 * rise * iteration / last
+        trained = {"mean": mean, "std": 2, "held_out": False, "values": [mean, None]}
         judge = {"mean": sum(judged) / 2, "std": 1, "held_out": True, "values": judged}
         rewards = {name: {**own, "standard_error": 0.5} for name, own in (("a", trained), ("judge", judge))}
         return {"iteration": iteration, "rewards": rewards}
@@ -108,7 +109,7 @@ def child(monkeypatch):
     class Own(Child):
         begun = []
 
-    monkeypatch.setattr(processes.subprocess, "Popen", Own)
+    monkeypatch.setattr("subprocess.Popen", Own)
     monkeypatch.setattr(processes, "_GLANCE", 0.0)
     return Own
 
@@ -147,9 +148,6 @@ def test_a_failure_is_named_and_the_others_go_on(both, child, tmp_path):
             log.write("iteration 1\notca: the reward is on fire\n")
             return 1
         own = next(own for own in all_ if own.folder == folder)
-        for place in folder.iterdir():
-            place.unlink()
-        folder.rmdir()
         finish(own, 1.0)
         return 0
 
@@ -346,7 +344,7 @@ def in_process(monkeypatch):
         def poll(self):
             return self.code
 
-    monkeypatch.setattr(processes.subprocess, "Popen", Process)
+    monkeypatch.setattr("subprocess.Popen", Process)
     monkeypatch.setattr(processes, "_GLANCE", 0.0)
     return begun
 
@@ -370,9 +368,11 @@ def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
             first, *_, last = [json.loads(line)["rewards"] for line in place.read_text().splitlines()]
             rises = [(last[k]["mean"] - first[k]["mean"]) / first[k]["std"] for k in first if k != "accuracy"]
             finals[name, seed] = sum(rises) / 3
-    assert otca["final"]["mean"] == pytest.approx((finals["otca", 0] + finals["otca", 1]) / 2)
+    assert otca["final"]["mean"] == pytest.approx(
+        (finals["otca", 0] + finals["otca", 1]) / 2, rel=0.01
+    )  # means are float32
     differences = [finals["otca", seed] - finals["uniform", seed] for seed in (0, 1)]
-    assert otca["difference"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert otca["difference"]["mean"] == pytest.approx(sum(differences) / 2, rel=0.01)
     assert 0 < content["facts"]["untrained_diversity"] < 1 and 0 < otca["diversity"]["mean"] < 1
     assert otca["forwards"] == 24 and otca["held_out"].keys() == {"accuracy"}
     assert (folder / "comparison.png").stat().st_size > 20_000
@@ -411,9 +411,6 @@ def finishes(small_workflow, tmp_path, common):
         rate, seed = float(rate[2:]), int(seed[4:])
         settings = replace(common, prompts=both["otca"].graph["12"]["inputs"]["evaluation_prompts"])
         [own] = trainings({name: both[name]}, {name: (rate,)}, (seed,), settings, tmp_path / "out")
-        for place in folder.iterdir():
-            place.unlink()
-        folder.rmdir()
         finish(own, rate * 1000 if name == "otca" else 0.1)
         return 0
 
@@ -525,4 +522,4 @@ def test_nothing_is_nan_in_json(tmp_path, both):
         {"otca": both()["otca"]}, "otca", replace(ALIKE, learning_rates=(1e-4,), seeds=(0,)), tmp_path, print
     )
     assert not re.search("NaN|Infinity", text := (tmp_path / "comparison.json").read_text())
-    assert json.loads(text)["workflows"][0]["final"] == {"mean": 1.0, "low": None, "high": None, "count": 1}
+    assert json.loads(text)["workflows"][0]["final"] == {"mean": 1.0, "low": None, "high": None, "count": 1, "p": None}

@@ -94,7 +94,7 @@ def test_the_tables():
     text = markdown(cells, ["a", "b"], 3, 1)
     head, rule, first, second = text.splitlines()[:4]
     assert (head, rule) == ("| method | a | b |", "|---|---|---|")
-    assert first.startswith("| base | 3 (1") and second.startswith("| mine | 4 (2")
+    assert first.startswith("| base | 3 (-1.968 … 7.968) |") and second.startswith("| mine | 4 (-0.9683 … 8.968) |")
     assert "3 pictures a method (prompts: 3, seeds of each: 1)" in text and "base: b could score 2 of 3." in text
     assert text.splitlines()[-1] == "| mine | **+1 (+1 … +1)** | +0 (+0 … +0) |"
     rows = list(csv.DictReader(evaluate.sheet(cells, ["a", "b"], 3).splitlines()))
@@ -272,6 +272,11 @@ def test_another_evaluation_is_left_alone(asked, red, adapter, load_model, pertu
     red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")
     refused(own, "whose reward.red is")
     red.write_text(written)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings.pop("noise") == "seed and prompt"
+    (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
+    refused(own, "whose noise is seed, and now it is seed and prompt")
+    (tmp_path / "out" / "settings.json").write_text(json.dumps(settings | {"noise": "seed and prompt"}))
     lora.save(perturb(load_model(), seed=9), adapter, {})
     refused(own, "whose method.loud is")
 

@@ -14,6 +14,7 @@ from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino
 from comfyui_otca.trainer.pictures.media import mp4
+from comfyui_otca.trainer.rewards import scenes
 from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.types import metadata_of
 
@@ -119,6 +120,11 @@ def test_a_reward_that_cannot_be_read():
         assert f"--reward {text!r}" in str(caught.value) and told in str(caught.value)
 
 
+def test_the_exact_judge_of_scenes_is_asked_for_by_an_option():
+    asked = parse_reward("scenes:strict=true,name=judge")
+    assert (asked.measure, parse_reward("scenes").measure) == (scenes.judge, scenes.grade)
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -131,8 +137,8 @@ def test_a_table_and_every_score(folder, rewards, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
     assert lines[2].startswith("| brightness | 0.2 | ") and lines[2].endswith(" | 3 of 3 |")
-    assert lines[3].startswith("| length | 2.167 | 1.5 … 2.5 | 3 of 3 |")
-    with open(target, newline="") as file:
+    assert lines[3].startswith("| length | 2.167 | 0.7324 … 3.601 | 3 of 3 |")
+    with open(target, encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["file", "prompt", "brightness", "length"]
     assert [row[1] for row in rows[1:]] == ["one", "three", "fifty"]

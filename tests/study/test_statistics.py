@@ -1,4 +1,4 @@
-"""Bootstrap intervals that hold the mean as often as they say; Student's t against tables, Holm and figures of curves by hand."""
+"""Intervals that hold the mean as often as they say; Student's t, clusters, Holm and figures of curves by hand."""
 
 from __future__ import annotations
 
@@ -7,70 +7,71 @@ import math
 import numpy as np
 import pytest
 
-from comfyui_otca.study import statistics
-from comfyui_otca.study.statistics import (
-    Interval,
-    area,
-    bootstrap,
-    bootstrap_of_groups,
-    holm,
-    mean_interval,
-    non_dominated,
-    paired_p,
-    reached_for_good,
-)
+from comfyui_otca.study.statistics import Interval, area, clustered, holm, non_dominated, reached_for_good
+from comfyui_otca.trainer.errors import standard_error
 
-# --- the bootstrap ----------------------------------------------------------------------------------------------------
+# --- intervals --------------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_two_values_is_theirs():
-    # means are 0, ½ or 1, the outer ones in a quarter of the resamples each
-    assert bootstrap([0.0, 1.0]) == bootstrap([0.0, 1.0]) == Interval(0.5, 0.0, 1.0, 2), "the same every time"
-
-
-def test_intervals_hold_the_true_mean_as_often_as_they_say(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    generator = np.random.default_rng(0)
-    inside = 0
-    for _ in range(200):
-        own = bootstrap(generator.exponential(1.0, 50).tolist())
-        inside += own.low <= 1.0 <= own.high
-    assert 178 <= inside <= 198  # 95 % of 200, less what a skewed distribution costs the percentile bootstrap
+def test_an_interval_and_its_p_by_hand():
+    # Mean 2, standard error 1 / √3, t = 2√3 of two degrees of freedom; there 97.5 % are below 4.3027, and
+    # P(|T| > t) = 1 - t / √(2 + t²) = 1 - √(12 / 14).
+    own = clustered([1.0, 2.0, 3.0])
+    assert (own.mean, own.count) == (2.0, 3)
+    assert [own.high - 2, 2 - own.low] == pytest.approx([4.3027 / math.sqrt(3)] * 2, abs=1e-4)
+    assert own.p == pytest.approx(1 - math.sqrt(12 / 14))
+    assert (clustered([0.5, 0.5]).p, clustered([0.0, 0.0]).p, clustered([-1.0, 1.0]).p) == (0, 1, pytest.approx(1))
 
 
 def test_what_has_no_score_is_left_out():
-    assert bootstrap([1.0, math.nan, 1.0]) == Interval(1.0, 1.0, 1.0, 2)
-    single, none = bootstrap([3.0]), bootstrap([math.nan])
-    assert (single.mean, single.count) == (3.0, 1) and math.isnan(single.low)
+    assert clustered([1.0, math.nan, 1.0], "aab") == Interval(1.0, 1.0, 1.0, 2, 0.0)
+    single, none = clustered([3.0]), clustered([math.nan])
+    assert (single.mean, single.count) == (3.0, 1) and math.isnan(single.low) and math.isnan(single.p)
     assert none.count == 0 and math.isnan(none.mean)
 
 
-def test_the_bootstrap_of_groups_draws_groups_and_of_one_samples():
-    # Two prompts whose seeds agree: means of 0, ½ and 1, with ends in a quarter of the draws, however many seeds there are.
-    values = np.array([[0.0] * 50, [1.0] * 50])
-    assert bootstrap_of_groups(values) == Interval(0.5, 0.0, 1.0, 100)
-    assert bootstrap_of_groups(np.array([[0.0, 1.0]])) == Interval(0.5, 0.0, 1.0, 2)
-    assert math.isnan(bootstrap_of_groups(np.array([[0.5]])).low)
+def test_copies_tell_nothing_new():
+    """Values that share a label count as often as there are labels, however many there are of each."""
+    one, many = (
+        clustered([0.0, 1.0, 5.0]),
+        clustered([0.0] * 50 + [1.0] * 50 + [5.0] * 50, [*"a" * 50, *"b" * 50, *"c" * 50]),
+    )
+    assert (many.mean, many.low, many.high, many.p) == pytest.approx((one.mean, one.low, one.high, one.p))
+    given = clustered([0.0, 1.0, 5.0], "aaa")  # one prompt: the pictures of it are all that varies
+    assert (given.low, given.high) == pytest.approx((one.low, one.high))
 
 
-# --- few seeds --------------------------------------------------------------------------------------------------------
+def test_two_kinds_of_labels_as_regression_has_them():
+    """The formula of Cameron, Gelbach and Miller with loops alone: by training and by prompt, less what is in both.
+
+    Prompts that matter little: else their variance alone would be the larger one, which is the least that is said."""
+    generator = np.random.default_rng(0)
+    labels = [(training, prompt) for training in range(4) for prompt in range(5)] * 3
+    values = generator.normal(size=60) + np.array([training + prompt / 2 for training, prompt in labels])
+    apart, variance = values - values.mean(), 0.0
+    for sign, kind in ((1, lambda pair: pair[0]), (1, lambda pair: pair[1]), (-1, lambda pair: pair)):
+        groups = {kind(pair) for pair in labels}
+        squares = [
+            sum(a for a, pair in zip(apart, labels, strict=True) if kind(pair) == group) ** 2 for group in groups
+        ]
+        variance += sign * len(groups) / (len(groups) - 1) * sum(squares) / 60**2
+    mean, error, freedom = standard_error(values, *zip(*labels, strict=True))
+    assert (mean, error, freedom) == (pytest.approx(values.mean()), pytest.approx(math.sqrt(variance)), 3)
 
 
-def test_an_interval_by_hand():
-    # Mean 2, standard error 1 / √3, and t = 4.3027 of two degrees of freedom.
-    own = mean_interval([1.0, 2.0, 3.0])
-    assert (own.mean, own.count) == (2.0, 3)
-    assert own.high - own.mean == own.mean - own.low == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
-    single = mean_interval([3.0])
-    assert single.mean == 3.0 and math.isnan(single.low) and math.isnan(single.high)
-
-
-def test_a_paired_test_by_hand():
-    # t = 2√3 with two degrees of freedom, where P(|T| > t) = 1 - t / √(2 + t²) = 1 - √(12 / 14).
-    assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(1 - math.sqrt(12 / 14))
-    assert paired_p([-1.0, 1.0]) == pytest.approx(1)
-    assert (paired_p([0.5, 0.5]), paired_p([0.0, 0.0])) == (0, 1)
-    assert math.isnan(paired_p([1.0]))
+@pytest.mark.parametrize(
+    ("by", "share"), [((), (0.2, 0.75)), (("prompt",), (0.6, 0.9)), (("training", "prompt"), (0.92, 0.99))]
+)
+def test_intervals_hold_the_true_mean_as_often_as_they_say(by, share):
+    """Twelve trainings judged on twelve prompts, which they share, two pictures each: only both labels give what is asked."""
+    generator = np.random.default_rng(0)
+    training, prompt = (axis.ravel() for axis in np.meshgrid(range(12), np.repeat(range(12), 2), indexing="ij"))
+    inside = 0
+    for _ in range(300):
+        values = generator.normal(size=12)[training] + generator.normal(size=12)[prompt] + generator.normal(size=288)
+        own = clustered(values, *({"training": training, "prompt": prompt}[kind] for kind in by))
+        inside += own.low <= 0 <= own.high
+    assert share[0] <= inside / 300 <= share[1]
 
 
 def test_holm_by_hand():

@@ -193,6 +193,7 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
         spatial=_both(first.spatial, second.spatial),
         ratio_scale=first.ratio_scale or second.ratio_scale,
         regulated=first.regulated or second.regulated,
+        measures=second.measures if first.measures is None else first.measures,
         method=f"{first.method} · {second.method}",
         seconds=first.seconds + second.seconds,
     )

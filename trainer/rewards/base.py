@@ -57,6 +57,18 @@ class Reward(Resident, ABC):
         """[B] numbers for pictures [B, H, W, 3] in [0, 1] and their B prompts: NaN for what cannot be scored though it should be,
         None (in a list) for what the reward does not apply to."""
 
+    def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """`score` as a function that has a gradient in the pictures: [B] float32, equal to `score`'s but for rounding.
+
+        A reward that defines it has a gradient, see `has_gradient`. Where pictures are rounded to 8 bits, the gradient goes
+        through as if they were not.
+        """
+        raise RewardError(f"reward {self.name!r} has no gradient")
+
+    @classmethod
+    def has_gradient(cls) -> bool:
+        return cls.differentiable is not Reward.differentiable
+
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
         seen = stills(videos)
@@ -177,6 +189,22 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
             reward.rest()
     values = torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
     return torch.where(values.isfinite(), values, torch.nan)
+
+
+def score_with_gradient(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], rescaled and bounded, with their gradient.
+
+    Raises:
+        RewardError: it has none.
+    """
+    reward.come_back()
+    seen = images
+    if images.ndim == 5:
+        chosen = torch.linspace(0, images.shape[1] - 1, min(VIDEO_FRAMES, images.shape[1])).round().long()
+        seen = images[:, chosen].flatten(0, 1)
+    texts = [prompt for prompt in prompts for _ in range(len(seen) // len(images))]
+    scores = reward.differentiable(seen, texts).unflatten(0, (len(images), -1)).mean(1) * reward.rescale
+    return scores if reward.bounds is None else scores.clamp(*reward.bounds)
 
 
 def _column(

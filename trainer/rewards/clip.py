@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,20 @@ class ClipReward(NetworkReward):
     def picture_features(self, images: Tensor) -> Tensor:
         return self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
 
-    def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        texts = self.in_batches(self.network.texts, prompts)
-        return torch.nn.functional.cosine_similarity(self.picture_features(images), texts)
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.of(self.picture_features(images), prompts)
+
+    def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.of(self.in_batches(self.network.pictures_with_gradient, images), prompts)
+
+    @abstractmethod
+    def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        """The scores [B] of pictures by their points [B, D] in CLIP's space."""
+
+    def cosine(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            texts = self.in_batches(self.network.texts, prompts)
+        return torch.nn.functional.cosine_similarity(features, texts)
 
 
 class ClipT(ClipReward):
@@ -39,8 +51,8 @@ class ClipT(ClipReward):
     def __init__(self, name: str = "clip_t", *, model: str = "shapes-clip", **use):
         super().__init__(name, Clip, search.model(model, MARKER), **use)
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self.cosine(images, prompts)
+    def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.cosine(features, prompts)
 
 
 AESTHETIC = Published(
@@ -70,9 +82,8 @@ class Aesthetic(ClipReward):
                 f"Fix: use {VIT_L.source}, which the head was trained on"
             )
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        features = torch.nn.functional.normalize(self.picture_features(images), dim=-1)
-        return self.head(features.cpu())[:, 0]
+    def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.head(torch.nn.functional.normalize(features, dim=-1).cpu())[:, 0]
 
 
 PICKSCORE = Published("PickScore", ALL, "3.9 GB", "yuvalkirstain/PickScore_v1")
@@ -109,5 +120,5 @@ class PickScore(ClipReward):
         source = find_processor(processor, folder)
         super().__init__(name, Clip, folder, {} if source == folder else {"processor": source}, **use)
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self.network.model.logit_scale.float().exp() * self.cosine(images, prompts)
+    def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.network.model.logit_scale.float().exp() * self.cosine(features, prompts)

@@ -13,6 +13,7 @@ from ...host import distributed, paths, stopping
 from ...host.claim import Claim
 from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
+from ...host.text import as_repr
 from .. import keys
 from ..families.base import FlowModel
 from ..rewards import Reward, RewardError
@@ -20,7 +21,7 @@ from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint
-from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, read_own
+from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, has_saved, read_own
 from .opening import belongs, open_run
 from .record import Run
 
@@ -92,17 +93,16 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     model = trained_model(workflow)
     belongs(model, run)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
-    if not start and run.iteration >= run.settings.checkpoint_every:
+    if not start and run.iteration and has_saved(folder):
         raise RunError(
             f"{folder} has {run.iteration} iterations on record, but its checkpoints are gone. Fix: put the "
             f"folder {CHECKPOINTS} back, or begin again with another --output"
         )
-    if resume:
-        say(
-            f"resuming {folder} after iteration {start}"
-            if start
-            else f"{folder} has no checkpoint yet: starting from the beginning"
-        )
+    if resume and start:
+        say(f"resuming {folder} after iteration {start}")
+    elif resume:
+        lost = f", and the {run.iteration} iterations on record are made again" if run.iteration else ""
+        say(f"{folder} has no checkpoint yet: starting from the beginning{lost}")
     run.begin(start)
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
@@ -212,7 +212,7 @@ def differences(before: Mapping, now: Mapping) -> list[str]:
     for node in sorted(before.keys() & now.keys()):
         old, new = before[node]["inputs"], now[node]["inputs"]
         lines += [
-            f"{node}.{name}: {old.get(name)!r} -> {new.get(name)!r}"
+            f"{node}.{name}: {as_repr(old.get(name))} -> {as_repr(new.get(name))}"
             for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)
         ]
@@ -237,7 +237,9 @@ def _summary(run: Run, total: int, say: Say) -> None:
         before = "" if best["before_training"] is None else f", {best['before_training']:.3f} before training"
         value = f"{best['metric']} {best['value']:.3f} at iteration {best['iteration']}{before}"
         say(f"best: {value} ({run.folder / BEST})")
-    say(f"done after {run.iteration} iterations: {run.folder} (samples.png, rewards.png, credit.png, lora.safetensors)")
+    files = ("samples.png", "rewards.png", "credit.png", "lora.safetensors")
+    there = ", ".join(name for name in files if (run.folder / name).is_file())
+    say(f"done after {run.iteration} iterations: {run.folder} ({there})")
 
 
 def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) -> int:

@@ -11,22 +11,49 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from .. import keys
+from ..errors import standard_error
 
 # --- two evaluations --------------------------------------------------------------------------------------------------
 
 
 def comparable(before: Mapping, after: Mapping) -> bool:
-    """Whether both evaluations scored the same prompts and as many seeds by the same rewards."""
-    same = before.get("prompts") == after.get("prompts") and before["rewards"].keys() == after["rewards"].keys()
-    return same and all(
-        len(figures["values"]) == len(after["rewards"][name]["values"]) for name, figures in before["rewards"].items()
+    """Whether both evaluations scored the same prompts from the same noise, and as many seeds, by the same rewards."""
+    same = before["rewards"].keys() == after["rewards"].keys()
+    return (
+        same
+        and same_beginnings(before, after)
+        and all(
+            len(figures["values"]) == len(after["rewards"][name]["values"])
+            for name, figures in before["rewards"].items()
+        )
     )
+
+
+def same_beginnings(before: Mapping, after: Mapping) -> bool:
+    """Whether the pictures of both evaluations began with the same noise, for the same prompts."""
+    return all(before.get(name) == after.get(name) for name in ("prompts", "noise"))
 
 
 def differences(before: Mapping, after: Mapping, name: str) -> list[float]:
     """Later minus earlier score of every pair of prompt and seed that was scored both times."""
+    return [change for change in _changes(before, after, name) if measured(change)]
+
+
+def change(before: Mapping, after: Mapping, name: str) -> tuple[float, float]:
+    """The mean of `differences`, and its standard error, clustered by prompt; NaN for fewer than two pairs."""
+    changes = _changes(before, after, name)
+    return standard_error(changes, by_prompt(before.get("prompts"), len(changes)))[:2]
+
+
+def _changes(before: Mapping, after: Mapping, name: str) -> list[float]:
+    """The same of every pair, NaN where one of both scores is missing."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
-    return [new - old for old, new in pairs if measured(old) and measured(new)]
+    return [new - old if measured(old) and measured(new) else math.nan for old, new in pairs]
+
+
+def by_prompt(prompts: Sequence[str] | None, count: int) -> list[int]:
+    """The number of each value's prompt: an evaluation goes through its prompts once a seed."""
+    return [number % len(prompts or range(count)) for number in range(count)]
 
 
 def measured(value: float | None) -> bool:
@@ -154,12 +181,15 @@ def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> f
     """What an evaluation came to; None where it was not measured.
 
     A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
-    standard deviation there. A reward that was the same for all samples then has no unit and is left out.
+    standard deviation there. A reward that was the same for all samples then has no unit and is left out. Where an evaluation's
+    noise has changed since then, it is since the first one with this noise.
     """
     if metric != keys.EVALUATION_SUM:
         mean = row["rewards"].get(keys.evaluated(metric), {}).get("mean")
         return mean if measured(mean) else None
     first = next((other for other in evaluations if other["iteration"] == 0), None)
+    if first and first.get("noise") != row.get("noise"):
+        first = next(other for other in evaluations if other.get("noise") == row.get("noise"))
     if first is None or not comparable(first, row):
         return None
     trained = {
@@ -205,7 +235,7 @@ def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
     """A sentence for a human where one held-out reward has declined in each of the last `patience` evaluations; else None.
 
     Declined: over the same pairs of prompt and seed it is below the best evaluation before by more than one standard error of the
-    paired differences, mean(d) < -std(d)/√n. The one before training counts, and two pairs are needed.
+    paired differences, clustered by prompt. The one before training counts, and two pairs are needed.
     """
     if not patience or len(evaluations) <= patience:
         return None
@@ -235,7 +265,5 @@ def fell(earlier: Mapping, later: Mapping, name: str) -> bool:
 
     False of fewer than two pairs.
     """
-    changes = differences(earlier, later, name)
-    if len(changes) < 2:
-        return False
-    return statistics.fmean(changes) < -statistics.stdev(changes) / math.sqrt(len(changes))
+    mean, error = change(earlier, later, name)
+    return mean < -error
