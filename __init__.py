@@ -4,7 +4,7 @@ ComfyUI imports this folder for its node tables, and everything else imports it 
 """
 
 from .host import comfyui
-from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, listed
 
 WEB_DIRECTORY = "./web"
 
@@ -15,4 +15,5 @@ __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "WEB_DIRECTORY"]
 if comfyui.in_comfyui():
     from .page import settle_in
 
+    NODE_CLASS_MAPPINGS = listed()
     settle_in()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import logging
 import os
+import pkgutil
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
     from .commands.options import EXIT_BAD_INPUT
+    from .host.text import shorten_logs
 
     gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments, argparse.Namespace(command_line=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    shorten_logs("")
     try:
         return options.command(options)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
@@ -41,14 +44,16 @@ def parser() -> argparse.ArgumentParser:
     otca.add_argument("--version", action="version", version=f"otca {__version__}")
     commands = otca.add_subparsers(required=True, metavar="COMMAND")
     for name in MODULES:
-        importlib.import_module(f".commands.{name}", __package__)
+        pkgutil.resolve_name(f"{__package__}.commands.{name}")
     for add in COMMANDS:
         add(commands)
     return otca
 
 
 def _complain(error: BaseException) -> None:
-    process = os.environ.get("RANK")
+    from .host import environment
+
+    process = environment.read("RANK")
     print(f"otca{f' process {process}' if process else ''}: {error}", file=sys.stderr)
 
 
@@ -75,13 +80,17 @@ def _main_of_clone():
     # Python puts a folder that it runs first in its path. There `import nodes` would find ours and not ComfyUI's module, and our
     # `host`, `page` or `study` would hide what a user's Python reward imports by such a name.
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]
-    spec = importlib.util.spec_from_file_location(
-        "comfyui_otca", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None  # as of every path that ends in .py
-    package = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-    return importlib.import_module("comfyui_otca.__main__").main
+
+    class Clone:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "comfyui_otca":
+                return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+
+    sys.meta_path.insert(0, Clone)
+    from comfyui_otca.__main__ import main
+
+    return main
 
 
 if __name__ == "__main__":

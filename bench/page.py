@@ -2,6 +2,7 @@
 
     python bench/page.py fluid [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
     python bench/page.py first-curve --comfyui ~/comfy/ComfyUI-0.33 [--front-end FOLDER] [--renderer nodes2] [--first-start]
+    python bench/page.py imports --comfyui ~/comfy/ComfyUI-0.33 [--rounds 5]
 
 `fluid` makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this
 process says it does, and adds a line at every tick). Then it measures in the page: from the click to the frame that shows it, for
@@ -15,6 +16,9 @@ the clicks: *Templates*, the pack, the template by its shown name, *Run*, until 
 iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
 as the page lets it be made, so the seconds are the machine's.
 
+`imports` starts ComfyUI `--rounds` times with the pack and with an empty custom node, and gives the seconds that ComfyUI says it
+took to import each.
+
 Needs what the tests in tests/comfyui/ need. ComfyUI, Chromium and this script share the machine's processors.
 """
 
@@ -27,6 +31,7 @@ import math
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import tempfile
@@ -375,9 +380,34 @@ def report(stages: Stages, installation: server.Installation, options: argparse.
     print(
         f"\nComfyUI {installation.name}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores", end=""
     )
-    print(f", load {os.getloadavg()[0]:.1f} in the last minute\n")
+    print(f", load {psutil.getloadavg()[0]:.1f} in the last minute\n")
     print(table(("stage", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in stages.seconds.items()]))
     print(f"\n{len(stages.clicks)} clicks from the page to the curve (the goal is {GOAL}): {', '.join(stages.clicks)}")
+
+
+def imports(options: argparse.Namespace) -> None:
+    """ComfyUI's own seconds of importing the pack and an empty custom node, of `--rounds` starts."""
+
+    def put(folder: Path) -> None:
+        server.link(folder)
+        (folder.parent / "empty").mkdir()
+        (folder.parent / "empty" / "__init__.py").write_text("NODE_CLASS_MAPPINGS = {}\n", encoding="utf-8")
+
+    python = Path(os.environ.get("COMFYUI_PYTHON") or options.comfyui / ".venv" / "bin" / "python")
+    seconds: dict[str, list[float]] = {server.PACK: [], "empty": []}
+    for _ in range(options.rounds):
+        base = Path(tempfile.mkdtemp(prefix="otca-imports-"))
+        comfyui = server.ComfyUI(server.Installation(options.comfyui, python), base, put)
+        try:
+            comfyui.wait_until_up()
+        finally:
+            comfyui.stop()
+        told = re.findall(r"([\d.]+) seconds(?: \([^)]*\))?: .*[/\\](\S+)$", comfyui.log(), re.MULTILINE)
+        for taken, name in told:
+            if name in seconds:
+                seconds[name].append(float(taken))
+    print(f"load {psutil.getloadavg()[0]:.1f} in the last minute\n")
+    print(table(("custom node", "seconds"), [(name, spread(taken)) for name, taken in seconds.items()]))
 
 
 def main() -> None:
@@ -397,6 +427,10 @@ def main() -> None:
     other.add_argument("--first-start", action="store_true", help="a ComfyUI that was never opened before")
     other.add_argument("--screenshot", type=Path, help="where to put a picture of the page at the end")
     other.set_defaults(work=first_curve)
+    third = parts.add_parser("imports")
+    third.add_argument("--comfyui", type=Path, required=True, help="a ComfyUI with its environment in .venv")
+    third.add_argument("--rounds", type=int, default=5)
+    third.set_defaults(work=imports)
     options = parser.parse_args()
     options.work(options)
 

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import multiprocessing.connection
 import os
 import random
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -113,7 +111,7 @@ def _loop(path: Path) -> None:
 
 def _pipe(path: Path) -> None:
     path.unlink()
-    os.mkfifo(path)
+    os.mkfifo(path)  # pyright: ignore[reportAttributeAccessIssue] not on Windows
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -279,7 +277,7 @@ def attempt(folder: Path, options: argparse.Namespace, after: float | None, vict
         assert all(process.exitcode == 0 for process in processes), "a process failed that was not killed"
         return True, "", 0.0
     doing = stage(folder)
-    os.kill(processes[victim].pid, signal.SIGKILL)
+    processes[victim].kill()
     killed = time.monotonic()
     for process in processes:
         process.join(max(0.0, killed + GRACE - time.monotonic()))

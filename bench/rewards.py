@@ -47,7 +47,7 @@ from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.study.statistics import mean_interval
+from comfyui_otca.study.statistics import clustered
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
@@ -536,7 +536,7 @@ def pair_accuracy(learned: Head, rows: Sequence[np.ndarray], true: Sequence[np.n
 
 
 def _cell(values: np.ndarray) -> str:
-    interval = mean_interval(values.tolist())
+    interval = clustered(values)
     return f"{interval.mean:.3f} ± {interval.mean - interval.low:.3f}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from ..host import files, paths
+from ..host import environment, files, paths
 from ..host.text import printable
 from ..trainer.memory.case import GB
 from ..trainer.memory.needs import ONCE
@@ -152,7 +151,7 @@ def _python(wanted: Manifest) -> Iterator[Finding]:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    runs = Path(os.environ.get("RUNS") or folder)
+    runs = Path(environment.read("RUNS") or folder)
     place = next(path for path in (runs, *runs.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     text = f"{free / GB:.1f} GB of the disk are free for the run"

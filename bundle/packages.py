@@ -11,6 +11,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ..host import extras
+from ..nodes import NODE_CLASS_MAPPINGS
+
 PACK = Path(__file__).resolve().parents[1]
 FOLDER = "ComfyUI-OTCA"  # the pack's name in a bundle
 TORCH = "torch"
@@ -23,8 +26,6 @@ FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.t
 FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
 LEFT_OUT = ("assets/pictures",)
 WITHOUT = ("__pycache__", ".pyc", ".pyo")
-# Packages that only these nodes need.
-OPTIONAL = {"OTCA_RewardText": ("rapidocr", "onnxruntime")}
 
 
 def pack_files(pack: Path = PACK) -> list[tuple[str, Path]]:
@@ -53,7 +54,7 @@ def installed(graph: Mapping[str, Mapping]) -> tuple[dict[str, str], dict[str, s
         ValueError: a package that the pack needs is not here.
     """
     lines = (PACK / "requirements.txt").read_text("utf-8").splitlines()
-    asked = map(Requirement, [*lines, *_optional(graph)])
+    asked = [*map(Requirement, lines), *_optional(graph)]
     needed = {canonicalize_name(one.name): one for one in asked if one.name != TORCH}
     direct = {name: _version(name) for name in needed}
     others: dict[str, str] = {}
@@ -71,14 +72,13 @@ def installed(graph: Mapping[str, Mapping]) -> tuple[dict[str, str], dict[str, s
     return {name + extras[name]: own for name, own in direct.items()}, dict(sorted(others.items()))
 
 
-def _optional(graph: Mapping[str, Mapping]) -> Iterator[str]:
-    """What only some graphs need, and requirements.txt leaves out."""
-    for entry in graph.values():
-        yield from OPTIONAL.get(entry["class_type"], ())
-        if entry["inputs"].get("wandb_project"):
-            yield "wandb"
-        if entry["inputs"].get("quantize", "none") != "none":
-            yield "bitsandbytes"
+def _optional(graph: Mapping[str, Mapping]) -> Iterator[Requirement]:
+    """What requirements.txt leaves out: what these nodes need, and what draws and joins processes, as far as it is here."""
+    for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS):
+        yield from extras.requirements(*needs)
+    for one in (*extras.requirements("plots"), *extras.requirements("diffusers", "accelerate")):
+        if extras.installed(one.name):
+            yield one
 
 
 def _needs_of(package: Requirement) -> Iterator[tuple[Requirement, str]]:
@@ -94,7 +94,7 @@ def _version(name: str) -> str:
         return metadata.version(name).partition("+")[0]
     except metadata.PackageNotFoundError:
         raise ValueError(
-            f"package {name} is not installed here, so a bundle cannot say its version. Fix: pip install {name}"
+            f"package {name} is not installed here, so a bundle cannot say its version. Fix: {extras.command(name)}"
         ) from None
 
 

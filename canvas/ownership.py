@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..host import comfyui, paths
+from ..host.files import real
 from ..host.text import plain_name
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
@@ -197,7 +198,7 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
     resumed = _begun_with(model).where.run
     begun = _folders.get(asked)
-    if resumed is not None and resumed.resolve() == asked[0]:
+    if resumed is not None and real(resumed) == asked[0]:
         folder, put = asked[0], _as_resumed
     elif begun is not None and checkpoint.complete(begun / CHECKPOINTS):
         folder, put = begun, _as_left
@@ -313,6 +314,6 @@ def _asked(graph: Mapping, node: str) -> Asked:
             "cannot come through a link. Fix: type the name into Training Run"
         )
     try:
-        return paths.run_folder(plain_name(name)).resolve(), lineage.structure(graph, node)
+        return real(paths.run_folder(plain_name(name))), lineage.structure(graph, node)
     except ValueError as error:
         raise RunError(f"node {node}, input run_name = {name!r} {error}") from error

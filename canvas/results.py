@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..host import comfyui, devices, paths
+from ..host.extras import MissingPackage
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
 from . import here, payloads
@@ -115,7 +116,7 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
         if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
             del results["advantages"]
     _results.setdefault((workflow, node), {})[kind] = data
-    comfyui.send(EVENT, {"node": node, "kind": kind, "data": data})
+    comfyui.tell(EVENT, {"node": node, "kind": kind, "data": data})
     return data
 
 
@@ -250,9 +251,14 @@ def make_room_for_others() -> None:
 
 
 def picture(draw: Callable):
-    """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nothing is drawn."""
+    """What a node shows on the canvas, as ComfyUI's IMAGE: where there is no package to draw it, a picture that says so.
+    Headlessly nothing is drawn."""
     if not here():
         return None
     from ..trainer.pictures import grids
 
-    return grids.as_image(draw())
+    try:
+        drawn = draw()
+    except MissingPackage as missing:
+        drawn = grids.note(str(missing))
+    return grids.as_image(drawn)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
+from ..host import environment
 from . import options
 from .options import COMFYUI, DEVICE, PERMISSIONS, SET, arg, command, count, flag, many, one_of
 
@@ -80,7 +80,7 @@ def compare(arguments: argparse.Namespace) -> int:
     """
     from ..study import compare as study
 
-    if "RANK" in os.environ:
+    if environment.has("RANK"):
         raise ValueError(
             "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from ..host import environment, extras
 from ..trainer.workflow.problem import Problem
 from ..trainer.workflow.running import Workflow
 
@@ -215,7 +216,7 @@ def node_classes(
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..trainer.workflow.foreign import needs_comfyui
 
-    folder: str = arguments.comfyui or os.environ.get("COMFYUI_PATH", "")
+    folder: str = arguments.comfyui or environment.read("COMFYUI_PATH")
     if not arguments.comfyui and not (folder and needs_comfyui(graph, NODE_CLASS_MAPPINGS)):
         return NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..host import headless_comfyui
@@ -223,7 +224,7 @@ def node_classes(
 
     packs = [*headless_comfyui.named_packs(), *arguments.custom_nodes]
     headless_comfyui.say_to_children(folder, packs)
-    launches = getattr(arguments, "gpus", 1) > 1 and "RANK" not in os.environ  # this process trains nothing itself
+    launches = getattr(arguments, "gpus", 1) > 1 and not environment.has("RANK")  # this process trains nothing itself
     loaded = headless_comfyui.load(folder, "cpu" if launches else getattr(arguments, "device", None), packs)
     titles = {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
     return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), titles
@@ -247,7 +248,7 @@ def set_seeds(workflow, seed: int | None) -> None:
 
 
 def comfyui_folder(arguments: argparse.Namespace) -> Path | None:
-    named = arguments.comfyui or os.environ.get("COMFYUI_PATH")
+    named = arguments.comfyui or environment.read("COMFYUI_PATH")
     return Path(named).expanduser() if named else None
 
 
@@ -321,13 +322,15 @@ def print_problems(problems: Sequence[Problem]) -> bool:
 
 def quiet_libraries() -> None:
     """Leaves the terminal to our own progress: no bars while small files are loaded, no notes about unused weights."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    from diffusers.utils import logging as diffusers_logging
+    environment.write_default("TRANSFORMERS_VERBOSITY", "error")
+    environment.write_default("DIFFUSERS_VERBOSITY", "error")
     from transformers.utils import logging as transformers_logging
 
-    diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
+    if extras.installed("diffusers"):
+        from diffusers.utils import logging as diffusers_logging
+
+        diffusers_logging.disable_progress_bar()
 
 
 def stoppable(work: Callable[[], int], left: str) -> int:

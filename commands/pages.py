@@ -1,14 +1,16 @@
-"""`otca report`, `otca serve` and `otca vote`: pages to look at a run, here or from another machine, and to ask people."""
+"""`otca report`, `otca serve` and `otca vote`: pages to look at a run, here or from another machine, and to ask people; what
+ComfyUI's own page may do, `otca allow`, and where the pack reads and writes, `otca where`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import logging
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..host import environment
 from . import options
 from .options import arg, command, count, flag
 
@@ -47,9 +49,78 @@ def serve(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.run)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Fix: give the folder of a run, as --output of otca train named it")
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    token = environment.read(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     address = f"address  http://{arguments.host}:{arguments.port}"
     return _listen(arguments, application(folder, token), f"showing {folder.resolve()}", address, f"token    {token}")
+
+
+@command(
+    "allow trainings",
+    "let ComfyUI's page start and stop trainings",
+    arg(
+        "--user-folder",
+        "ComfyUI's user folder (default: that of the ComfyUI whose custom node this is)",
+        type=options.existing_folder,
+        metavar="FOLDER",
+    ),
+    flag("--take-back", "no longer"),
+)
+def allow_trainings(arguments: argparse.Namespace) -> int:
+    """Allows ComfyUI's page to start, resume and stop trainings as processes of this machine, and to delete runs, by an empty
+    file in ComfyUI's user folder. No node and no request can make that file. It counts from ComfyUI's next start on."""
+    from ..host import comfyui
+    from ..host.access.permissions import TRAININGS_FILE
+
+    lies_in = comfyui.folder()
+    folder = arguments.user_folder or (lies_in / "user" if lies_in else None)
+    if folder is None:
+        raise ValueError(
+            "this pack lies in no ComfyUI's custom_nodes. Fix: --user-folder FOLDER, ComfyUI's user folder"
+        )
+    file = folder / TRAININGS_FILE
+    if arguments.take_back:
+        file.unlink(missing_ok=True)
+    else:
+        file.touch()
+    print(f"{file} is {'gone' if arguments.take_back else 'there'}. Restart ComfyUI")
+    return 0
+
+
+@command(
+    "where",
+    "list all places that the pack reads or writes",
+    arg(
+        "--comfyui",
+        "ComfyUI's folder (default: that of the ComfyUI whose custom node this is)",
+        type=options.existing_folder,
+        metavar="PATH",
+    ),
+    flag("--json", "as JSON"),
+)
+def where(arguments: argparse.Namespace) -> int:
+    """Lists every place outside the pack's own folder that it reads or writes: its path, what is there, what it is for, and what
+    is lost with it. Nothing is changed. A ComfyUI that is started with other folders: set COMFYUI_ARGUMENTS to its options."""
+    from ..host import comfyui, extras, headless_comfyui, places, search  # noqa: F401 each declares places
+    from ..page.remote import kept_tokens  # noqa: F401
+    from ..trainer.pictures import figures  # noqa: F401
+
+    root = arguments.comfyui or comfyui.folder()
+    listed = places.listed(headless_comfyui.folders_of(root) if root else None)
+    if arguments.json:
+        print(json.dumps(listed, indent=1))
+        return 0
+    for group, chosen in (
+        ("the pack's own", lambda one: one["ours"] and one["written"]),
+        ("others' too, where it writes", lambda one: not one["ours"] and one["written"]),
+        ("only read", lambda one: not one["written"]),
+    ):
+        print(f"{group}:")
+        for one in filter(chosen, listed):
+            size = f"{one['files']} files, {one['bytes'] / 1e6:,.1f} MB" if one["exists"] else "nothing there"
+            lost = f". Lost with it: {one['loses']}" if one["loses"] else ""
+            print(f"  {one['path']}  ({size})\n    {one['name']}: {one['use']}{lost}")
+    print("Commands in a terminal also write where --output, --csv and --folder say.")
+    return 0
 
 
 VOTE_TOKEN = "OTCA_REWARD_TOKEN"
@@ -90,7 +161,7 @@ def vote(arguments: argparse.Namespace) -> int:
     folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
     # A damaged file, or an encoder that is not there, is said now, and not when the first picture comes.
     before, _ = votes.standing(votes.read(folder.file)), folder.apprentice
-    token = "" if is_loopback(arguments.host) else os.environ.get(VOTE_TOKEN) or secrets.token_urlsafe(24)
+    token = "" if is_loopback(arguments.host) else environment.read(VOTE_TOKEN) or secrets.token_urlsafe(24)
     shown = f"http://{arguments.host}:{arguments.port}"
     return _listen(
         arguments,
@@ -105,6 +176,10 @@ def vote(arguments: argparse.Namespace) -> int:
 def _listen(arguments: argparse.Namespace, app: web.Application, *lines: str, **how) -> int:
     """Serves until the user ends it; says the lines once it listens."""
     from aiohttp import web
+
+    from ..page.requests import in_one_line
+
+    logging.getLogger("aiohttp.server").addFilter(in_one_line)
 
     def ready(_) -> None:
         print(*lines, sep="\n", flush=True)

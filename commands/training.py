@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..host import environment
 from . import options
 from .options import OF_ALL_NODES, SET, WORKFLOW, arg, command, count, flag
 
@@ -42,8 +42,10 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.reward_gpus and arguments.device:
         raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
     options.allow(arguments)
-    launches = arguments.gpus > 1 and "RANK" not in os.environ  # other processes, which then train
+    launches = arguments.gpus > 1 and not environment.has("RANK")  # other processes, which then train
     devices.choose(arguments.device)
+    if launches:
+        distributed.check_packages()
     if launches and arguments.device != "cpu":
         distributed.check_gpus(arguments.gpus, arguments.reward_gpus or 0)
     elif not launches:
@@ -61,7 +63,7 @@ def train(arguments: argparse.Namespace) -> int:
         code = loop.train(prepared, say=options.say)
         distributed.end()
         return code
-    from ..trainer.run.launch import launch
+    from ..host.processes import launch
 
     assert prepared.claim is not None, "this process has prepared the training"
     with prepared.claim, hand_over(prepared):

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from .files import Damaged, NoLocks, lock, present, write_text
+from .files import Damaged, NoLocks, lock, present, real, write_text
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
         OSError: the folder cannot be made or written.
     """
     with _taking:
-        folder = folder.resolve()
+        folder = real(folder)
         claim = _held.get(folder)
         if claim is not None and claim.stands():
             return claim
@@ -247,9 +247,9 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
 
 def adopt(folder: Path) -> Claim:
     """The claim of the process that launched this one, which holds it for as long as it lives."""
-    written = _written(folder.resolve())
+    written = _written(real(folder))
     assert written is not None, "the launching process has claimed the folder"
-    return Claim(folder.resolve(), written.token, None, os.getppid())
+    return Claim(real(folder), written.token, None, os.getppid())
 
 
 def holder(folder: Path) -> Holder | None:
@@ -260,7 +260,7 @@ def holder(folder: Path) -> Holder | None:
     Raises:
         Damaged: claim.json cannot be read, so it is not known.
     """
-    folder = folder.resolve()
+    folder = real(folder)
     written = _written(folder)
     if written is None:
         return None
@@ -277,14 +277,14 @@ def doubt(folder: Path) -> str | None:
         who = holder(folder)
     except Damaged as error:
         return str(error)
-    if who is None or lives(who) or _free(folder.resolve(), who) is False:
+    if who is None or lives(who) or _free(real(folder), who) is False:
         return None
     return str(_refusal(folder, who))
 
 
 def check(folder: Path, *, take_over: bool = False) -> None:
     """Raises Claimed where `take` would, as far as can be seen without claiming."""
-    folder = folder.resolve()
+    folder = real(folder)
     with _taking:
         if folder in _held and _held[folder].stands():
             return

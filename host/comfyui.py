@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from . import environment
+
+LONGEST_ID = 100  # characters of a canvas's id; the page makes 36
 
 
 def in_comfyui() -> bool:
@@ -25,7 +28,7 @@ def folder() -> Path | None:
         import folder_paths
 
         return Path(folder_paths.base_path)
-    if named := os.environ.get("COMFYUI_PATH"):
+    if named := environment.read("COMFYUI_PATH"):
         return Path(named).expanduser()
     nodes = Path(__file__).absolute().parents[2]  # not resolved: the pack may be linked into it
     return nodes.parent if nodes.name == "custom_nodes" else None
@@ -73,11 +76,23 @@ def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
 
 
 def _workflow_id(extra: Mapping) -> str | None:
-    return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+    known = (canvas_of(extra.get("extra_pnginfo")) or {}).get("id")
+    return known if isinstance(known, str) and len(known) <= LONGEST_ID else None
 
 
-def send(event: str, data: dict) -> None:
-    """Sends an event to every open page."""
+def canvas_of(information: object) -> dict | None:
+    """The canvas in what ComfyUI hands to nodes as EXTRA_PNGINFO, of which a script may have sent anything."""
+    canvas = information.get("workflow") if isinstance(information, Mapping) else None
+    return canvas if isinstance(canvas, dict) else None
+
+
+def port() -> int | None:
+    """Where ComfyUI's server listens; None where none runs us."""
+    return getattr(_server(), "port", None) if in_comfyui() else None
+
+
+def tell(event: str, data: dict) -> None:
+    """Tells every open page of an event."""
     _server().send_sync(event, data)
 
 

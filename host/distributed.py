@@ -9,7 +9,6 @@ none waiting. For a single process nothing here does anything.
 from __future__ import annotations
 
 import functools
-import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 import torch
 from torch import Tensor
 
-from . import stopping
+from . import environment, extras, stopping
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,12 +41,12 @@ class PeerFailed(RuntimeError):
 @functools.cache
 def world() -> int:
     """How many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(environment.read("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
     """This process's number, from 0."""
-    return int(os.environ.get("RANK", "0")) if world() > 1 else 0
+    return int(environment.read("RANK", "0")) if world() > 1 else 0
 
 
 def is_main() -> bool:
@@ -62,6 +61,7 @@ def begin(cpu: bool) -> None:
         ValueError: no accelerator, and not on the CPU either, so that each would train by itself.
     """
     if world() > 1:
+        check_packages()
         from accelerate import PartialState
 
         if PartialState(cpu=cpu, timeout=PATIENCE).num_processes != world():
@@ -69,6 +69,11 @@ def begin(cpu: bool) -> None:
                 f"{world()} processes were started, and {socket.gethostname()} has no accelerator for them. Fix: --device cpu "
                 "trains with all of them on the CPU"
             )
+
+
+def check_packages() -> None:
+    """Raises MissingPackage where several processes cannot join, since accelerate is not here."""
+    extras.check("Training by several processes", "diffusers", "accelerate")
 
 
 def end() -> None:
@@ -87,7 +92,7 @@ def _device() -> torch.device:
 
 def reward_gpu(count: int) -> str:
     """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
-    processes, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    processes, number = int(environment.read("LOCAL_WORLD_SIZE", "1")), int(environment.read("LOCAL_RANK", "0"))
     check_gpus(processes, count)
     return f"cuda:{processes + number % count}"
 

@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -60,6 +60,12 @@ def _mode(path: Path) -> int:
         return 0
 
 
+def real(path: Path) -> Path:
+    """The whole path, with all links followed. A loop of links gives a name in it, which nothing can open, where pathlib's
+    `resolve` raises RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a plain file: never through a link at its name, and never of a pipe or a device, which could block.
 
@@ -100,21 +106,33 @@ def _kind(mode: int) -> str:
     return next((name for test, name in kinds if test(mode)), "a device")
 
 
+@contextlib.contextmanager
+def opened(path: Path, fix: str = "put the file back") -> Iterator[BinaryIO | None]:
+    """A plain file to read; None where there is nothing of that name.
+
+    Raises:
+        Damaged: it is not a plain file, or cannot be read.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            file = None
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                file = stack.enter_context(os.fdopen(open_plain(path), "rb"))
+            yield file
+    except OSError as error:
+        wrong = f"cannot be read ({error.strerror})" if error.strerror else str(error).removeprefix(f"{path} ")
+        raise Damaged(path, wrong, fix) from error
+
+
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the file back") -> bytes | None:
     """The content of a plain file; None where there is nothing of that name.
 
     Raises:
         Damaged: it is too large, not a plain file, or cannot be read.
     """
-    try:
-        with os.fdopen(open_plain(path), "rb") as file:
-            content = file.read(most_bytes + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        wrong = f"cannot be read ({error.strerror})" if error.strerror else str(error).removeprefix(f"{path} ")
-        raise Damaged(path, wrong, fix) from error
-    if len(content) > most_bytes:
+    with opened(path, fix) as file:
+        content = file.read(most_bytes + 1) if file else None
+    if content is not None and len(content) > most_bytes:
         raise Damaged(path, f"is larger than {most_bytes / 1024**2:.0f} MB", fix)
     return content
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -130,9 +129,11 @@ class ForeignNode:
     @classmethod
     def folder(cls, name: str) -> Path | None:
         """Where the files lie that an input names; None where it names none, or where that is not known."""
+        import folder_paths
+
         kind = FOLDERS.get(f"{cls.NAME}.{name}", FOLDERS.get(name))
         try:
-            found = importlib.import_module("folder_paths").get_folder_paths(kind) if kind else ()
+            found = folder_paths.get_folder_paths(kind) if kind else ()
         except KeyError:  # this ComfyUI has no such folder
             return None
         return next((Path(path) for path in found if Path(path).name == kind), None)
@@ -227,7 +228,9 @@ def _hidden(cls: type) -> dict[str, str]:
 
 
 def _v3() -> Any:
-    return importlib.import_module("comfy_api.latest._io")
+    from comfy_api.latest import _io
+
+    return _io
 
 
 def _awaited(function: Any, inputs: Mapping[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import re
@@ -17,8 +16,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from . import environment
 from .text import plain_name
 
 PATH = "COMFYUI_PATH"  # environment variables: ComfyUI's folder,
@@ -55,7 +56,8 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
         _import(root, device)
     elif Path(str(before.__file__)).resolve().parent != root:
         raise ValueError(f"ComfyUI of {before.__file__} is loaded already. Fix: one command takes one ComfyUI")
-    nodes = importlib.import_module("nodes")
+    import nodes  # ComfyUI's, whose folder `_import` has put first
+
     for name in custom_nodes:
         _add_pack(nodes, name)
     return Loaded(nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS)
@@ -63,19 +65,45 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
 
 def named_packs() -> list[str]:
     """The custom packs that the environment names."""
-    return [name for name in os.environ.get(PACKS, "").split(os.pathsep) if name]
+    return [name for name in environment.read(PACKS).split(os.pathsep) if name]
+
+
+def folders_of(folder: str | Path) -> ModuleType:
+    """ComfyUI's module of its folders, as it was started by COMFYUI_ARGUMENTS; nothing else of ComfyUI is imported.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    root = _checked(Path(folder).expanduser())
+    sys.path.insert(0, str(root))
+    try:
+        with _its_arguments(environment.read(ARGUMENTS)):
+            from comfy.cli_args import args as options
+
+            _set_folders(options)
+    except ImportError as error:
+        raise ValueError(f"{sys.executable} cannot import {error.name}. Fix: {_use_its_python(root)}") from error
+    import folder_paths
+
+    return folder_paths
 
 
 def say_to_children(folder: str | Path, packs: Sequence[str]) -> None:
     """Processes that this one starts take the same ComfyUI and the same packs."""
-    os.environ[PATH] = str(Path(folder).expanduser().absolute())
-    os.environ[PACKS] = os.pathsep.join(dict.fromkeys(packs))
+    environment.write(PATH, str(Path(folder).expanduser().absolute()))
+    environment.write(PACKS, os.pathsep.join(dict.fromkeys(packs)))
+
+
+def folder_of_server() -> Path:
+    """Where the ComfyUI that runs us has its own files, whatever folder its models and its output are in."""
+    import folder_paths
+
+    return Path(str(folder_paths.__file__)).resolve().parent
 
 
 def of_this_server(packs: Sequence[str]) -> dict[str, str]:
     """The environment in which `otca` finds the ComfyUI that runs us, with its options and these packs."""
-    root = Path(str(importlib.import_module("folder_paths").__file__)).resolve().parent
-    return {PATH: str(root), ARGUMENTS: shlex.join(sys.argv[1:]), PACKS: os.pathsep.join(packs)}
+    return {PATH: str(folder_of_server()), ARGUMENTS: shlex.join(sys.argv[1:]), PACKS: os.pathsep.join(packs)}
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -120,13 +148,16 @@ def _import(root: Path, device: str | None) -> None:
     _choose_accelerator(device)
     sys.path.insert(0, str(root))
     try:
-        with _its_arguments(os.environ.get(ARGUMENTS, "")):
-            options = importlib.import_module("comfy.cli_args").args
+        with _its_arguments(environment.read(ARGUMENTS)):
+            from comfy.cli_args import args as options
+
             options.cpu = options.cpu or device == "cpu" or not _has_accelerator()
             _set_folders(options)
-            nodes = importlib.import_module("nodes")
+            import nodes
+
             with _fewer_lines():
-                asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+                extra = nodes.init_extra_nodes  # pyright: ignore[reportAttributeAccessIssue] of ComfyUI's `nodes`, not ours
+                asyncio.run(extra(init_custom_nodes=False, init_api_nodes=False))
     except ImportError as error:
         lacks = (
             f"lacks {error.name}" if isinstance(error, ModuleNotFoundError) else f"cannot import all of it ({error})"
@@ -146,8 +177,8 @@ def _choose_accelerator(device: str | None) -> None:
     import torch
 
     kind, _, number = (device or "").partition(":")
-    if not number and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        number = os.environ.get("LOCAL_RANK", "")
+    if not number and int(environment.read("WORLD_SIZE", "1")) > 1:
+        number = environment.read("LOCAL_RANK")
     if kind != "cpu" and number.isdecimal() and _has_accelerator():
         torch.accelerator.set_device_index(int(number))
 
@@ -158,7 +189,9 @@ def _its_arguments(arguments: str) -> Iterator[None]:
     before = sys.argv
     sys.argv = ["main.py", *shlex.split(arguments)]
     try:
-        importlib.import_module("comfy.options").enable_args_parsing()
+        from comfy.options import enable_args_parsing
+
+        enable_args_parsing()
         yield
     except SystemExit as error:  # argparse has said on the terminal what it does not understand
         raise ValueError(f"{ARGUMENTS} = {arguments!r} is not what ComfyUI's main.py takes. Fix: correct it") from error
@@ -168,11 +201,13 @@ def _its_arguments(arguments: str) -> Iterator[None]:
 
 def _set_folders(options: Any) -> None:
     """What ComfyUI's main.py does with its folders: extra_model_paths.yaml, its options, what other nodes have saved."""
-    folder_paths, extra = importlib.import_module("folder_paths"), importlib.import_module("utils.extra_config")
+    import folder_paths
+    from utils import extra_config
+
     own = Path(str(folder_paths.__file__)).resolve().parent / "extra_model_paths.yaml"
     named = [name for names in options.extra_model_paths_config or () for name in names]
     for file in [str(own), *named] if own.is_file() else named:
-        extra.load_extra_path_config(file)
+        extra_config.load_extra_path_config(file)
     for kind in ("output", "input", "user"):
         if folder := getattr(options, f"{kind}_directory"):
             getattr(folder_paths, f"set_{kind}_directory")(os.path.abspath(folder))
@@ -240,7 +275,9 @@ def _pack(name: str) -> Path:
         plain_name(name)
     except ValueError as error:
         raise ValueError(f"--custom-nodes {name!r} {error}. Fix: give the name of a folder in custom_nodes") from error
-    folders = [Path(folder) for folder in importlib.import_module("folder_paths").get_folder_paths("custom_nodes")]
+    import folder_paths
+
+    folders = [Path(folder) for folder in folder_paths.get_folder_paths("custom_nodes")]
     for path in (folder / file for folder in folders for file in (name, f"{name}.py")):
         if path.is_file() or (path / "__init__.py").is_file():
             return path

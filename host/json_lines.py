@@ -1,11 +1,15 @@
-"""Files of one JSON object a line: read so that damage names its line, and added to so that a kill loses no line before."""
+"""Files of one JSON object a line: read so that damage names its line, and added to so that a kill loses no line before.
+
+No more of a file is in memory at a time than a line may have: a hole of gigabytes is a line without an end.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from . import files, json_files
 from .files import Damaged
@@ -13,7 +17,26 @@ from .json_files import check
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 4 * 1024**3
+MOST_BYTES = 4 * 1024**3  # of a file
+MOST_LINE = 64 * 1024**2  # bytes of a line
+
+
+class TooLong(ValueError):
+    """A line, or a file, of more bytes than are read."""
+
+
+def lines(file: BinaryIO, most_bytes: int = MOST_BYTES, most_line: int = MOST_LINE) -> Iterator[bytes]:
+    """The lines from where a file stands, with their line breaks; the last may lack its own.
+
+    Raises:
+        TooLong: where a line has more than `most_line` bytes, or all together more than `most_bytes`.
+    """
+    while line := file.readline(most_line + 1):
+        most_bytes -= len(line)
+        if len(line) > most_line or most_bytes < 0:
+            what = f"is longer than the {most_line:,}" if len(line) > most_line else "goes beyond the number of"
+            raise TooLong(f"{what} bytes that are read")
+        yield line
 
 
 def read_lines(
@@ -32,23 +55,23 @@ def read_lines(
     Raises:
         Damaged: names the line.
     """
-    content = files.read_bytes(path, MOST_BYTES) or b""
-    body, ended = _without_blank_end(content)
-    lines = body.split(b"\n") if body else []
     rows: list[dict] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    with files.opened(path) as file:
+        number, line = 0, b""
         try:
-            row = json_files.parse(line)
-            check(row, dict, {})
-            row_check(row)
+            for line in lines(file) if file else ():
+                number += 1
+                if line.strip():
+                    row = json_files.parse(line)
+                    check(row, dict, {})
+                    row_check(row)
+                    rows.append(row)
+        except TooLong as error:
+            raise Damaged(path, f"is damaged: line {number + 1} {error}", fix) from error
         except ValueError as error:
-            if number == len(lines) and not ended and _cut_short(error):
-                say(f"{path}, line {number}: the last line was cut short, and is left out")
-                break
-            raise Damaged(path, f"is damaged: line {number} {error}", fix) from error
-        rows.append(row)
+            if line.endswith(b"\n") or not _cut_short(error):
+                raise Damaged(path, f"is damaged: line {number} {error}", fix) from error
+            say(f"{path}, line {number}: the last line was cut short, and is left out")
     return rows
 
 
@@ -80,10 +103,12 @@ def append_line(path: Path, line: str) -> None:
 
 def _end_of_lines(file) -> int:
     """Where the last whole line ends, after its line break, which it gets where it lacks one."""
-    file.seek(0)
+    start = file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LINE))
     content = file.read()
     body, ended = _without_blank_end(content)
     begin = body.rfind(b"\n") + 1
+    if start and not begin:
+        raise OSError(f"its last line is longer than the {MOST_LINE:,} bytes that are read. Fix: remove that line")
     try:
         json_files.parse(body[begin:] or b"{}")
     except ValueError as error:
@@ -91,11 +116,11 @@ def _end_of_lines(file) -> int:
             raise OSError(f"its last line {error}. Fix: correct or remove that line") from error
         body, _ = _without_blank_end(body[:begin])
     if not body:
-        return 0
+        return start + begin if start else 0
     if content[len(body) : len(body) + 1] != b"\n":
-        file.seek(len(body))
+        file.seek(start + len(body))
         file.write(b"\n")
-    return len(body) + 1
+    return start + len(body) + 1
 
 
 def _without_blank_end(content: bytes) -> tuple[bytes, bool]:

@@ -11,11 +11,14 @@ import os
 import reprlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
-from . import comfyui
+from . import comfyui, environment
+from .places import place
 from .text import plain_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+BUNDLES = "otca_bundles"  # in ComfyUI's output folder
 RUNS = "OTCA_RUNS"  # an environment variable: the folder of runs. The page sets it for the trainer that it starts
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
@@ -55,22 +58,85 @@ def run_folder(name: str) -> Path:
         raise ValueError(f"run_name = {reprlib.repr(name)} {error}") from error
 
 
+@place("runs", "what trainings made: adapters, checkpoints, pictures, curves, logs", "what was trained")
+def runs_of(folder_paths: ModuleType | None) -> Path:
+    """In ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
+    return _in_output(folder_paths, "otca") or Path(environment.read(RUNS) or "runs")
+
+
+@place("votes", "what people voted, and the pictures that they voted on", "the votes")
+def _votes_of(folder_paths: ModuleType | None) -> Path | None:
+    named = environment.read("OTCA_VOTES")
+    return _in_output(folder_paths, "otca_votes") or (Path(named) if named else None)
+
+
+@place("bundles", "bundles that the page made, to train elsewhere")
+def bundles_of(folder_paths: ModuleType | None) -> Path | None:
+    return _in_output(folder_paths, BUNDLES)
+
+
+@place(
+    "adapters", "what Save LoRA wrote on the canvas, and in otca/ copies of runs' adapters", "the adapters", ours=False
+)
+def _loras_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.get_folder_paths("loras")[0]) if folder_paths else None
+
+
+@place("reward models", "models that rewards read, where you put them", "what you put there", written=False)
+def _rewards_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.models_dir) / "otca_rewards" if folder_paths else None
+
+
+@place("previews", "pictures of the canvas; ComfyUI empties it", ours=False)
+def _temporary_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.get_temp_directory()) if folder_paths else None
+
+
+@place("models", "models that workflows name", "all of your models", ours=False, written=False)
+def _models_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.models_dir) if folder_paths else None
+
+
+@place("input", "prompt files and pictures that workflows name", "your files", ours=False, written=False)
+def _input_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.get_input_directory()) if folder_paths else None
+
+
+@place("compiled", "torch's cache of networks that it compiled", ours=False)
+def _compiled_of(_: object = None) -> Path:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return Path(environment.read("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+
+
+@place("onnxruntime", "an id of this machine, which that package makes when diffusers finds it installed", ours=False)
+def _onnxruntime_of(_: object = None) -> Path | None:
+    if os.name == "nt":  # where it keeps it in the registry
+        return None
+    return Path(environment.read("XDG_CACHE_HOME") or Path.home() / ".cache") / "Microsoft" / "DeveloperTools"
+
+
+def _in_output(folder_paths: ModuleType | None, name: str) -> Path | None:
+    return Path(folder_paths.get_output_directory()) / name if folder_paths else None
+
+
+def _of_server() -> ModuleType | None:
+    """ComfyUI's module, where its server runs us."""
+    if not comfyui.in_comfyui():
+        return None
+    import folder_paths
+
+    return folder_paths
+
+
 def runs_folder() -> Path:
     """Where runs are that --output gives no folder: in ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
-    if comfyui.in_comfyui():
-        import folder_paths
-
-        return Path(folder_paths.get_output_directory()) / "otca"
-    return Path(os.environ.get(RUNS) or "runs")
+    return runs_of(_of_server())
 
 
 def votes_folder() -> Path:
     """Where folders of votes are: in ComfyUI's output folder, else in $OTCA_VOTES or here."""
-    if comfyui.in_comfyui():
-        import folder_paths
-
-        return Path(folder_paths.get_output_directory()) / "otca_votes"
-    return Path(os.environ.get("OTCA_VOTES") or ".")
+    return _votes_of(_of_server()) or Path(".")
 
 
 def list_runs() -> list[str]:
@@ -99,11 +165,7 @@ def list_adapters() -> list[str]:
 
 def lora_folder() -> Path:
     """Where Save LoRA writes: inside the run headlessly, in ComfyUI's first loras folder there."""
-    if comfyui.in_comfyui():
-        import folder_paths
-
-        return Path(folder_paths.get_folder_paths("loras")[0])
-    return output() or Path("runs")
+    return _loras_of(_of_server()) or output() or Path("runs")
 
 
 def list_weights(kind: str) -> list[str]:
@@ -185,4 +247,4 @@ def model_folders() -> list[Path]:
 
 def folders_of(variable: str) -> list[Path]:
     """The folders that an environment variable lists."""
-    return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]
+    return [Path(part) for part in environment.read(variable).split(os.pathsep) if part]

@@ -123,7 +123,7 @@ class Desk:
 
 def _tell_pages() -> None:
     if comfyui.in_comfyui():
-        comfyui.send(EVENT, {})
+        comfyui.tell(EVENT, {})
 
 
 desk = Desk()

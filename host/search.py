@@ -10,6 +10,7 @@ from pathlib import Path
 from . import paths
 from .access import permissions
 from .access.addresses import is_hub_id
+from .places import place
 
 SINGLE_FILE = (
     "is a single file, and Load Flow Model loads folders of diffusers. Fix: load the file by ComfyUI's own nodes and connect "
@@ -55,6 +56,13 @@ def model(name: str, marker: str, published: str = "") -> Path:
     raise FileNotFoundError(
         f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}. {advice}"
     )
+
+
+@place("hub", "models from the hub, kept by its library; downloads go there, where you allowed them", ours=False)
+def _hub_cache(_: object = None) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def in_hub_cache(name: str) -> Path | None:

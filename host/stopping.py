@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import comfyui
+from . import comfyui, environment
 from .files import is_plain_file
 
 STOP = "stop"  # a run stops when this file is made in its folder
@@ -83,7 +83,7 @@ def is_old(folder: Path) -> bool:
     """
     import psutil
 
-    begun = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()).create_time()
+    begun = psutil.Process(os.getppid() if environment.has("TORCHELASTIC_RUN_ID") else os.getpid()).create_time()
     return asks_to_stop(folder) and os.lstat(folder / STOP).st_mtime < begun
 
 

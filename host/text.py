@@ -5,10 +5,15 @@ And names that become files and folders on any system.
 from __future__ import annotations
 
 import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
-LONGEST_NAME = 100
+LONGEST_LINE = 2000  # characters of a logged message
+LONGEST_NAME = 100  # characters
+# Bytes, of the 255 that file systems allow: the rest is for what we put around a name: .NAME_high_noise.safetensors.PID.NUMBER
+MOST_NAME_BYTES = 200
 SEPARATORS = frozenset('/\\:*?"<>|')
 _PORTS = [f"{port}{n}" for port in ("COM", "LPT") for n in "0123456789¹²³"]
 _WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *_PORTS}
@@ -34,6 +39,29 @@ def quoted(value: Any, most: int = 80) -> str:
     return shortened(json.dumps(value), most)
 
 
+def as_repr(value: Any, most: int = 80) -> str:
+    """A value as Python writes it, shortened."""
+    return shortened(repr(value), most)
+
+
+class _Short(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if len(message) > LONGEST_LINE:
+            record.msg, record.args = shortened(message, LONGEST_LINE), ()
+        return True
+
+
+_short = _Short()
+
+
+def shorten_logs(*loggers: str) -> None:
+    """Shortens what the handlers of these loggers print, "" being the root: a library may quote a whole prompt, of megabytes."""
+    for name in loggers:
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(_short)
+
+
 def plain_name(value: object) -> str:
     """Returns a name that can become a folder or file on any system. Raises ValueError, with the fix, for any other one."""
     name = value if isinstance(value, str) else ""
@@ -44,6 +72,8 @@ def plain_name(value: object) -> str:
         wrong = f"must not be longer than {LONGEST_NAME} characters"
     elif set(name) & SEPARATORS or not name.isprintable():
         wrong = f"must be a plain name, without any of {' '.join(sorted(SEPARATORS))}"
+    elif (size := len(name.encode())) > MOST_NAME_BYTES:
+        wrong = f"has {size} bytes, and must not have more than {MOST_NAME_BYTES}, of which a letter takes 1 to 4"
     elif name[0] in ".-" or name != name.strip() or name.endswith("."):
         wrong = "must not begin with a dot, a dash or a space, nor end with a dot or a space"
     elif is_windows_device(name):
@@ -68,7 +98,7 @@ def named_path(text: str, what: str) -> tuple[str, Path]:
     """
     name, equals, path = text.partition("=")
     path = Path(path if equals else text).expanduser()
-    whole = path.resolve()  # which gives "." a name too
+    whole = Path(os.path.realpath(path))  # which gives "." a name too
     name = name if equals else whole.name if whole.is_dir() else whole.stem
     try:
         return plain_name(name), path

@@ -3,6 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
+from ..host.access import permissions
 from . import credit, data, fusion, guidance, model, native, run, sampling, training
 from .rewards import external, images, stack, videos
 
@@ -24,7 +25,7 @@ _NODES = [
     external.RewardVote,
     *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
-    *(credit.LearnedCredit, credit.CombineCredit, credit.SpatialCredit),
+    *(credit.LearnedCredit, credit.InverseVarianceWeights, credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
     *(training.GRPOStep, training.MatchingStep, run.TrainingRun, run.SaveLoRA),
     guidance.ImplicitRewardGuidance,
@@ -33,3 +34,15 @@ _NODES = [
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}
+# Nodes that ComfyUI does not list unless the user has allowed what they do before it started, and what to say of them.
+WITHHELD = {
+    "OTCA_RewardPython": "Reward: Python is not listed here, since it runs a file's code with all your rights. Fix: read the "
+    "file that the workflow names; if you trust it, start ComfyUI with "
+    f"{permissions.PYTHON} set to its folder; or take the node out"
+}
+
+
+def listed() -> dict[str, type]:
+    """The nodes that ComfyUI is given. Headlessly all of them are known: there the file itself is asked about."""
+    allowed = permissions.python_allowed()
+    return {name: node for name, node in NODE_CLASS_MAPPINGS.items() if allowed or name not in WITHHELD}

@@ -219,6 +219,27 @@ class LearnedCredit(_Credit):
         return self._shown(learned(model, trajectories, scores, **how), trajectories, node_id)
 
 
+class InverseVarianceWeights(_Credit):
+    TITLE = "Inverse-Variance Weights"
+    DESCRIPTION = "A step counts less the noisier its gradient is, as the updates of this training have measured it."
+    SEARCH_ALIASES = [*CREDIT, "inverse variance", "gradient noise", "variance"]
+    MEASURES_STEPS = True  # the update measures the steps for it, as GRPO Step can
+
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
+        "decay": number(0.95, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
+            "Decay of the averages over the updates. 0: the last one."
+        ),
+    }
+
+    @devices.outside_inference
+    def weigh(self, trajectories, model, decay, node_id=""):
+        from ..trainer.credit.inverse_variance import inverse_variance_weights
+
+        return self._shown(inverse_variance_weights(model, trajectories, decay), trajectories, node_id)
+
+
 class CombineCredit(_Credit):
     TITLE = "Combine Credit"
     DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."

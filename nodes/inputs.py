@@ -49,9 +49,11 @@ class Input(NamedTuple):
 class Node:
     """What every node class says of its inputs. INPUT_TYPES makes of it what ComfyUI reads."""
 
+    TITLE: str
     REQUIRED: Mapping[str, Input] = {}
     OPTIONAL: Mapping[str, Input] = {}
     HIDDEN: Mapping[str, str] = {}
+    NEEDS: tuple[str, ...] = ()  # an extra of host/extras.py, and those packages of it that it needs; of none: all
 
     @classmethod
     def inputs(cls) -> tuple[Mapping[str, Input], Mapping[str, Input]]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from .. import canvas
-from ..host import claim, devices, paths, search
-from ..host.text import plain_name
-from ..trainer.flow import LoadOptions
+from ..host import claim, comfyui, devices, extras, files, paths, search
+from ..host.text import plain_name, quoted
+from ..trainer.flow import FOLDERS, LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
 from .inputs import DEVICE, Node, choice, dtype, found, integer, number, seed, socket, switch, text
@@ -45,6 +45,8 @@ class LoadFlowModel(Node):
     RETURN_NAMES = ("model",)
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
     FUNCTION = "load"
+    NEEDS = ("diffusers",)
+    COMFYUI_INSTEAD = True  # for the embedded models, see `_by_comfyui`
 
     REQUIRED = {
         "model": found(lambda: paths.list_models(MARKER)).tip(
@@ -83,12 +85,20 @@ class LoadFlowModel(Node):
 
     @classmethod
     def VALIDATE_INPUTS(
-        cls, model, path="", resume_run="", download=False, start_from="", training="lora", lora_rank=None
+        cls,
+        model,
+        path="",
+        resume_run="",
+        download=False,
+        start_from="",
+        training="lora",
+        lora_rank=None,
+        lora_targets=None,
     ):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
         return (
-            wrong_rank(lora_rank)
+            wrong_adapter(lora_rank, lora_targets)
             or (start_from and wrong_start(start_from, resume_run, training, lora_rank))
             or (resume_run and wrong_resume(resume_run))
             or _wrong_model(model, path, download)
@@ -114,9 +124,35 @@ class LoadFlowModel(Node):
         if search.may_download(path, download):
             search.download(path)
         folder, device = search.model(path or model, MARKER), devices.chosen_device(device)
-        loaded = load_flow_model(folder, device=device, **options, **(memory or {}))
+        loaded = _by_comfyui(folder, device=device, memory=memory, **options)
+        loaded = loaded or load_flow_model(folder, device=device, **options, **(memory or {}))
         begin(loaded, resume_run, start_from)
         return (loaded,)
+
+
+def _in_comfyui(folder):
+    """Whether that is an embedded model within ComfyUI, whose own networks can stand in for diffusers'."""
+    return comfyui.comfy_loaded() and folder.resolve().parent == paths.ASSETS.resolve()
+
+
+def _by_comfyui(folder, lora_rank, lora_alpha, seed, device, memory, **options):
+    """An embedded model as Make Trainable gives it, where packages that read its folder are missing or too old.
+
+    None where they are here, and where something is asked for that only they give.
+    """
+    from ..trainer.families.loading import resolve_device
+
+    usual = {"dtype": "auto", "lora_targets": "", "max_sequence_length": 0, "training": "lora"}
+    elsewhere = memory or any(options.get(name, value) != value for name, value in usual.items())
+    elsewhere = elsewhere or resolve_device(device) != resolve_device("auto")
+    readable = not extras.older("transformers", "5") and not extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)
+    if elsewhere or not _in_comfyui(folder) or readable:
+        return None
+    from ..trainer.native import embedded, loading
+    from ..trainer.policy.adapters import Adapter
+
+    adapter = Adapter(lora_rank, lora_alpha, "", seed)
+    return loading.make_trainable(*embedded.load(folder.name), adapter, is_guided_inside=True)
 
 
 def begin(model, resume_run, start_from):
@@ -124,14 +160,16 @@ def begin(model, resume_run, start_from):
     from ..canvas.ownership import Start, start
     from ..inference import guidance
 
-    run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
+    run = files.real(paths.run_folder(plain_name(resume_run))) if resume_run else None
     start(model, Start(run, guidance.find(start_from) if start_from else None))
 
 
-def wrong_rank(rank):
-    """What is wrong with an adapter's rank, whose range ComfyUI leaves to a node that asks for the value."""
-    if rank is not None and not 1 <= rank <= MOST_RANK:
-        return f"lora_rank = {rank} is out of range. Fix: give one from 1 to {MOST_RANK}"
+def wrong_adapter(rank, targets):
+    """What is wrong with an adapter: its rank, whose range ComfyUI leaves to a node that asks for the value, or its layers."""
+    if rank is not None and not (isinstance(rank, int) and 1 <= rank <= MOST_RANK):
+        return f"lora_rank = {quoted(rank)} is out of range. Fix: give one from 1 to {MOST_RANK}"
+    if isinstance(targets, str) and targets.strip() and not targets.strip(" ,"):
+        return f"lora_targets = {quoted(targets)} names no layer. Fix: leave it empty, or give ends of names, such as to_q, to_v"
     return None
 
 
@@ -189,14 +227,15 @@ def _wrong_model(model, path, download):
     name = "path" if path else "model"
     try:
         if search.may_download(path, download):
-            return None  # it may not be here yet
-        check_model_folder(search.model(source, MARKER))
+            return extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)  # it may not be here yet
+        folder = search.model(source, MARKER)
+        check_model_folder(folder)
     except FileNotFoundError as error:
         to_download = is_hub_id(path) and not search.is_single_file(Path(path))
         return f"{name}: {error}" + (", or switch download on" if to_download else "")
     except (ValueError, PermissionError) as error:
         return f"{name}: {error}"
-    return None
+    return None if _in_comfyui(folder) else extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)
 
 
 class ModelMemory(Node):

@@ -3,7 +3,7 @@
 from ..host import comfyui, devices
 from ..trainer.types import CHECKPOINTING, MEMORY
 from .inputs import Node, choice, number, socket, switch, text
-from .model import ADAPTER, MODELS, RESUME_RUN, START_FROM, begin, wrong_rank, wrong_resume, wrong_start
+from .model import ADAPTER, MODELS, RESUME_RUN, START_FROM, begin, wrong_adapter, wrong_resume, wrong_start
 from .training import RL, TRAIN
 
 
@@ -65,9 +65,9 @@ class MakeTrainable(Node):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, resume_run="", start_from="", lora_rank=None):
+    def VALIDATE_INPUTS(cls, resume_run="", start_from="", lora_rank=None, lora_targets=None):
         return (
-            wrong_rank(lora_rank)
+            wrong_adapter(lora_rank, lora_targets)
             or (start_from and wrong_start(start_from, resume_run, "lora", lora_rank))
             or (resume_run and wrong_resume(resume_run))
             or True

@@ -107,7 +107,7 @@ class TrainingRun(Node):
         run = ownership.check(model, prompt, node_id)
         assert run is not None  # this node is its Training Run
         run.settings = RunSettings(**settings)
-        run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
+        run.follow(prompt, comfyui.canvas_of(extra_pnginfo), report)
         results.makes_run(node_id, run.folder.name)
         with _marked(run, iterations, node_id):
             run.record(model, report, last=iterations, on_step=stopping.check_stop)
@@ -169,7 +169,7 @@ class SaveLoRA(Node):
         run = run_of(model)
         run = run if run is not None and comfyui.executes(run.node) else None
         identity = run.identity() if run is not None else {}
-        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | identity
+        metadata = lora.workflow_metadata(prompt or {}, comfyui.canvas_of(extra_pnginfo)) | identity
         files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)
         if run is None:
             _saved_outside.setdefault(model, set()).update(files)

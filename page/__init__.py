@@ -6,12 +6,9 @@ authentication, so requests name things by id and never by path, and change thin
 
 from __future__ import annotations
 
-import importlib
 import threading
 from pathlib import Path
 from types import ModuleType
-
-PACK = Path(__file__).parent.parent
 
 
 def settle_in() -> None:
@@ -27,32 +24,39 @@ def settle_in() -> None:
     register(PromptServer.instance, folder_paths)
     middlewares.make_room_when_asked(PromptServer.instance, results.release, results.Busy)
     middlewares.say_refusals_once(PromptServer.instance)
+    middlewares.sort_templates(PromptServer.instance, Path(__file__).absolute().parents[1].name)
+    middlewares.mean_bypass(PromptServer.instance)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
+    import nodes  # ComfyUI's
+
     from ..canvas import results
+    from ..host import headless_comfyui, paths
+    from ..host.access import permissions
     from ..host.foreign_nodes import NodeClasses
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
-    from .settings import of_comfyui
+    from .settings import Word, of_comfyui
 
-    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", results.run_at_work)
+    user = Path(folder_paths.get_user_directory())
+    runs = Runs(lambda: paths.runs_of(folder_paths), results.run_at_work)
     add_routes(
         prompt_server.routes,
         runs=runs,
         jobs=Jobs(
             runs,
-            PACK,
-            NodeClasses(NODE_CLASS_MAPPINGS, importlib.import_module("nodes").NODE_CLASS_MAPPINGS),
+            NodeClasses(NODE_CLASS_MAPPINGS, nodes.NODE_CLASS_MAPPINGS),
             NODE_DISPLAY_NAME_MAPPINGS,
             input_folder=lambda: Path(folder_paths.get_input_directory()),
             make_room=results.make_room_for_others,
         ),
         live=results,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
+        trainings=Word(permissions.trainings_allowed(user), user, headless_comfyui.folder_of_server()),
         folders=lambda: of_comfyui(folder_paths),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )

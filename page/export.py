@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from ..bundle import contents, making
 from ..host import files
+from ..host.paths import BUNDLES
 from ..host.text import plain_name, quoted, shortened
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
@@ -27,13 +27,14 @@ CLONE = "ComfyUI-OTCA"
 COMFYUI = "ComfyUI"  # its folder, lying where the commands are typed
 
 
-def commands(filename: str, name: str, needs: Needs | None = None) -> list[dict[str, Any]]:
+def commands(filename: str, name: str, needs: Needs | None = None, wanted: Iterable[str] = ()) -> list[dict[str, Any]]:
     """What to type on the machine that trains: [{title, lines, note?}].
 
     Args:
         filename: of the downloaded graph, lying where the commands are typed.
         name: of the run, whose folder becomes runs/<name>.
         needs: what ComfyUI has to bring there.
+        wanted: extras that its nodes need (host/extras.py).
     """
     comfyui = (
         ["--comfyui", COMFYUI, *(part for pack in needs.packs for part in ("--custom-nodes", pack))] if needs else []
@@ -46,7 +47,7 @@ def commands(filename: str, name: str, needs: Needs | None = None) -> list[dict[
             "title": "Once on that machine",
             "lines": [
                 f"git clone {REPOSITORY} {CLONE}",
-                f"pip install -r {CLONE}/requirements.txt",
+                f'pip install -e "{CLONE}[{",".join(sorted({"diffusers", "plots", *wanted}))}]"',
                 "export OTCA_MODELS=/path/to/models",
             ],
             "note": "OTCA_MODELS: the folders, separated by colons, that hold the models' own folders under the names that "
@@ -89,7 +90,7 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
     }
 
 
-FOLDER = "otca_bundles"  # in ComfyUI's output folder
+ZIP = ".zip"
 MOST_OF_ONE_NAME = 100
 BUNDLE = {"prompt": Field(json_object, required=True), "name": Field(plain_name), "hashes": Field(flag, default=True)}
 
@@ -105,6 +106,8 @@ class Bundles:
 
     def make(self, prompt: dict, name: str | None, hashes: bool) -> dict[str, Any]:
         """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written."""
+        from ..bundle import contents, making  # here, since it is a quarter of what the pack takes to import
+
         if not self._making.acquire(blocking=False):
             raise Refused(409, "another bundle is being written. Fix: wait until it is there")
         try:
@@ -135,10 +138,10 @@ class Bundles:
 
     def download(self, name: str) -> web.StreamResponse:
         try:
-            path = self.output() / FOLDER / plain_name(name)
+            path = self.output() / BUNDLES / plain_name(name)
         except ValueError as error:
             raise Refused(400, f"name = {name!r} {error}") from error
-        if path.suffix != making.ZIP or not files.is_plain_file(path):
+        if path.suffix != ZIP or not files.is_plain_file(path):
             raise Refused(404, f"bundle {name!r} is missing. Fix: make it again")
         # The name was a plain one when the file was made, and a header takes no quotes.
         shown = "".join(each if each.isascii() and each not in '"\\' else "_" for each in name)
@@ -147,9 +150,9 @@ class Bundles:
 
     def _free(self, name: str) -> Path:
         """A name that no bundle has: that of the run, if need be with a number."""
-        folder = self.output() / FOLDER
+        folder = self.output() / BUNDLES
         for number in range(1, MOST_OF_ONE_NAME + 1):
-            path = folder / f"{name}{'' if number == 1 else f'_{number}'}{making.ZIP}"
+            path = folder / f"{name}{'' if number == 1 else f'_{number}'}{ZIP}"
             if not files.present(path):
                 return path
         raise ValueError(f"{folder} holds {MOST_OF_ONE_NAME} bundles of {name}. Fix: delete some")

@@ -9,8 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files, headless_comfyui, own_folders, paths
+from ..host import claim, environment, files, headless_comfyui, own_folders, paths, processes
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..trainer.checks import preflight
@@ -41,7 +39,6 @@ ENDING_SECONDS = 20
 TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
 ON_A_CPU = 2
 MOST_TRAININGS = 1024
-WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 GLANCE = 1.0  # seconds between two looks whether a training has ended and the next in the queue may begin
 
 
@@ -71,17 +68,13 @@ class Jobs:
     def __init__(
         self,
         runs: Runs,
-        pack: Path,
         node_classes: Mapping[str, type],
         titles: Mapping[str, str],
         input_folder: Callable[[], Path],
         make_room: Callable[[], None],
     ):
-        """`pack` is the folder that Python is given to run.
-
-        `make_room` asks this process's models to leave the accelerator, on which the training is about to start.
-        """
-        self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
+        """`make_room` asks this process's models to leave the accelerator, on which the training is about to start."""
+        self.runs, self.node_classes, self.titles = runs, node_classes, titles
         self.input_folder, self.make_room = input_folder, make_room
         self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
         self._queue: list[Waiting] = []
@@ -297,7 +290,7 @@ class Jobs:
         return workflow
 
     def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
-        command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
+        command = ["train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
         command += ["--iterations", str(iterations), *arguments]
         self.make_room()
         try:
@@ -305,14 +298,7 @@ class Jobs:
         except OSError as error:
             raise Refused(409, f"run {run.id} cannot be begun: {error}. Fix: remove what is in the way") from error
         with os.fdopen(descriptor, "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(run),
-                **on_its_own(),
-            )
+            process = processes.start(command, self.variables(run), log)
         try:
             # Until the trainer, which has torch to load first, speaks for itself. Where one from elsewhere was quicker, ours is
             # refused the folder, and the status is the other's.
@@ -330,14 +316,13 @@ class Jobs:
         reason = before.reason  # still true if the trainer cannot begin
         status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
-    def environment(self, run: Run) -> dict[str, str]:
-        """The environment of a process that works on a run. Outside ComfyUI it must find the same files as inside; and
-        if the graph holds ComfyUI's nodes, also this ComfyUI, its options and the packs."""
+    def variables(self, run: Run) -> dict[str, str]:
+        """What a process that works on a run gets in its environment. Outside ComfyUI it must find the same files as inside;
+        and if the graph holds ComfyUI's nodes, also this ComfyUI, its options and the packs."""
         kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
         folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
         needs = foreign.needs(run.workflow()["prompt"], self.node_classes)
         return {
-            **os.environ,
             **{variable: os.pathsep.join(map(str, listed)) for variable, listed in folders.items()},
             "OTCA_INPUT": str(self.input_folder()),
             paths.RUNS: str(self.runs.folder()),
@@ -347,7 +332,7 @@ class Jobs:
             **(headless_comfyui.of_this_server(needs.packs) if needs else {}),
         }
 
-    def _wait(self, process: subprocess.Popen, run: Run) -> None:
+    def _wait(self, process: processes.Process, run: Run) -> None:
         """Waits for the process to end, and writes how it ended if the process could not."""
         code = process.wait()
         self.processes.discard(process.pid)
@@ -416,7 +401,7 @@ def trainings(setting: int | None = None) -> int:
     Raises:
         Refused: 400, what the environment says is not a number.
     """
-    number = os.environ.get(TRAININGS, "").strip()
+    number = environment.read(TRAININGS).strip()
     if number:
         if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
             fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
@@ -425,16 +410,6 @@ def trainings(setting: int | None = None) -> int:
             )
         return int(number)
     return setting or len(machine.accelerators()) or ON_A_CPU
-
-
-def on_its_own() -> dict[str, Any]:
-    """Options of `subprocess.Popen`."""
-    return {
-        # Ctrl-C in ComfyUI's terminal, and its end, must not reach the process
-        "start_new_session": True,
-        # and on Windows neither must the end of that terminal's window
-        "creationflags": sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
-    }
 
 
 def ask_to_stop(run: Run) -> None:

@@ -17,7 +17,7 @@ from ..trainer.types import MODEL_NODES
 from .jobs import Jobs
 from .remote.watching import forget_token
 from .requests import Field, Refused, text
-from .runs import Run, Runs
+from .runs import Run, Runs, holds_a_run
 
 MOST_NOTES = 2000  # characters
 NOTE = {"notes": Field(text(MOST_NOTES, "shorten them", least=0), required=True)}
@@ -44,6 +44,8 @@ class Library:
 
     def remove(self, run: Run) -> None:
         """Removes the run's folder for good. Raises Refused (409)."""
+        if not holds_a_run(run.folder):
+            raise Refused(409, f"{run.folder} holds no run, and nothing else is deleted here. Fix: remove it yourself")
         with self._at_rest(run), _disk(run, "deleted"):
             forget_token(run.folder)
             # Under another name first, so that no list shows a run of which half is gone. No link in it is followed.

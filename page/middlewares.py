@@ -4,7 +4,12 @@
   its own models in and out by itself but knows nothing of ours.
 * A value that a node of ours refuses is one error, on the input that it is about. ComfyUI repeats what a
   VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of them on inputs that
-  have nothing to do with it.
+  have nothing to do with it. The page that queued the prompt is told of the inputs, by an event. A node that is not listed,
+  since the user has not allowed it, is named as that.
+* Bypassed nodes of ours mean what `bypass` says.
+* Our templates are listed by their names, and not as the disk has them.
+
+Each is a middleware of aiohttp's or a handler that ComfyUI calls for a queued prompt; nothing of ComfyUI's is replaced.
 """
 
 from __future__ import annotations
@@ -17,9 +22,10 @@ from typing import Any
 
 from aiohttp import web
 
-from ..host.comfyui import has_our_nodes
-from ..nodes import NODE_CLASS_MAPPINGS
+from ..host.comfyui import canvas_of, has_our_nodes
+from ..nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from ..trainer.workflow.checking import input_of
+from .bypass import as_meant, named
 
 PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
@@ -57,7 +63,7 @@ def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[E
         return response
 
     def before_others(data: dict) -> dict:
-        prompt = data.get("prompt")
+        prompt = data.get("prompt") if isinstance(data, dict) else None
         if isinstance(prompt, dict) and not has_our_nodes(prompt):
             soon()
         return data
@@ -66,8 +72,38 @@ def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[E
     prompt_server.add_on_prompt_handler(before_others)
 
 
+def mean_bypass(prompt_server) -> None:
+    """From now on bypassed nodes of ours mean in every queued prompt what `bypass` says."""
+
+    def before(data: dict) -> dict:
+        if not isinstance(data, dict):  # which ComfyUI then refuses
+            return data
+        extra, prompt = data.get("extra_data"), data.get("prompt")
+        canvas = canvas_of(extra.get("extra_pnginfo")) if isinstance(extra, dict) else None
+        if canvas is not None and isinstance(prompt, dict):
+            return {**data, "prompt": as_meant(named(prompt, canvas, WITHHELD), canvas)}
+        return data
+
+    prompt_server.add_on_prompt_handler(before)
+
+
+def sort_templates(prompt_server, pack: str) -> None:
+    """Puts the templates of the pack in that folder into the order of their names, where ComfyUI lists those of all packs."""
+
+    @web.middleware
+    async def after_listing(request: web.Request, handler: Callable) -> web.StreamResponse:
+        response = await handler(request)
+        if request.path in ("/workflow_templates", "/api/workflow_templates") and isinstance(response, web.Response):
+            listed = json.loads(response.text or "null")
+            if isinstance(listed, dict) and isinstance(listed.get(pack), list):
+                response.text = json.dumps({**listed, pack: sorted(listed[pack])})
+        return response
+
+    prompt_server.app.middlewares.append(after_listing)
+
+
 def say_refusals_once(prompt_server) -> None:
-    """Puts ComfyUI's answers to queued prompts right from now on."""
+    """Puts ComfyUI's answers to queued prompts right from now on, and tells the page of the inputs that were refused."""
 
     @web.middleware
     async def after_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
@@ -75,18 +111,33 @@ def say_refusals_once(prompt_server) -> None:
         asked = request.method == "POST" and request.path in ("/prompt", "/api/prompt")
         if asked and isinstance(response, web.Response) and response.content_type == "application/json":
             answer = json.loads(response.text or "null")
-            if isinstance(answer, dict) and answer.get("node_errors"):
-                response.text = json.dumps(put_right(answer))
+            if isinstance(answer, dict) and (answer.get("node_errors") or answer.get("error")):
+                answer = put_right(answer)
+                response.text = json.dumps(answer)
+                if inputs := _refused(answer):
+                    page = json.loads(await request.text()).get("client_id")  # a script's has none, and nobody is told
+                    if isinstance(page, str):
+                        prompt_server.send_sync("otca.refused", {"inputs": inputs}, page)
         return response
 
     prompt_server.app.middlewares.append(after_prompt)
+
+
+def _refused(answer: dict) -> dict[str, list[str]]:
+    """{node: its inputs that are refused}."""
+    return {
+        node: [
+            error["extra_info"]["input_name"] for error in told["errors"] if "input_name" in error.get("extra_info", {})
+        ]
+        for node, told in answer["node_errors"].items()
+    }
 
 
 def put_right(answer: dict) -> dict:
     """ComfyUI's answer to a prompt, {error, node_errors: {id: {errors, class_type, …}}}, with each refusal of ours said once."""
     lines: dict[str, str] = {}  # what stood in the summary: what stands there now
     nodes = {}
-    for node_id, node in answer["node_errors"].items():
+    for node_id, node in (answer.get("node_errors") or {}).items():
         if node.get("class_type") in NODE_CLASS_MAPPINGS:
             node = {**node, "errors": list(_said_once(node["class_type"], node["errors"], lines))}
         nodes[node_id] = node
@@ -95,7 +146,18 @@ def put_right(answer: dict) -> dict:
         written: list[str] = error["details"].split("\n")
         summary = dict.fromkeys(lines.get(line, line) for line in written)
         error = {**error, "details": "\n".join(summary)}
+        if why := _not_listed(error):
+            error = {**error, "message": why}
     return {**answer, **({"error": error} if error else {}), "node_errors": nodes}
+
+
+def _not_listed(error: dict) -> str:
+    """Why ComfyUI does not know a node of ours that a graph holds; "" if it is about another one. ComfyUI 0.3.64 names the
+    class in its message alone."""
+    told = error.get("extra_info")
+    named = [told.get("class_type")] if isinstance(told, dict) else []
+    named += re.findall(r"OTCA_\w+", str(error.get("message")))
+    return next((WITHHELD[name] for name in named if name in WITHHELD), "")
 
 
 def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:

@@ -1,5 +1,5 @@
 """The one reader of a run's files. It remembers what it has read, so that a poll, or a list of hundreds of runs, reads only what
-is new. A line of a file that is damaged, or that a kill cut short, is left out.
+is new. A line of a file that is damaged, or that a kill cut short, is left out; at one that is too long the file counts as cut.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import os
 import stat
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..host import claim, json_files
+from ..host import claim, json_files, json_lines
 from ..trainer import keys
 from ..trainer.run import verdicts
-from ..trainer.run.folder import check_evaluation, check_iteration
+from ..trainer.run.folder import CHANGES, EVALUATIONS, METRICS, check_evaluation, check_iteration
 
-MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
+MOST_ROWS, MOST_ANSWER = 10_000, 32 * 1024**2  # of metrics in one answer, and their bytes
 TAIL = 16 * 1024  # bytes that hold the last row of nearly every run
-MOST_LINE = 1024**2  # bytes of one row; a longer line is not a row
+MOST_LINE = 4 * 1024**2  # bytes of one row
+MOST_BYTES = {METRICS: 512 * 1024**2, EVALUATIONS: 64 * 1024**2, CHANGES: 64 * 1024**2}  # of a file
+MOST_CELLS = 16 * 1024**2  # figures of one run in memory: of 60 in an iteration, a quarter of a million iterations
+NAME_CELLS = 32  # that the name of a figure takes
 SETTLED = frozenset({"finished", "stopped", "failed"})  # how a run stands whatever its process does
 _MISSING = math.nan
 
@@ -38,6 +41,7 @@ class Reader:
 
     Attributes:
         rewrites: how often the file turned out to be another one than before.
+        cut: from where on the file is not read, in a sentence; empty where it is read to its end.
     """
 
     def __init__(self) -> None:
@@ -51,7 +55,8 @@ class Reader:
         """Forgets rows and figures, which take some 5 MB for ten thousand rows; they are read again when asked for."""
         self._starts, self._stops, self._iterations = array("Q"), array("Q"), array("q")  # of each row
         self._figures: dict[str, array] = {}  # by name, at most one a row
-        self._parsed = 0  # bytes
+        self._parsed = self._lines = self._cells = 0  # bytes, lines, and figures
+        self.cut = ""
 
     def last(self, path: Path | None) -> dict | None:
         """The last row; None before the first one."""
@@ -73,6 +78,8 @@ class Reader:
             starts, stops = self._starts[first : first + MOST_ROWS], self._stops[first : first + MOST_ROWS]
             if not starts:
                 return [], False
+            fitting = max(1, bisect.bisect_right(stops, starts[0] + MOST_ANSWER))
+            starts, stops = starts[:fitting], stops[:fitting]
             file.seek(starts[0])
             content = file.read(stops[-1] - starts[0])
             rows = [content[a - starts[0] : b - starts[0]] for a, b in zip(starts, stops, strict=True)]
@@ -117,7 +124,7 @@ class Reader:
     def _read_end(self, file: BinaryIO) -> None:
         """Takes note of the last complete line."""
         size = file.seek(0, os.SEEK_END)
-        for length in (TAIL, 2 * MOST_LINE):
+        for length in (TAIL, MOST_LINE):
             start = max(self._end, size - length)
             file.seek(start)
             tail = file.read(size - start)
@@ -129,28 +136,41 @@ class Reader:
             return
 
     def _parse(self, file: BinaryIO) -> None:
-        """Reads on from where the parsed lines end."""
+        """Reads on from where the parsed lines end, unless the file is cut there."""
         self._notice_rewrite(file)
         file.seek(self._parsed)
-        for line in file:
-            if not line.endswith(b"\n"):  # still being written
-                break
-            if row := parsed(line):
-                self._add(row, len(line))
-            self._parsed += len(line)
-            self._last_line = line
-        self._end = self._parsed
+        self.cut = ""
+        try:
+            for line in json_lines.lines(file, MOST_BYTES[METRICS] - self._parsed, MOST_LINE):
+                if not line.endswith(b"\n"):  # still being written
+                    break
+                if row := parsed(line):
+                    self._add(row, len(line))
+                self._parsed, self._lines = self._parsed + len(line), self._lines + 1
+                if self._parsed >= self._end:
+                    self._end, self._last_line = self._parsed, line
+        except json_lines.TooLong as error:
+            self.cut = _cut(METRICS, self._lines, error)
 
     def _add(self, row: dict[str, Any], length: int) -> None:
         count = len(self._iterations)
+        self._make_room(3)
         self._iterations.append(row["iteration"])
         self._starts.append(self._parsed)
         self._stops.append(self._parsed + length - 1)
         for name, value in row.items():
-            if name != "iteration" and isinstance(value, int | float | None):
-                column = self._figures.setdefault(name, array("d"))
-                column.extend([_MISSING] * (count - len(column)))  # iterations that lacked it
+            if name != "iteration" and (value is None or isinstance(value, bool) or json_files.is_number(value)):
+                column = self._figures.get(name, array("d"))
+                lacks = count - len(column)  # iterations that lacked it
+                self._make_room(lacks + 1 if column else lacks + NAME_CELLS)
+                column.extend([_MISSING] * lacks)
                 column.append(_MISSING if value is None else value)
+                self._figures[name] = column
+
+    def _make_room(self, cells: int) -> None:
+        self._cells += cells
+        if self._cells > MOST_CELLS:
+            raise json_lines.TooLong("has more figures than are kept")
 
 
 def _state(folder: Path) -> State | None:
@@ -175,13 +195,28 @@ def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict
     return row
 
 
-def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
-    """The rows of a small file, which is read as a whole; an empty list without a file."""
-    lines = path.read_bytes().splitlines() if path else ()
-    return list(filter(None, (parsed(line, check) for line in lines)))
+def rows(path: Path | None, check: Callable[[dict], None], say: Callable[[str], object] = str) -> Iterator[dict]:
+    """The rows of a file that is read again at each request; none without a file. `say` hears where it is cut."""
+    number = 0
+    if path is None:
+        return
+    with open(path, "rb") as file:
+        try:
+            for line in json_lines.lines(file, MOST_BYTES[path.name], MOST_LINE):
+                number += 1
+                if row := parsed(line, check):
+                    yield row
+        except json_lines.TooLong as error:
+            say(_cut(path.name, number, error))
+
+
+def _cut(name: str, number: int, error: Exception) -> str:
+    return f"{name} is shown up to line {number}: the next one {error}. Fix: remove it"
 
 
 def score(path: Path | None) -> float | None:
     """The evaluation/sum of a run's last evaluation, which compares runs of other rewards, too; None before the second one."""
-    rows = all_rows(path, check_evaluation)
-    return verdicts.metric_value(rows[:1], rows[-1], keys.EVALUATION_SUM) if len(rows) > 1 else None
+    ends: list[dict] = []
+    for row in rows(path, check_evaluation):
+        ends[1:] = [row]
+    return verdicts.metric_value(ends[:1], ends[1], keys.EVALUATION_SUM) if len(ends) > 1 else None

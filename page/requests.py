@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
+from ..host.access.addresses import PAGE_HOSTS, is_home, name_in
 from ..host.json_files import parse
 from ..host.text import quoted
 
@@ -66,6 +68,15 @@ def answered(
     return wrapped
 
 
+def in_one_line(record: logging.LogRecord) -> bool:
+    """A filter of aiohttp's own log, for our own servers: what a stranger sends that is not HTTP is a line, without a trace."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+        record.msg, record.args = f"a request was not HTTP, or broke off ({type(error).__name__})", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
 def refuse_other_sites(request: web.Request) -> None:
     """ComfyUI makes this check for loopback hosts only; here it holds for every host.
 
@@ -75,8 +86,34 @@ def refuse_other_sites(request: web.Request) -> None:
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site in ("same-origin", "none"):
         return
-    if site == "cross-site" or (origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()):
-        raise Refused(403, f"refused: a request from another site ({origin or site}). Fix: use ComfyUI's own page")
+    if site == "cross-site" or (origin is not None and _host(origin) != request.host.lower()):
+        said = quoted(origin or site)
+        raise Refused(403, f"refused: a request from another site ({said}). Fix: use ComfyUI's own page")
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+def at_home(handler: Callable[[web.Request], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[Any]]:
+    """Decorates a handler of what gives permissions, deletes or works with processes: it is done only for who reaches the
+    server by a name of this machine, or by one that the user listed."""
+
+    @functools.wraps(handler)
+    async def checked(request: web.Request) -> Any:
+        if not is_home(request.host):
+            raise Refused(
+                403,
+                f"refused: {quoted(request.host)} is not a name of this machine, and a stranger's site can have any name lead "
+                "here. Fix: open http://127.0.0.1 with ComfyUI's port; or, if that name is yours, start ComfyUI with "
+                f"{PAGE_HOSTS}={name_in(request.host) or 'ITS_NAME'}",
+            )
+        return await handler(request)
+
+    return checked
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------
@@ -102,7 +139,7 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
     """
     if request.content_type != "application/json":
         raise Refused(400, f"content type {request.content_type!r}. Fix: post application/json")
-    content = _json_object(await _bounded(request))
+    content = _json_object(await bytes_of(request, LARGEST_BODY, "take large texts out of the graph, into files"))
     if unknown := sorted(content.keys() - fields.keys()):
         names = ", ".join(fields) or "none"
         raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {names}")
@@ -120,16 +157,21 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
     return values
 
 
-async def _bounded(request: web.Request) -> bytes:
+async def bytes_of(request: web.Request, most: int, fix: str) -> bytes:
+    """What was sent. Raises Refused: 413 for more than `most` bytes, 400 where it breaks off."""
     # read here piece by piece, since ComfyUI's own limit is meant for uploaded pictures and videos
     content = bytearray()
-    async for piece in request.content.iter_any():
-        content += piece
-        if len(content) > LARGEST_BODY:
-            limit = f"{LARGEST_BODY // 1024**2} MB"
-            raise Refused(
-                413, f"the request is larger than {limit}. Fix: take large texts out of the graph, into files"
-            )
+    try:
+        async for piece in request.content.iter_any():
+            content += piece
+            if len(content) > most:
+                raise Refused(413, f"the request is larger than {most // 1024**2} MB. Fix: {fix}")
+    except (
+        ConnectionError,
+        web.RequestPayloadError,
+    ) as error:  # the sender hung up, or packed it otherwise than it says
+        request.content.feed_eof()  # else aiohttp reads on, and logs the same error
+        raise Refused(400, f"the request broke off ({type(error).__name__}). Fix: send it whole") from error
     return bytes(content)
 
 
@@ -158,11 +200,13 @@ def whole_number(low: int, high: int) -> Check:
 
 
 def text(most: int, fix: str, least: int = 1) -> Check:
-    """A check for text of `least` to `most` characters."""
+    """A check for text of `least` to `most` characters that can be written: without half a character."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or not least <= len(value) <= most:
             raise ValueError(f"must be text of {least} to {most} characters. Fix: {fix}")
+        if not value.encode(errors="ignore").decode() == value:
+            raise ValueError(f"has half a character, which cannot be written. Fix: {fix}")
         return value
 
     return check
@@ -244,4 +288,5 @@ def guard(token: str, hint: str, cookie: str = "") -> Callable:
 
 
 def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    # a header may hold bytes that are no text
+    return hmac.compare_digest(*(text.encode(errors="backslashreplace") for text in (given, wanted)))

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from ..host import extras
+from ..host.files import Damaged
 from ..host.questions import desk
 from ..host.text import plain_name
 from ..trainer.run.folder import METRICS
@@ -25,6 +27,7 @@ from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
 from . import settings, suggestions
 from .before_after import MAKE, BeforeAfter
+from .bypass import as_meant
 from .export import BUNDLE, Bundles, commands
 from .jobs import Gpus, Jobs, as_json
 from .library import NOTE, Library
@@ -35,6 +38,7 @@ from .requests import (
     Field,
     Refused,
     answered,
+    at_home,
     body,
     count,
     json_object,
@@ -45,7 +49,7 @@ from .requests import (
     word,
 )
 from .runs import Run, Runs
-from .settings import Folder
+from .settings import Folder, Word
 from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
@@ -66,6 +70,7 @@ TRAIN = {
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 ID = text(LONGEST_ID, "give the workflow's id, or leave it out", least=0)
+BYPASSED = {"prompt": Field(json_object, required=True), "workflow": Field(json_object, required=True)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(optional(ID))}
 # What is asked by a query.
 AFTER = {"after": count(0)}
@@ -91,12 +96,17 @@ def add_routes(
     jobs: Jobs,
     live: Live,
     loras_folder: Callable[[], Path],
+    trainings: Word,
     folders: Callable[[], list[Folder]] = list,
     setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
-    """Adds every route. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
+    """Adds every route, those that work with processes or delete only with the user's word, `trainings`: docs/security.md has who
+    may call each. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
     library, made, machine = Library(runs, jobs, live), BeforeAfter(jobs), Machine()
-    bundles, shown = Bundles(jobs, lambda: runs.folder().parent), Shown(runs, jobs, live, Remotes(runs), loras_folder)
+    bundles, shown = (
+        Bundles(jobs, lambda: runs.folder().parent),
+        Shown(runs, jobs, live, Remotes(runs), loras_folder, trainings),
+    )
 
     def served(function: Callable[..., Any], fields: Mapping[str, Any] = NOTHING) -> Callable:
         """A handler that answers what a function says, in a thread unless it is a coroutine's: of the run that the path names, of
@@ -106,9 +116,14 @@ def add_routes(
             asked = await body(request, fields) if request.method == "POST" else query(request, fields)
             named = dict(request.match_info)
             run = [await asyncio.to_thread(runs.run, named.pop("id"))] if "id" in named else []
-            if inspect.iscoroutinefunction(function):
-                return await function(*run, **named, **asked)
-            return await asyncio.to_thread(function, *run, **named, **asked)
+            try:
+                if inspect.iscoroutinefunction(function):
+                    return await function(*run, **named, **asked)
+                return await asyncio.to_thread(function, *run, **named, **asked)
+            except (OSError, Damaged):
+                for each in run:  # it may have been deleted since
+                    await asyncio.to_thread(runs.run, each.id)
+                raise
 
         return handler
 
@@ -126,7 +141,9 @@ def add_routes(
         "/otca/preview": served(shown.preview, PREVIEW),
         "/otca/suggestions": served(partial(suggestions.of_machine, runs), {"kind": word("")}),
         "/otca/permissions": served(settings.all_given),
-        "/otca/machine": served(lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue()}),
+        "/otca/machine": served(
+            lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue(), "trainings": trainings.told()}
+        ),
         "/otca/folders": served(lambda: {"folders": list(map(asdict, folders()))}),
         "/otca/bundle": served(bundles.progress),
         "/otca/bundles/{name}": served(bundles.download),
@@ -146,25 +163,32 @@ def add_routes(
         routes.get(path)(answered(handler))
     for path, handler in {
         "/otca/results": served(shown.results, RESULTS),
+        "/otca/bypassed": served(shown.bypassed, BYPASSED),
         "/otca/release": served(shown.release),
         "/otca/suggestions": served(partial(suggestions.of_graph, jobs.node_classes), suggestions.ASKED),
         "/otca/permissions/wants": served(partial(settings.wants, node_classes=jobs.node_classes), settings.WANTS),
-        "/otca/permissions/allow": served(settings.allow, settings.ALLOW),
-        "/otca/permissions/take_back": served(settings.take_back, settings.ALLOW),
         "/otca/bundle": served(bundles.make, BUNDLE),
         "/otca/export": served(shown.export, EXPORT),
-        "/otca/train": limited(served(shown.train, TRAIN)),
+        f"{one}/lora": served(shown.lora),
+        f"{one}/note": served(library.note, NOTE),
+    }.items():
+        routes.post(path)(answered(handler))
+    lasting = {
+        "/otca/permissions/allow": served(settings.allow, settings.ALLOW),
+        "/otca/permissions/take_back": served(settings.take_back, settings.ALLOW),
         "/otca/watch": served(shown.watch, WATCH),
+    }
+    trusted = {
+        f"{one}/delete": served(library.remove),
+        "/otca/train": limited(served(shown.train, TRAIN)),
         f"{one}/stop": served(shown.stop),
         f"{one}/resume": limited(served(shown.resume, RESUME)),
         f"{one}/move_up": served(jobs.move_up),
-        f"{one}/lora": served(shown.lora),
-        f"{one}/note": served(library.note, NOTE),
-        f"{one}/delete": served(library.remove),
         f"{one}/before_after": served(made.make, MAKE),
         f"{one}/before_after/cancel": served(made.cancel),
-    }.items():
-        routes.post(path)(answered(handler))
+    }
+    for path, handler in {**lasting, **(trusted if trainings.given else {})}.items():
+        routes.post(path)(answered(at_home(handler)))
     add_vote_routes(routes, desk)
 
 
@@ -177,11 +201,15 @@ class Shown:
     live: Live
     remotes: Remotes
     loras_folder: Callable[[], Path]
+    word: Word
 
     # -- what the nodes in this process still know of their last results ----------------------------------------------
 
     def results(self, prompt: dict, workflow: str | None) -> dict[str, Any]:
         return self.live.results_of(self.jobs.read(prompt).graph, workflow)
+
+    def bypassed(self, prompt: dict, workflow: dict) -> dict[str, Any]:
+        return {"prompt": as_meant(prompt, workflow)}
 
     def preview(self, node: str | None, sample: int, step: int, workflow: str | None, made_by: str) -> web.Response:
         if not node:
@@ -208,7 +236,7 @@ class Shown:
         return {"runs": await asyncio.to_thread(lambda: list(map(self.remotes.told, summaries)))}
 
     def one_run(self, run: Run) -> dict[str, Any]:
-        return self.remotes.told(self.runs.opened(run).details())
+        return {**self.remotes.told(self.runs.opened(run).details()), "instead": self.word.instead(run.folder)}
 
     def metrics(self, run: Run, after: int) -> web.Response:
         lines, more = self.runs.opened(run).reader.texts(run.file(METRICS), after)
@@ -250,8 +278,11 @@ class Shown:
     def export(self, prompt: dict, name: str | None) -> dict[str, Any]:
         graph, problems = self.jobs.check(prompt)
         name = name or _run_name(graph) or "workflow"
-        lines = commands(f"{name}.json", name, needs(graph.graph, graph.node_classes))
-        return {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
+        extra = [each[0] for each in extras.wanted(graph.graph, graph.node_classes)]
+        wanted = needs(graph.graph, graph.node_classes)
+        lines = commands(f"{name}.json", name, wanted, extra)
+        here = self.word.training(f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
+        return {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json", "here": here}
 
 
 def _run_name(graph: Workflow) -> str | None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..host import paths
+from ..host import extras, paths
+from ..host.extras import MissingPackage
 from ..host.files import open_plain, write_text
 from ..trainer import keys
 from ..trainer.pictures import figures, heatmaps
@@ -128,10 +129,13 @@ def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], writte
 def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
     if not history:
         return '<p class="quiet">No iteration is on record yet.</p>'
-    drawn = [
-        figures.svg(lambda panel=panel: figures.curves_figure(history, evaluations, [panel], changed))
-        for panel in figures.panels(history)
-    ]
+    try:
+        drawn = [
+            figures.svg(lambda panel=panel: figures.curves_figure(history, evaluations, [panel], changed))
+            for panel in figures.panels(history)
+        ]
+    except MissingPackage as missing:
+        return f'<p class="quiet">{escape(str(missing))}</p>'
     caption = (
         "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."
         + (" Dotted: a value was changed." if changed else "")
@@ -182,8 +186,8 @@ def _figure(first: Mapping, row: Mapping, name: str) -> str:
     shown = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
     if row is first or not comparable(first, row) or not measured(before["mean"]) or not before["std"]:
         return shown
-    change = mean - before["mean"]
-    beyond = abs(change) > 2 * math.hypot(error, before["standard_error"])
+    change, of_change = verdicts.change(first, row, name)
+    beyond = abs(change) > 2 * of_change
     tone = ("up" if change > 0 else "down") if beyond else "quiet"
     return f'{shown}<br><span class="{tone}">{change / before["std"]:+.2f}</span>'
 
@@ -226,7 +230,7 @@ def _picture(path: Path, caption: str) -> str:
 
 def _credit(history: Sequence[Mapping]) -> str:
     steps = heatmaps.credit_steps(history)
-    if not steps:
+    if not steps or extras.wrong("", "plots", "matplotlib"):  # which the curves have said
         return ""
     return _card(figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps])))
 

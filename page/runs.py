@@ -88,8 +88,7 @@ class Runs:
                 mode = os.stat(run.folder).st_mode
             if not stat.S_ISDIR(mode):
                 return None
-            holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
-            summary = run.reader.summary(run.folder, run.summary) if holds else None
+            summary = run.reader.summary(run.folder, run.summary) if holds_a_run(run.folder) else None
         except FileNotFoundError:  # it went away, or is a link to nothing
             return None
         except (OSError, ValueError, RuntimeError) as error:  # a loop of links is either, as Python's version has it
@@ -132,7 +131,12 @@ class Runs:
         return Run(folder, self._readers.setdefault(folder, Reader()), self.canvas_at_work)
 
     def _holds(self, name: str) -> bool:
-        return is_id(name) and (self.folder() / name).is_dir() and leads_inside(self.folder(), self.folder() / name)
+        return is_id(name) and (path := within(self.folder(), name)) is not None and path.is_dir()
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether a training has written into the folder."""
+    return any(present(folder / name) for name in (WORKFLOW, METRICS, STATUS))
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class Run:
         path = self.folder / name
         if "/" not in name and is_plain_file(path):  # which no link leads out of
             return path
-        return path if path.is_file() and leads_inside(self.folder, path) else None
+        return path if within(self.folder, name) and path.is_file() else None
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
@@ -226,7 +230,10 @@ class Run:
     def details(self) -> dict[str, Any]:
         last = self.reader.last(self.file(METRICS)) or {}
         texts, _ = self.reader.texts(self.file(METRICS), max(0, self.iteration() - verdicts.WINDOW))
-        warning = verdicts.warning(list(map(json.loads, texts)), self._evaluations())
+        cut = [self.reader.cut]
+        evaluations = self._evaluations(cut.append)
+        self.changes(cut.append)
+        warning = verdicts.warning(list(map(json.loads, texts)), evaluations) or self.status().reason
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -234,7 +241,8 @@ class Run:
             "held_out": keys.rewards(last, keys.HELD_OUT),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
-            "warning": warning or self.status().reason,  # what the trainer would say of the run as it stands
+            # What the trainer would say of the run as it stands, and what of it cannot be shown.
+            "warning": "\n".join(filter(None, [warning, *cut])) or None,
         }
 
     def status(self) -> Status:
@@ -276,20 +284,15 @@ class Run:
 
     def evaluations(self) -> list[dict]:
         """What every reward came to on the fixed prompts, without the single values."""
-        rows = self._evaluations()
-        for row in rows:
-            row.pop("prompts", None)
-            for figures in row["rewards"].values():
-                figures.pop("values", None)
-        return rows
+        return list(map(_without_values, reading.rows(self.file(EVALUATIONS), check_evaluation)))
 
-    def changes(self) -> list[dict]:
+    def changes(self, say: Callable[[str], object] = str) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
-        rows = reading.all_rows(self.file(CHANGES), check_changes)
+        rows = reading.rows(self.file(CHANGES), check_changes, say)
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
-    def _evaluations(self) -> list[dict]:
-        return reading.all_rows(self.file(EVALUATIONS), check_evaluation)
+    def _evaluations(self, say: Callable[[str], object] = str) -> list[dict]:
+        return list(reading.rows(self.file(EVALUATIONS), check_evaluation, say))
 
     def grids(self) -> dict[str, Any]:
         """{grids: [{iteration, file, size, pictures: [{prompt, seed, box}]}]} of all evaluations whose grid is understood.
@@ -396,8 +399,24 @@ class Run:
             return {}
 
 
+def _without_values(row: dict) -> dict:
+    row.pop("prompts", None)
+    for figures in row["rewards"].values():
+        figures.pop("values", None)
+    return row
+
+
 def is_id(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & SEPARATORS and name.isprintable()
+
+
+def within(folder: Path, name: str) -> Path | None:
+    """The path of what has that name in a folder, or of what is deeper for a name with slashes.
+
+    None where there is nothing, as of a name that no file can have, or where a link leads out of the folder.
+    """
+    path = folder / name
+    return path if os.path.exists(path) and leads_inside(folder, path) else None
 
 
 def leads_inside(folder: Path, path: Path) -> bool:

@@ -4,24 +4,29 @@ it, which is remembered on this machine.
 
 from __future__ import annotations
 
-import os
+import re
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..host import paths
+from ..host import environment, headless_comfyui, paths, processes
 from ..host.access import permissions, remembered
+from ..host.access.opening import WINDOWS
 from ..host.access.remembered import FILE
 from ..host.access.wants import wants_of
 from ..host.files import Damaged
+from ..host.stopping import STOP
+from ..nodes import WITHHELD
 from ..trainer.workflow.foreign import headless
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .requests import Field, Refused, json_object, text
 
 LONGEST = 1000  # characters of a name
+FOLDER_OPTIONS = ("--base-directory", "--extra-model-paths-config", "--input-directory")  # of ComfyUI's
 WANTED = text(LONGEST, "give what /otca/permissions/wants says")
 WANTS = {"prompt": Field(json_object, required=True)}
 ALLOW = {"kind": Field(WANTED, required=True), "what": Field(WANTED, required=True)}
@@ -76,8 +81,63 @@ def _as_json(want: permissions.Want) -> dict[str, Any]:
         "rememberable": remember is not None,
         "remember": remember,  # what to post as `what` to allow it
         "text": permissions.in_words(want),
-        "fix": permissions.fix(want) if may is False else "",
+        "fix": "" if may is not False else _unlisted(want) or permissions.fix(want),
     }
+
+
+def _unlisted(want: permissions.Want) -> str:
+    """Why ComfyUI does not list the node that asks for it; "" if it does."""
+    return WITHHELD["OTCA_RewardPython"] if want.kind == permissions.RUN and not permissions.python_allowed() else ""
+
+
+@dataclass(frozen=True)
+class Word:
+    """Whether the page may start and stop processes, and what the user types instead, or to allow it.
+
+    Attributes:
+        given: whether it may: so it was when ComfyUI started.
+        user_folder: ComfyUI's.
+        comfyui: the folder of its own files.
+    """
+
+    given: bool
+    user_folder: Path
+    comfyui: Path
+
+    def line(self, *arguments: str | Path) -> str:
+        """A line for a terminal of this machine that runs `otca`."""
+        return " ".join(map(_quoted, [sys.executable, processes.FOLDER, *arguments]))
+
+    def told(self) -> dict[str, Any]:
+        """For the page: whether it is given; and how to give it: a line to type once, or a variable to start ComfyUI with."""
+        command = self.line("allow", "trainings", "--user-folder", self.user_folder)
+        return {"given": self.given, "command": command, "variable": f"{permissions.TRAININGS}=1"}
+
+    def training(self, workflow: str | Path, output: Path, packs: Iterable[str] = ()) -> str:
+        """The line that trains a graph as the page would, into a folder that it shows."""
+        others = [part for pack in packs for part in ("--custom-nodes", pack)]
+        return _same_folders(self.line("train", workflow, "--output", output, "--comfyui", self.comfyui, *others))
+
+    def instead(self, run: Path) -> dict[str, str]:
+        """What to type in place of pressing a run's buttons."""
+        resume = _same_folders(self.line("train", run, "--resume", "--comfyui", self.comfyui))
+        return {"resume": resume, "stop": f"echo stop > {_quoted(run / STOP)}"}
+
+
+def _same_folders(line: str) -> str:
+    """The line with what ComfyUI was started with, if that says where its models are; not for Windows, whose shells differ."""
+    typed = sys.argv[1:]
+    if WINDOWS or not any(each.startswith(FOLDER_OPTIONS) for each in typed):
+        return line
+    return f"{headless_comfyui.ARGUMENTS}={shlex.quote(shlex.join(typed))} {line}"
+
+
+def _quoted(part: str | Path) -> str:
+    if not WINDOWS:
+        return shlex.quote(str(part))
+    if re.search(r'[$`%!"]', str(part)):  # which one of Windows' shells reads within quotes too
+        return '"PUT-THE-NAME-HERE"'
+    return str(part) if re.fullmatch(r"[\w.\\/:+-]+", str(part)) else f'"{part}"'
 
 
 @dataclass(frozen=True)
@@ -101,7 +161,7 @@ def of_comfyui(folder_paths: ModuleType) -> list[Folder]:
         Folder("runs", str(paths.runs_folder()), output),
         Folder("adapters", str(loras), by),
         Folder("votes", str(paths.votes_folder()), output),
-        Folder("permissions", str(allowed or ""), FILE if os.environ.get(FILE) else ""),
+        Folder("permissions", str(allowed or ""), FILE if environment.read(FILE) else ""),
     ]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from aiohttp import web
 
 from ..host import stopping
-from ..host.access.addresses import is_loopback
+from ..host.access.addresses import is_home
 from ..host.files import Damaged
 from ..host.json_files import is_number, is_whole
 from ..host.paths import ASSETS
@@ -31,7 +31,7 @@ from ..host.text import quoted
 from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
-from .requests import Field, Handler, Refused, answered, body, guard, json_object, optional
+from .requests import Field, Handler, Refused, answered, body, bytes_of, guard, json_object, optional
 
 ANSWER = {"answer": Field(optional(json_object), required=True)}
 
@@ -45,11 +45,10 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
     async def picture(request: web.Request) -> Path:
         question = _question(desk, request)
         number = request.match_info["number"]
-        if not (number.isascii() and number.isdecimal() and int(number) < len(question.pictures)):
-            raise Refused(
-                404, f"question {question.id} has no picture {number!r}. Fix: 0 to {len(question.pictures) - 1}"
-            )
-        return question.pictures[int(number)]
+        pictures = {str(place): path for place, path in enumerate(question.pictures)}
+        if number not in pictures:
+            raise Refused(404, f"question {question.id} has no picture {quoted(number)}. Fix: 0 to {len(pictures) - 1}")
+        return pictures[number]
 
     async def answer(request: web.Request) -> dict[str, Any]:
         given = (await body(request, ANSWER))["answer"]
@@ -77,7 +76,7 @@ def _question(desk: Desk, request: web.Request) -> Question:
     for question in desk.questions():
         if question.id == wanted:
             return question
-    raise Refused(404, f"question {wanted!r} is not open any more. Fix: look at what is asked now")
+    raise Refused(404, f"question {quoted(wanted)} is not open any more. Fix: look at what is asked now")
 
 
 def _as_json(question: Question) -> dict[str, Any]:
@@ -100,7 +99,7 @@ WEB = ASSETS.parent / "web"
 def application(folder: VoteFolder, token: str = "") -> web.Application:
     """The server's routes. Without a token it answers only who reaches it by a name of this machine."""
     desk.attended = True
-    app = web.Application(client_max_size=MOST_BYTES, middlewares=[_guard(token)])
+    app = web.Application(middlewares=[_guard(token)])
     routes = web.RouteTableDef()
     add_vote_routes(routes, desk)
     routes.static("/web", WEB)
@@ -123,10 +122,8 @@ def _guard(token: str) -> Callable:
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # Else a page of a stranger's could have its own name lead here.
-        name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
-        if not is_loopback(name or request.host):
-            raise web.HTTPForbidden(text=f"this server answers on this machine only, and not as {request.host[:200]}")
+        if not is_home(request.host):
+            raise web.HTTPForbidden(text=f"this server answers on this machine only, and not as {quoted(request.host)}")
         return await handler(request)
 
     return guarded
@@ -141,7 +138,8 @@ class Scorer:
         self.open: set[threading.Event] = set()
 
     async def score(self, request: web.Request) -> dict[str, Any]:
-        asked = await asyncio.to_thread(_decoded, await request.read())
+        content = await bytes_of(request, MOST_BYTES, "set batch_size of the Reward: HTTP node")
+        asked = await asyncio.to_thread(_decoded, content)
         prompts, groups = asked.prompts, asked.groups
         if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
             prompt = prompts[groups.index(alone[0])]

@@ -73,7 +73,7 @@ def pytest_xdist_make_scheduler(config, log):
 LAYERS = ("lint", "test", "train", "comfyui")
 LINT = ("test_house.py", "test_locales.py")  # what `make lint` runs
 # Places where every test computes with a family's networks, or where our own code starts processes.
-TRAINING = ("device/", "trainer/families/", "page/test_jobs.py", "trainer/run/test_launch.py")
+TRAINING = ("device/", "trainer/families/", "page/test_jobs.py", "host/test_processes.py")
 SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, which are tried first nevertheless
 
 
@@ -195,6 +195,30 @@ def _nothing_waits_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         yield
+
+
+def _in_use(path) -> bool:
+    """Whether this process has a file open, or mapped into its memory."""
+    real = os.path.realpath(path)
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listdir had
+            if os.readlink(f"/proc/self/fd/{descriptor}") == real:
+                return True
+    return f" {real}\n" in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_in_use_stay():
+    """As on Windows, no file is replaced, renamed or removed that this process still has open or mapped."""
+
+    def hook(event, arguments):
+        if event in ("os.rename", "os.remove"):
+            for path in arguments[: 2 if event == "os.rename" else 1]:
+                if isinstance(path, (str, os.PathLike)) and os.path.isfile(path) and _in_use(path):
+                    raise PermissionError(13, "in use, which Windows refuses", str(path))
+
+    if os.path.exists("/proc/self/maps"):
+        sys.addaudithook(hook)
 
 
 @pytest.fixture(scope="session", autouse=True)

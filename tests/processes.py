@@ -65,7 +65,7 @@ _own_threads = functools.partial(torch.set_num_threads, 1)
 def _apart(function: Callable[[], int], output: Path) -> None:
     _own_threads()
     code = 1
-    with open(output, "w", buffering=1) as file:
+    with open(output, "w", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file

@@ -433,7 +433,25 @@ def test_the_launcher_takes_no_memory_of_a_gpu(otca, written, with_primitives, f
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("comfyui_otca.host.distributed.check_gpus", lambda *_: None)
     launched = []
-    monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *given: launched.append(given) or 0)
+    monkeypatch.setattr("comfyui_otca.host.processes.launch", lambda *given: launched.append(given) or 0)
     arguments = ["train", written(with_primitives), "--comfyui", folder, "--gpus", "2", "--output", tmp_path / "run"]
     assert otca(*arguments)[0] == 0
     assert asked == ["cpu"] and launched[0][0] == 2 and str(folder) in launched[0][2]
+
+
+def test_the_word_for_trainings_is_given_and_taken_back_in_a_terminal(tmp_path, capsys, monkeypatch):
+    from comfyui_otca.host.access import permissions
+
+    for variable in (permissions.TRAININGS, "COMFYUI_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    assert not permissions.trainings_allowed(tmp_path)
+    typed = ["allow", "trainings", "--user-folder", str(tmp_path)]
+    assert main(typed) == main(typed) == 0 and permissions.trainings_allowed(tmp_path)
+    assert "is there. Restart ComfyUI" in capsys.readouterr().out
+    assert main([*typed, "--take-back"]) == 0 and not permissions.trainings_allowed(tmp_path)
+    (tmp_path / permissions.TRAININGS_FILE).mkdir()
+    assert not permissions.trainings_allowed(tmp_path), "a folder of that name is not a word"
+    for value, given in (("1", True), ("0", False), ("", False), ("yes", False)):
+        monkeypatch.setenv(permissions.TRAININGS, value)
+        assert permissions.trainings_allowed(tmp_path) is given, value
+    assert main(["allow", "trainings"]) == 2 and "Fix: --user-folder" in capsys.readouterr().err

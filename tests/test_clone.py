@@ -59,3 +59,23 @@ def test_it_needs_no_installation_and_shadows_nothing(clone, tmp_path):
     assert answer.returncode == 0, answer.stderr
     assert "OTCA_TCDWeights" in answer.stdout
     assert answer.stdout.splitlines()[-1] == f"{ROOT / '__init__.py'}|theirs, nodes|theirs, server"
+
+
+AS_COMFYUI_DOES = """
+import importlib.util, sys
+name = sys.argv[1]  # ComfyUI calls a custom node by its path
+spec = importlib.util.spec_from_file_location(name, name + "/__init__.py", submodule_search_locations=[name])
+sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+rewards, families = (importlib.import_module(f".trainer.{part}", name) for part in ("rewards", "families"))
+for kind in rewards.REWARDS:
+    print(rewards.reward_class(kind).__name__)
+for pipeline in families.RULES:
+    print(families.family_class(pipeline).__name__)
+"""
+
+
+def test_rewards_and_families_are_found_under_the_name_that_comfyui_gives(clone, tmp_path):
+    answer = python("-c", AS_COMFYUI_DOES, clone, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert {"ShapesAccuracy", "HTTPReward", "Flux2Klein"} <= set(answer.stdout.split())

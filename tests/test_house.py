@@ -5,9 +5,14 @@ Who may import whom is held by import-linter, see pyproject.toml.
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
 from vulture import Vulture
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -78,6 +83,7 @@ USED = {
     "pre_tokenizer": "a part of a tokenizer, set for its library",
     "inner_model": "ComfyUI's guider has it",
     "cfg": "ComfyUI's guider has it",
+    **dict.fromkeys(("msg", "exc_text"), "Python's logging reads it"),
     "is_injected": "ComfyUI's patcher has it",
     "tensor_list": "torch names this argument",
     **dict.fromkeys(("external_attr", "compress_type"), "Python's zipfile reads it"),
@@ -96,7 +102,7 @@ USED = {
 
 def unused(*files: Path) -> list[str]:
     """What nothing uses in these files, as vulture sees it. Tests do not count as use."""
-    finder = Vulture(ignore_names=list(USED), ignore_decorators=["@command"])
+    finder = Vulture(ignore_names=list(USED), ignore_decorators=["@command", "@place"])
     finder.scavenge(list(files))
     return [f"{item.filename}:{item.first_lineno}: {item.message}" for item in finder.get_unused_code(60)]
 
@@ -108,3 +114,21 @@ def test_no_code_is_unused():
 def test_unused_code_is_found(tmp_path):
     (tmp_path / "a.py").write_text("def called():\n    pass\n\n\ndef forgotten():\n    pass\n\n\ncalled()\n")
     assert [line.split(": ")[1] for line in unused(tmp_path / "a.py")] == ["unused function 'forgotten'"]
+
+
+def test_every_system_runs_what_make_test_runs():
+    """`.github/workflows/test.yml` has the commands of `make test` in the same order, run in its own environment."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), "test"]
+    said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    ours = re.split(
+        r" & other=\$!; | && wait \$other\n|\n", said.replace("OMP_NUM_THREADS=1 ", "").replace(".venv/bin/", "")
+    )
+    ours = [
+        line.replace(" --pythonpath python", "") for line in ours if line and not line.startswith(("make", "touch"))
+    ]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
+    steps = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    theirs = "\n".join(steps).split("\n")
+    assert [line for line in ours if "-m venv" not in line] == [line for line in theirs if line]

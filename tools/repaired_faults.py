@@ -16,7 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")

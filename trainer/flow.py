@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..host import extras
 from .families import family_class
-from .families.folder import check_libraries, check_model_folder
+from .families.folder import check_model_folder
 from .families.options import FlowModelError as FlowModelError
 from .families.options import LoadOptions, conflict
 from .types import TRAININGS
 
 if TYPE_CHECKING:
     from .families.pipeline import PipelineModel
+
+FOLDERS = "Load Flow Model, for a model's folder in diffusers' layout,"  # the feature, for messages
 
 
 def load_flow_model(
@@ -50,8 +53,9 @@ def load_flow_model(
     Raises:
         FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,
             too little memory, or an option that cannot be had here.
+        MissingPackage: the packages that read such folders are not here, or too old.
     """
-    check_libraries()
+    extras.check(FOLDERS, "diffusers")
     if training not in TRAININGS:
         raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
     if misfit := conflict(training, options):

@@ -109,6 +109,8 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
     misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
     if credit.ratio_scale or credit.regulated:
         misfits.append(refusals.of_credit(f"the credit {credit.method}"))
+    if credit.measures is not None:
+        misfits.append(refusals.of_measuring(f"the credit {credit.method}"))
     if misfits:
         raise ValueError(str(misfits[0]))
 

@@ -339,6 +339,7 @@ class StepCredit:
         by_objective: [B, T', K], weights of mean 1 over the trained steps for each objective; None: the same for all of them.
         objectives: their K names.
         metrics: what the method found, for the log.
+        measures: the update is to measure each step's gradient, and to average it with this decay (Inverse-Variance Weights).
     """
 
     weights: Tensor
@@ -356,6 +357,7 @@ class StepCredit:
     by_objective: Tensor | None = None
     objectives: tuple[str, ...] = ()
     metrics: Metrics = field(default_factory=dict[str, float])
+    measures: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@
  */
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "./lib/bypass.js";
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
 import { opening } from "./lib/framing.js";
 import { linkColorRule, withLinkColors } from "./lib/links.js";
@@ -15,9 +14,7 @@ export { app, api };
 
 const rules = { links: document.createElement("style"), text: document.createElement("style") };
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
-
-/** The folder that the pack was put into: /extensions/FOLDER/comfy.js. */
-const FOLDER = decodeURIComponent(new URL(".", import.meta.url).pathname.split("/").at(-2) ?? "");
+const BYPASSED = 4; // LiteGraph's mode
 
 /**
  * The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes.
@@ -240,6 +237,15 @@ export async function workflowsWants() {
 }
 
 /**
+ * Whether this page may start and stop processes, and how the user allows it: it can change whenever ComfyUI starts anew.
+ *
+ * @returns {Promise<Word>}
+ */
+export async function trainingsWord() {
+  return (await getJson("/otca/machine")).trainings;
+}
+
+/**
  * JSON from one of our routes; an Error with the server's own message where it refuses.
  *
  * @param {string} route
@@ -310,36 +316,14 @@ export function registerSidebar(tab) {
 }
 
 /**
- * From now on the page is given our templates by name: the server lists files as the disk does, and the page keeps their order.
- */
-export function sortTemplates() {
-  const original = api.getWorkflowTemplates.bind(api);
-  api.getWorkflowTemplates = async () => {
-    const ofPacks = await original();
-    ofPacks[FOLDER]?.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
-    return ofPacks;
-  };
-}
-
-/**
- * Calls back for each node of a prompt of which the server refuses inputs, with their names.
+ * Calls back for each node of a prompt of this page's of which the server refuses inputs, with their names.
  *
  * @param {(id: string, inputs: string[]) => void} callback
  */
 export function onRefusedInputs(callback) {
-  const original = api.queuePrompt.bind(api);
-  const tell = (/** @type {Answer | undefined} */ answer) => {
-    for (const [id, { errors }] of Object.entries(answer?.node_errors ?? {})) {
-      callback(id, errors.flatMap(({ extra_info: about }) => about?.input_name ?? []));
-    }
-  };
-  api.queuePrompt = (...prompt) => {
-    const answer = original(...prompt);
-    // A task later: first the page marks the inputs. Whoever asked is told of the error, which is none of ours.
-    const later = (/** @type {Answer | undefined} */ told) => setTimeout(() => tell(told));
-    answer.then(later, (error) => later(error.response));
-    return answer;
-  };
+  api.addEventListener("otca.refused", ({ detail: { inputs } }) => {
+    for (const [id, names] of Object.entries(inputs)) callback(id, names);
+  });
 }
 
 /**
@@ -564,53 +548,14 @@ export function viewUrl(picture, rand) {
  * The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}.
  *
  * Of a node whose class this ComfyUI does not know, some front ends leave out the class. Its name is put back, so that it can
- * be said.
+ * be said. What bypassed nodes of ours mean, the server knows, which does the same to all that is queued.
  */
 export async function exportedGraph() {
   const graph = await app.graphToPrompt();
   for (const [id, entry] of Object.entries(graph.output)) entry.class_type ??= findNode(id)?.type ?? "";
-  return graph;
-}
-
-/**
- * From now on a bypassed node of ours means in every prompt, queued or exported, what `lib/bypass.js` says. ComfyUI itself resolves
- * the links: it is asked once more, with these nodes as if they were not bypassed. One prompt after the other, so that none is made
- * while they are.
- */
-export function meanBypass() {
-  const original = app.graphToPrompt.bind(app);
-  /** @type {Promise<unknown>} */
-  let last = Promise.resolve();
-  app.graphToPrompt = (graph = rootGraph()) => {
-    const made = last.then(() => promptOf(original, graph));
-    last = made.catch(() => {}); // whoever asked is told
-    return made;
-  };
-}
-
-/**
- * @param {ComfyApp["graphToPrompt"]} original
- * @param {Graph} graph
- */
-async function promptOf(original, graph) {
-  const plain = await original(graph);
-  const nodes = [...allNodes(graph)].map(({ node, id }) => ({ node, id, name: nodeDefinition(node)?.name }));
-  const replaced = bypassed(nodes);
-  let { output } = plain;
-  if (replaced.length) {
-    const modes = replaced.map(({ node }) => node.mode);
-    try {
-      for (const { node } of replaced) node.mode = 0;
-      ({ output } = await original(graph));
-    } finally {
-      replaced.forEach(({ node }, index) => (node.mode = modes[index]));
-    }
-    const ids = replaced.map(({ id }) => id);
-    const own = (/** @type {string} */ id, /** @type {string} */ name) =>
-      nodes.find((entry) => entry.id === id)?.node.widgets?.find((widget) => widget.name === name)?.value;
-    output = withoutBypassed(output, ids, own);
-  }
-  return { ...plain, output: trainsNothing(nodes) ? withoutRecord(output) : output };
+  if (![...allNodes()].some(({ node }) => node.mode === BYPASSED && isOurs(node))) return graph;
+  const { prompt } = await postJson("/otca/bypassed", { prompt: graph.output, workflow: graph.workflow });
+  return { ...graph, output: prompt };
 }
 
 /**
@@ -701,8 +646,18 @@ export function addLoraLoader() {
  * @param {import("./lib/place.js").Joint} joint
  */
 function joinAt(node, slot, { from, moved }) {
-  nodeOf(from.node).connect(from.slot, node, slot);
-  for (const user of moved) node.connect(slot, nodeOf(user.node), user.slot);
+  link(nodeOf(from.node), from.slot, node, slot);
+  for (const user of moved) link(node, slot, nodeOf(user.node), user.slot);
+}
+
+/**
+ * @param {GraphNode} from
+ * @param {number} output
+ * @param {GraphNode} to
+ * @param {number} input
+ */
+function link(from, output, to, input) {
+  from.connectSlots(from.outputs[output], to, to.inputs[input]);
 }
 
 /** @param {number | string} id */

@@ -103,8 +103,6 @@ comfy.app.registerExtension({
     style.href = new URL("./otca.css", import.meta.url).href;
     document.head.append(style);
     comfy.colorLinks();
-    comfy.meanBypass();
-    comfy.sortTemplates();
     comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),

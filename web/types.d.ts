@@ -27,16 +27,9 @@ interface ComfyApp {
 
 interface ComfyApi {
   addEventListener(type: string, listener: (event: CustomEvent) => void): void;
-  getWorkflowTemplates(): Promise<Record<string, string[]>>;
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
   apiURL(route: string): string;
   interrupt(prompt: string | null): Promise<void>;
-  queuePrompt(...prompt: any[]): Promise<Answer>;
-}
-
-/** What the server says of a prompt, and of the inputs that it refuses. */
-interface Answer {
-  node_errors?: Record<string, { errors: { extra_info?: { input_name?: string } }[] }>;
 }
 
 interface ExtensionManager {
@@ -90,6 +83,10 @@ interface NodeInput {
   widget?: { name: string };
 }
 
+interface NodeOutput {
+  type: string;
+}
+
 interface GraphNode {
   id: number | string;
   type?: string;
@@ -101,7 +98,7 @@ interface GraphNode {
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
-  outputs?: { type: string }[];
+  outputs: NodeOutput[];
   widgets?: Widget[];
   graph: Graph;
   subgraph: Graph;
@@ -112,7 +109,7 @@ interface GraphNode {
   getInputLink(slot: number): { target_slot: number; origin_id: number | string; origin_slot: number } | null;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
-  connect(slot: number, target: GraphNode, input: number): void;
+  connectSlots(output: NodeOutput, target: GraphNode, input: NodeInput): void;
   computeSize(): [number, number];
   setSize(size: [number, number]): void;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
@@ -260,6 +257,14 @@ interface PairWork {
 interface RunDetails extends Run {
   samples: string[];
   pictures: string[];
+  instead: { resume: string; stop: string }; // lines for a terminal, where the page may not do it
+}
+
+/** Whether the page may start and stop processes, and the two ways by which the user allows it. */
+interface Word {
+  given: boolean;
+  command: string; // to type once
+  variable: string; // NAME=VALUE, to start ComfyUI with
 }
 
 /** Figures of a run, a column each, and its evaluations. */
@@ -353,6 +358,7 @@ interface ExportAnswer {
   filename: string;
   problems: Problem[];
   commands: { title: string; lines: string[]; note?: string }[];
+  here: string; // the command on this machine
 }
 
 /** A bundle that was written into ComfyUI's output folder. */

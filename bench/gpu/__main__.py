@@ -91,7 +91,7 @@ def run(name: str, device: str, tiny: bool, seconds: float, folder: Path) -> dic
             code = None
         finally:  # whatever it has started ends with it
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue] not on Windows
             process.wait()
     content["seconds"] = round(time.monotonic() - began, 1)
     file = folder / f"{name}.answer"

@@ -96,7 +96,7 @@ def collectives(place: Place) -> dict:
     if device.type not in ("cuda", "cpu"):
         raise Skipped(f"{device.type} has no collectives")
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    store = dist.HashStore()
+    store = dist.HashStore()  # pyright: ignore[reportAttributeAccessIssue] not on Windows
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     values = torch.arange(8.0).to(device)
     total, gathered = values.clone(), [torch.empty_like(values)]

@@ -8,19 +8,26 @@ by a click on the page, which is remembered in a file of the user's. Imports no 
 
 from __future__ import annotations
 
+import ntpath
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from .. import comfyui, paths
+from .. import comfyui, environment, paths
+from ..places import place
+from ..text import shortened
 from . import opening, remembered
 from .addresses import HOST, host_of, is_hub_id, is_loopback, wandb_host
 from .opening import SHOWN, shown
 
 FOLDERS, HOSTS, DOWNLOADS = "OTCA_ALLOW_FOLDERS", "OTCA_ALLOW_HOSTS", "OTCA_ALLOW_DOWNLOADS"
 PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
+# Whether requests may start trainings: this variable with the value 1, or a file of that name in ComfyUI's user folder, into
+# which neither a node nor a route writes.
+TRAININGS, TRAININGS_FILE = "OTCA_ALLOW_TRAININGS", "otca_allow_trainings"
 FROM_PAGE = (
     "OTCA_STARTED_BY_PAGE"  # set for a trainer that the page started: the folder it runs in is not the user's word
 )
@@ -33,6 +40,7 @@ PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a f
 PROMPT_SUFFIXES = (".txt", ".jsonl")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HOMES = ("/home", "/Users")  # above those of other people
+MOST_LISTED = 600  # characters of the folders in a refusal
 MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
 
 
@@ -71,13 +79,18 @@ def allowed(want: Want) -> bool:
 def check(want: Want) -> None:
     """Raises NotAllowed, with what and the fix, unless the workflow may have it."""
     if not allowed(want):
-        raise NotAllowed(f"{shown(want.what)} ({want.why}) {_WRONG[want.kind]}. Fix: {fix(want)}")
+        raise _refusal(want)
+
+
+def _refusal(want: Want) -> NotAllowed:
+    readable = f". They may read {shortened(', '.join(folders(want.why)), MOST_LISTED)}" if want.kind == READ else ""
+    return NotAllowed(f"{shown(want.what)} ({want.why}) {_WRONG[want.kind]}. Fix: {fix(want)}{readable}")
 
 
 def in_words(want: Want) -> str:
     """The want in words, as `post pictures and prompts to score.example.org:443`."""
     # What a terminal would take for more than letters is quoted.
-    what = want.what[:SHOWN] if want.what.isprintable() else shown(want.what)
+    what = want.what[:SHOWN] or "a file" if want.what.isprintable() else shown(want.what)
     if want.kind == POST:
         return f"post {want.why} to {what}"
     return f"{want.kind} {what} ({want.why})"
@@ -112,7 +125,7 @@ def known_folders(why: str) -> list[str]:
     """Folders that need no permission, the one where a command was typed among them. For prompts and pairs they are few: the
     hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
     readable = paths.input_folders() if why in (PROMPTS, PAIRS) else _model_folders()
-    if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
+    if not comfyui.in_comfyui() and not environment.has(FROM_PAGE) and not too_wide(os.getcwd()):
         readable.append(Path.cwd())
     return list(dict.fromkeys(_absolute(str(folder)) for folder in readable))
 
@@ -131,7 +144,8 @@ def too_wide(folder: str) -> bool:
     """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow in passing."""
     home = os.path.expanduser("~")
     systems = any(opening.inside(folder, system) for system in ("/proc", "/sys", "/dev", "/etc"))
-    return os.path.dirname(folder) == folder or opening.inside(home, folder) or folder in HOMES or systems
+    whole = os.path.dirname(folder) == folder or os.path.ismount(folder)
+    return whole or opening.inside(home, folder) or folder in HOMES or systems
 
 
 def _may_read(want: Want) -> bool:
@@ -145,7 +159,9 @@ def _may_post(want: Want) -> bool:
     what = want.what
     name = what.rpartition(":")[0]
     entries = set(map(str.lower, _by_user(POST)))
-    return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(named_only=True)
+    # ComfyUI's own server does what it is asked to, and a graph would ask in the user's name.
+    near = is_loopback(name) and what.rpartition(":")[2] != str(comfyui.port())
+    return bool(entries & {what, name, name.strip("[]")}) or near or what == wandb_host(named_only=True)
 
 
 def _may_download(want: Want) -> bool:
@@ -198,15 +214,15 @@ def candidates(name: str, among: Iterable[Path], why: str) -> list[Path]:
         Path(one) for one in dict.fromkeys(meant) if any(opening.inside(one, folder) for folder in readable)
     ]
     if not allowed_paths and not is_plain(path):
-        want = Want(READ, name, why)
-        raise NotAllowed(f"{shown(name)} ({why}) {_WRONG[READ]}. Fix: {fix(want)}")
+        raise _refusal(Want(READ, name, why))
     return allowed_paths
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can only mean something in the known folders: it is neither a whole path nor leads upwards."""
+    """Whether a name can only mean something in the known folders: it is not a whole path, names no drive of Windows (on every
+    system, so that a graph has one meaning), and does not lead upwards."""
     up = os.pardir in re.split(r"[/\\]", name)
-    return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
+    return not (os.path.isabs(name) or ntpath.splitdrive(name)[0] or name[:1] in ("~", "/", "\\") or up)
 
 
 def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
@@ -266,13 +282,33 @@ def python_file(name: str) -> Path:
     )
 
 
+def python_allowed() -> bool:
+    """Whether the user has allowed a folder whose files may be run as rewards."""
+    return bool(_by_environment(RUN))
+
+
+@place("word", "your word that the page may start trainings", "that word")
+def _word_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.get_user_directory()) / TRAININGS_FILE if folder_paths else None
+
+
+@place("settings", "ComfyUI's settings, with those of the pack as OTCA.…", "all of them", ours=False, written=False)
+def _settings_of(folder_paths: ModuleType | None) -> Path | None:
+    return Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json" if folder_paths else None
+
+
+def trainings_allowed(user_folder: Path) -> bool:
+    """Whether the user has said, before ComfyUI started, that its page may start and stop processes."""
+    return environment.read(TRAININGS).strip() == "1" or (user_folder / TRAININGS_FILE).is_file()
+
+
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
 def check_token(variable: str, url: str) -> None:
     """Raises NotAllowed unless the user has said, by <variable>_HOST, that this token is for the host of `url`."""
     host, setting = host_of(url), f"{variable}_HOST"
-    wanted = os.environ.get(setting, "").strip().lower()
+    wanted = environment.read(setting).strip().lower()
     if wanted not in (host, host.rpartition(":")[0]):
         purpose = f"is for {wanted}" if wanted else "is for no host that is known"
         raise NotAllowed(
@@ -321,12 +357,13 @@ def downloads_wanted() -> bool:
 
 def granted() -> dict[str, str]:
     """What the user's environment and command line allow, for another process of the same training."""
-    return {variable: os.environ.get(variable, "") for variable, _ in _VARIABLES.values()}
+    return {variable: environment.read(variable) for variable, _ in _VARIABLES.values()}
 
 
 def grant(allowed: Mapping[str, str]) -> None:
     """Allows what `granted` says."""
-    os.environ.update(allowed)
+    for variable, value in allowed.items():
+        environment.write(variable, value)
 
 
 def remembers(want: Want) -> str | None:
@@ -416,7 +453,7 @@ def take_back(kind: str, what: str) -> None:
 
 def _by_environment(kind: str) -> list[str]:
     variable, separator = _VARIABLES[kind]
-    return [part.strip() for part in os.environ.get(variable, "").split(separator) if part.strip()]
+    return [part.strip() for part in environment.read(variable).split(separator) if part.strip()]
 
 
 def _by_user(kind: str) -> list[str]:
@@ -426,7 +463,7 @@ def _by_user(kind: str) -> list[str]:
 
 def _add(kind: str, value: str) -> None:
     variable, separator = _VARIABLES[kind]
-    os.environ[variable] = separator.join(dict.fromkeys([*_by_environment(kind), value]))
+    environment.write(variable, separator.join(dict.fromkeys([*_by_environment(kind), value])))
 
 
 def _absolute(path: str) -> str:

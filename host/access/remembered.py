@@ -11,8 +11,9 @@ import os
 import threading
 from pathlib import Path
 
-from .. import files, json_files
+from .. import environment, files, json_files
 from ..json_files import TEXTS, maybe
+from ..places import place
 from . import opening
 
 logger = logging.getLogger(__name__)
@@ -25,14 +26,15 @@ _cache: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state,
 _changing = threading.Lock()
 
 
-def file() -> Path | None:
+@place("permissions", "what you allowed by clicks on the page", "what you allowed: it is asked for again")
+def file(_: object = None) -> Path | None:
     """None where clicks allow nothing."""
-    if named := os.environ.get(FILE):
+    if named := environment.read(FILE):
         return None if named == "none" else Path(named).expanduser()
-    if opening.WINDOWS and os.environ.get("APPDATA"):
-        base = Path(os.environ["APPDATA"])
+    if opening.WINDOWS and (named := environment.read("APPDATA")):
+        base = Path(named)
     else:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        base = Path(environment.read("XDG_CONFIG_HOME") or Path.home() / ".config")
     return base / "comfyui_otca" / "permissions.json"
 
 

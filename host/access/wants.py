@@ -5,10 +5,10 @@ Imports no torch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .. import environment
 from .addresses import host_of, is_hub_id, wandb_host
 from .opening import shown
 from .permissions import DOWNLOAD, POST, READ, Want, is_plain
@@ -60,6 +60,6 @@ def downloads(name: object, switch: object, input: str) -> list[Want]:
 
 def figures_go_out(project: object, input: str = "wandb_project") -> list[Want]:
     """What naming a project of Weights & Biases asks for; for WANTS, and checked again before figures go out."""
-    if project == "" or os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
+    if project == "" or environment.read("WANDB_MODE").lower() in ("offline", "disabled", "dryrun"):
         return []
     return [Want(POST, "" if project is None else wandb_host() or "wandb", "the run's figures and settings", input)]

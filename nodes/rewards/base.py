@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...host import devices
+from ...host import devices, extras
 from ..inputs import DEVICE, Input, Node, complaint, dtype, integer, number, switch, text
 
 REWARD = ("reward", "reward model", "score image", "objective")
@@ -54,7 +54,8 @@ class RewardNode(Node):
     def VALIDATE_INPUTS(cls, clip=""):
         from ...trainer.rewards import parse_bounds
 
-        return complaint("clip", parse_bounds, clip) or True
+        lacking = extras.wrong(cls.TITLE, *cls.NEEDS) if cls.NEEDS else None
+        return lacking or complaint("clip", parse_bounds, clip) or True
 
     @classmethod
     def announced(cls, name="", held_out=None, **inputs):

@@ -1,5 +1,6 @@
 """Rewards that are not ours: a server's, a function's in a file of the user's, and the user's own votes."""
 
+from ...host import files
 from ...host.access import permissions
 from ...trainer.types import JUDGE_ANSWERS
 from ..inputs import choice, complaint, integer, lines, number, switch, text
@@ -190,11 +191,9 @@ class RewardPython(RewardNode):
 
     @classmethod
     def IS_CHANGED(cls, file, **_):
-        import hashlib
-
         if file is None:  # linked
             return float("nan")
-        return hashlib.sha256(permissions.python_file(file).read_bytes()).hexdigest()
+        return files.sha256(permissions.python_file(file))
 
 
 class RewardVote(RewardNode):

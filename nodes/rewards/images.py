@@ -1,6 +1,6 @@
 """Rewards that look at a picture: by a network, at its pixels, and for what the prompt says in so many words."""
 
-from ...host import paths, search
+from ...host import extras, paths, search
 from ...trainer.types import HPS_PROVIDERS
 from ..inputs import choice, complaint, found, number, switch, text
 from .base import JUDGE, REWARD, NetworkReward, RewardNode
@@ -99,6 +99,7 @@ class RewardHPSv2(NetworkReward):
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
     KIND = "hpsv2"
+    NEEDS = ("rewards", "ftfy")
     MODEL_INPUTS = ("path", "tokenizer")
 
     REQUIRED = {
@@ -259,6 +260,7 @@ class RewardText(RewardNode):
     )
     SEARCH_ALIASES = [*REWARD, "ocr", "text rendering", "typography", "spelling", "read text"]
     KIND = "text"
+    NEEDS = ("ocr",)
 
     @classmethod
     def VALIDATE_INPUTS(cls, clip=""):
@@ -266,7 +268,7 @@ class RewardText(RewardNode):
 
         try:
             find_models()
-        except FileNotFoundError as error:
+        except (FileNotFoundError, extras.MissingPackage) as error:
             return str(error)
         return super().VALIDATE_INPUTS(clip)
 

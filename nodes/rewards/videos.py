@@ -8,6 +8,7 @@ class _VideoReward(SeveralRewards):
     """A network that judges in DIMENSIONS; one forward pass scores them all."""
 
     DIMENSIONS: dict[str, str]  # and what each looks at
+    NEEDS = ("rewards", "transformers")
     LEAST_FRAMES = 1  # of a video that it can judge
     NETWORK = {
         **NetworkReward.NETWORK,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...host import files, json_files
 from ...host.access import remembered
+from ...host.places import place
 
 NAME = "remote_tokens.json"
 MOST_BYTES = 1024**2
@@ -52,7 +53,8 @@ def _write(path: Path, content: dict[str, str]) -> None:
     files.write_text(path, json.dumps(content, indent=1), mode=0o600)
 
 
-def _file() -> Path | None:
+@place("tokens", "tokens of the runs elsewhere that the page watches", "their copies are no longer brought up to date")
+def _file(_: object = None) -> Path | None:
     path = remembered.file()
     return path and Path(os.path.realpath(path.with_name(NAME)))
 

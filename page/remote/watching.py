@@ -13,22 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
-from ...host import files, own_folders
+from ...host import files, network, own_folders
 from ...host.access import permissions
 from ...host.access.addresses import host_of
 from ...host.json_files import parse
 from ...host.text import plain_name
 from ...trainer.run import status
-from ...trainer.run.folder import REMOTE, read_own
+from ...trainer.run.folder import REMOTE, read_own, say_once
 from ..requests import Field, Refused, text
 from ..runs import Run, Runs
 from . import kept_tokens
 from .server import GROWING, MOST_STATE_BYTES, check_state
 
 EVERY = 2.0  # seconds between two looks, at least
-TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
+SECONDS, SLOWEST = 60.0, 10_000  # that an answer may take, and bytes a second of a file beyond that
+PATIENCE = 10.0  # seconds that a new copy is waited for; it goes on by itself
 OVERLAP = 4096  # bytes of a file that only grows that are read again, to see whether it is still the same
 MOST_FILE = 2 * 1024**3  # bytes of one file, adapters apart
 PIECE = 1024**2
@@ -92,7 +91,7 @@ class Remotes:
                 502 if nothing of ours answers there.
         """
         url = _checked(url)
-        async with _session(token) as session:
+        async with network.session(token, _time()) as session:
             try:
                 state = await _state(session, url)
             except Unreachable as error:
@@ -105,7 +104,7 @@ class Remotes:
         except (OSError, files.Damaged) as error:
             own_folders.remove_own(run.folder)
             raise Refused(409, f"run {run.id} cannot be kept here: {error}. Fix: make that writable") from error
-        await self._look(run.id)
+        await asyncio.wait([self._begin_to_look(run.id)], timeout=PATIENCE)
         return run
 
     def look(self, summaries: Iterable[dict[str, Any]]) -> None:
@@ -115,9 +114,13 @@ class Remotes:
                 continue
             seen = self._seen.setdefault(summary["id"], Seen())
             if not seen.at_work.locked() and time.monotonic() - seen.looked >= EVERY:
-                task = asyncio.get_running_loop().create_task(self._look(summary["id"]))
-                self._tasks.add(task)  # else nobody would hold it
-                task.add_done_callback(self._tasks.discard)
+                self._begin_to_look(summary["id"])
+
+    def _begin_to_look(self, name: str) -> asyncio.Task:
+        task = asyncio.get_running_loop().create_task(self._look(name))
+        self._tasks.add(task)  # else nobody would hold it
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def told(self, summary: dict[str, Any]) -> dict[str, Any]:
         """A run's summary with where it lives, whether that could be reached, and whether it has an adapter there."""
@@ -133,11 +136,14 @@ class Remotes:
         """Asks the other machine to stop it. Raises Refused."""
         url, token = await asyncio.to_thread(self._way, run)
         try:
-            async with _session(token) as session, session.post(f"{url}/run/stop", json={}, **_NO_REDIRECT) as answer:
+            async with (
+                network.session(token, _time()) as session,
+                session.post(f"{url}/run/stop", json={}, **_NO_REDIRECT) as answer,
+            ):
                 if answer.status != 200:
-                    said = _said(await answer.content.read(PIECE))
+                    said = _said((await network.read_at_most(answer, PIECE))[0])
                     raise Refused(409, f"{url} did not stop {run.id}: {said}. Fix: look there")
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except network.FAILED as error:
             raise Refused(
                 502, f"{url} cannot be reached ({_why(error)}). Fix: look whether otca serve runs there"
             ) from error
@@ -146,7 +152,7 @@ class Remotes:
         """Brings the run's adapter here, as it is there now. Raises Refused."""
         url, token = await asyncio.to_thread(self._way, run)
         seen = self._seen.setdefault(run.id, Seen())
-        async with seen.at_work, _session(token) as session:
+        async with seen.at_work, network.session(token, _time()) as session:
             try:
                 state = await _state(session, url)
                 for file in await asyncio.to_thread(_outdated, run, seen, state["adapters"]):
@@ -166,7 +172,7 @@ class Remotes:
             try:
                 run = await asyncio.to_thread(self.runs.run, name)
                 url, token = await asyncio.to_thread(self._way, run)
-                async with _session(token) as session:
+                async with network.session(token, _time()) as session:
                     seen.state = await _state(session, url)
                     for file in await asyncio.to_thread(_outdated, run, seen, seen.state["files"]):
                         await self._copy(session, url, run, seen, *file)
@@ -240,7 +246,7 @@ def forget_token(folder: Path) -> None:
 def _written(folder: Path) -> dict[str, Any] | None:
     """Where the run lives of which that folder is a copy."""
     with suppress(files.Damaged):
-        return read_own(folder, REMOTE)
+        return read_own(folder, REMOTE, say_once)
     return None
 
 
@@ -266,12 +272,6 @@ def _outdated(run: Run, seen: Seen, listed: Iterable[list]) -> list[list]:
 _NO_REDIRECT: dict[str, Any] = {"allow_redirects": False}  # which would take the token elsewhere
 
 
-def _session(token: str) -> aiohttp.ClientSession:
-    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
-    # Not by a proxy of the environment: a tunnel ends here.
-    return aiohttp.ClientSession(headers=headers, timeout=TIMEOUT, trust_env=False)
-
-
 def _checked(url: str) -> str:
     """The address without the slash at its end, of this machine or of a host that the user allowed. Raises Refused."""
     try:
@@ -286,30 +286,35 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+def _time(size: int = 0):
+    """The limit of a request for so many bytes."""
+    return network.limit(SECONDS + size / SLOWEST, connect=10, silence=30)
+
+
+async def _state(session: network.Session, url: str) -> dict[str, Any]:
     """Raises Unreachable."""
     try:
         async with session.get(f"{url}/run", **_NO_REDIRECT) as answer:
-            content = await answer.content.read(MOST_STATE_BYTES + 1)
-            while len(content) <= MOST_STATE_BYTES and (more := await answer.content.read(MOST_STATE_BYTES)):
-                content += more
+            content, _ = await network.read_at_most(answer, MOST_STATE_BYTES)
             if answer.status == 401:
                 raise Unreachable(f"{url} refuses the token", "give the one that otca serve printed there")
             if answer.status != 200:
                 raise Unreachable(f"{url}/run answered {answer.status}: {_said(content)}")
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except network.FAILED as error:
         raise Unreachable(f"{url} cannot be reached ({_why(error)})") from error
     try:
-        return check_state(parse(content[:MOST_STATE_BYTES]))
+        return check_state(parse(content))
     except (ValueError, RecursionError) as error:
         raise Unreachable(f"{url}/run is not an answer of otca serve ({str(error)[:200]})") from error
 
 
-async def _pieces(session: aiohttp.ClientSession, url: str, name: str, start: int, size: int):
+async def _pieces(session: network.Session, url: str, name: str, start: int, size: int):
     """The bytes of a file from `start` on. Raises Unreachable, also if many more come than its announced `size`."""
     headers, held = {"Range": f"bytes={start}-"} if start else {}, start
     try:
-        async with session.get(f"{url}/run/files/{name}", headers=headers, **_NO_REDIRECT) as answer:
+        async with session.get(
+            f"{url}/run/files/{name}", headers=headers, timeout=_time(size - start), **_NO_REDIRECT
+        ) as answer:
             if start and answer.status == 416:  # nothing is there any more
                 return
             if answer.status != (206 if start else 200):
@@ -319,7 +324,7 @@ async def _pieces(session: aiohttp.ClientSession, url: str, name: str, start: in
                 if held > max(2 * size, size + PIECE):  # it may have grown, but is no other file
                     raise Unreachable(f"{url} sends more of {name} than the {size} bytes that it announced")
                 yield piece
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except network.FAILED as error:
         raise Unreachable(f"{url} broke off ({_why(error)})") from error
 
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.canvas import results
+from comfyui_otca.host import extras, paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.workflow import lineage
@@ -54,6 +55,21 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted([("otca.result", node, kind) for node, kind in kinds.items()] + [owner] * 2)
     assert results.last_results("99") == {}
+
+
+def test_without_matplotlib_nodes_go_on_and_their_pictures_say_what_draws_them(monkeypatch, small_workflow, comfyui):
+    found = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda name: None if name == "matplotlib" else found(name))
+    workflow = small_workflow()
+    queued(comfyui, workflow.graph, None)
+    outputs = workflow.run()
+    for node in ("8", "9", "10", "12"):
+        picture = outputs[node][-1]
+        assert picture.shape[0] == 1 and picture.shape[2:] == (480, 3) and 0.5 < picture.mean() < 1, (
+            "lines of text on white"
+        )
+    folder = paths.run_folder("otca")
+    assert (folder / "metrics.jsonl").is_file() and not (folder / "rewards.png").exists()
 
 
 def queued(comfyui, graph, canvas):

@@ -182,8 +182,15 @@ class Canvas:
         )
 
     def prompt(self) -> dict:
-        """What the page would queue: the graph in API format."""
-        return self.page.evaluate("async () => (await app.graphToPrompt()).output")
+        """What is queued for the page: the graph in API format, with what bypassed nodes of ours mean."""
+        return self.page.evaluate(
+            """async () => {
+                const { output, workflow } = await app.graphToPrompt();
+                const body = JSON.stringify({ prompt: output, workflow });
+                const options = { method: "POST", headers: { "Content-Type": "application/json" }, body };
+                return (await (await comfyAPI.api.api.fetchApi("/otca/bypassed", options)).json()).prompt;
+            }"""
+        )
 
     def press(self, node: int, name: str) -> None:
         """Presses a node's button widget, which only Nodes 2.0 has in the page's own elements.

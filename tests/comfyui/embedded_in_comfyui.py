@@ -133,7 +133,7 @@ def pictures() -> dict:
     """Stock sampling and decoding against our own, from the same noise."""
     positive, negative = encoded(PROMPTS[0]), encoded("")
     empty = nodes.VAEEncode().encode(vae, nodes.EmptyImage().generate(40, 40)[0])[0]
-    noise = torch.randn(SIZE, generator=rollout.stream(SEED, 0, 0))[None]
+    noise = rollout.evaluated_noise(SIZE, SEED, PROMPTS[0])[None]
     latents = comfy.sample.sample(
         model, noise, SETTINGS.steps, 1.0, "euler", "simple", positive, negative, empty["samples"], seed=SEED
     )

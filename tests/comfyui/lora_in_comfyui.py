@@ -128,7 +128,7 @@ class Log(logging.Handler):
 def put(lora_file: str, config_file: str) -> dict:
     log = Log()
     logging.getLogger().addHandler(log)
-    config = json.loads(Path(config_file).read_text())
+    config = json.loads(Path(config_file).read_text(encoding="utf-8"))
     family = FAMILIES[config["_class_name"]]
     model = family.build(config)
     for parameter in model.parameters():

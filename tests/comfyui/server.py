@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = ROOT / "workflows"
 PACK = "ComfyUI-OTCA"
 STATIC = Path("comfyui_frontend_package", "static")  # what the front end's package serves
-START_SECONDS = 180
+START_SECONDS, RUN_SECONDS = 180, 300
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OF_OURS = re.compile(r"otca", re.IGNORECASE)
 
@@ -77,6 +77,15 @@ def installations() -> list[Installation]:
     return found
 
 
+def fresh() -> list[Installation]:
+    """The same checkouts with what their own requirements.txt installs and nothing else: in environments that COMFYUI_FRESH
+    names, else every fresh-* below ~/envs, each called fresh-<version>."""
+    found = {place.name.removeprefix("fresh-"): place for place in named_or("COMFYUI_FRESH", "envs/fresh-*")}
+    folders = [folder for folder in named_or("COMFYUI_PATH", "comfy/ComfyUI*") if (folder / "main.py").is_file()]
+    each = (Installation(folder.resolve(), folder) for folder in folders)
+    return [replace(one, python=found[one.version] / "bin" / "python") for one in each if one.version in found]
+
+
 def front_ends() -> list[Path]:
     """What COMFYUI_FRONT_END names, else every front-end-* below ~/comfy; none for a ComfyUI that is named without one."""
     if os.environ.get("COMFYUI_PATH") and not os.environ.get("COMFYUI_FRONT_END"):
@@ -99,9 +108,12 @@ def link(folder: Path) -> None:
 
 
 class ComfyUI:
-    """One running server; everything that it writes stays below `base`."""
+    """One running server; everything that it writes stays below `base`. With the user's `word` its page may start trainings, and
+    Reward: Python is listed, for files of `base`/rewards."""
 
-    def __init__(self, installation: Installation, base: Path, install: Callable[[Path], None] = link):
+    def __init__(
+        self, installation: Installation, base: Path, install: Callable[[Path], None] = link, word: bool = True
+    ):
         self.installation = installation
         self.base = base
         self.log_file = base / "comfyui.log"
@@ -122,7 +134,7 @@ class ComfyUI:
             self.process = subprocess.Popen(
                 [installation.python, installation.folder / "main.py", *options],
                 cwd=base,
-                env=self.environment(),
+                env=self.environment() | self.word(base / "rewards" if word else None),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -132,6 +144,10 @@ class ComfyUI:
     def environment() -> dict[str, str]:
         """Ours, without what would let this test's own packages into ComfyUI's interpreter."""
         return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+    @staticmethod
+    def word(rewards: Path | None) -> dict[str, str]:
+        return {"OTCA_ALLOW_TRAININGS": "1" if rewards else "", "OTCA_ALLOW_PYTHON_REWARDS": str(rewards or "")}
 
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -168,6 +184,15 @@ class ComfyUI:
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.read()
+
+    def run(self, graph: dict) -> dict:
+        """Queues a graph, waits for its end, and returns what ComfyUI says of it by the kind of message."""
+        number = json.loads(self.post("/prompt", {"prompt": graph}))["prompt_id"]
+        deadline = time.monotonic() + RUN_SECONDS
+        while not (history := self.get(f"/history/{number}")):
+            assert time.monotonic() < deadline, self.log()[-2000:]
+            time.sleep(0.2)
+        return dict(map(tuple, history[number]["status"]["messages"]))
 
     def metrics(self, run_name: str) -> list[dict]:
         """What a training run on the canvas recorded, one object an iteration."""

@@ -301,6 +301,12 @@ def test_a_kept_graph_gives_the_same_update(once, checkpointing):
     assert once.ask("kept_graph", "Flux", checkpointing=checkpointing)["apart"] <= 1e-6
 
 
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_a_rewards_gradient_comes_through_sampler_and_autoencoder(inside, checkpointing):
+    found = inside.ask("exact", "Flux", checkpointing=checkpointing)
+    assert found["norm"] > 0 and found["slope"] == pytest.approx(found["norm"], rel=2e-2) and found["decoders"] <= 1e-5
+
+
 def test_every_class_of_comfyui_is_known(inside):
     known = inside.ask("families")
     named = {*known["families"].values(), *known["not"]}

@@ -11,7 +11,6 @@ import pytest
 from comfyui_otca.tests.comfyui.server import ROOT
 
 pytestmark = pytest.mark.usefixtures("once")  # nothing here depends on ComfyUI's version
-SECONDS = 120
 OUTSIDE = str(ROOT / "requirements.txt")  # neither in the input folder nor below the tests' own
 FOREIGN_HOST = "http://0.0.0.0:9/score"
 
@@ -46,12 +45,7 @@ def refused_when_queued(comfyui, graph):
 
 def failed_when_run(comfyui, graph):
     """(class of the node, what it said) of the node that ended the prompt."""
-    number = json.loads(comfyui.post("/prompt", {"prompt": graph}))["prompt_id"]
-    deadline = time.monotonic() + SECONDS
-    while not (history := comfyui.get(f"/history/{number}")):
-        assert time.monotonic() < deadline, comfyui.log()[-2000:]
-        time.sleep(0.2)
-    told = dict(map(tuple, history[number]["status"]["messages"]))
+    told = comfyui.run(graph)
     assert "execution_error" in told, told
     return told["execution_error"]["node_type"], told["execution_error"]["exception_message"]
 

@@ -60,8 +60,14 @@ def get_input_directory():
 def set_input_directory(folder):
     global entered
     entered = folder
+user = os.path.join(base_path, "user")
+def get_user_directory():
+    return user
+def get_temp_directory():
+    return os.path.join(base_path, "temp")
 def set_user_directory(folder):
-    pass
+    global user
+    user = folder
 """,
     "comfy/utils.py": "",  # which hides the other utils from whoever imports nodes first
     "utils/__init__.py": "",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from comfyui_otca.host import files
 from comfyui_otca.host.files import write_text
@@ -58,3 +62,19 @@ def test_two_threads_write_aside_in_two_places(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(set(flushed)) == 2 and (tmp_path / "status.json").read_text() in ("one", "two")
+
+
+@pytest.mark.skipif(
+    sys.platform == "darwin", reason="only Windows refuses it, and conftest where /proc says what is open"
+)
+@pytest.mark.parametrize("use", [lambda file: file.open("rb"), lambda file: safe_open(file, "pt")])
+def test_a_file_in_use_is_neither_replaced_nor_removed(tmp_path, use):
+    file, other = tmp_path / "a.safetensors", tmp_path / "b"
+    save_file({"a": torch.ones(3)}, file)
+    other.write_text("b", encoding="utf-8")
+    used = use(file)
+    for refused in (lambda: os.replace(other, file), file.unlink, lambda: os.rename(file, tmp_path / "c")):
+        with pytest.raises(PermissionError):
+            refused()
+    del used
+    os.replace(other, file)

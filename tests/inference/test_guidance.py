@@ -217,7 +217,8 @@ def test_gamma_by_step(model, pictures, files, small_settings, load_model):
     lora.put_on(tuned, files["one"])
     guided, calls = pictures(model, "one=1:1.5,2:1")
     assert calls == 1 + 2 + 1 + 1
-    sigmas, x = model.sigmas(settings), torch.stack([noise(seed, model) for seed in SEEDS]).to(model.device)
+    sigmas, x = model.sigmas(settings), torch.stack([*map(noise, SEEDS, TEXTS, [model] * len(SEEDS))])
+    x = x.to(model.device)
     for step, gamma in enumerate((0, 1.5, 1, 1)):
         condition = model.condition(TEXTS, settings)
         with torch.no_grad():
@@ -228,8 +229,8 @@ def test_gamma_by_step(model, pictures, files, small_settings, load_model):
     assert (guided - pictures(model, "one=1")[0]).abs().max() > 1e-2
 
 
-def noise(seed, model):
-    return torch.randn(model.latent_shape(40, 40), generator=rollout.stream(seed, 0, 0))
+def noise(seed, text, model):
+    return rollout.evaluated_noise(model.latent_shape(40, 40), seed, text)
 
 
 # --- what is left behind --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, inputs
 from comfyui_otca.nodes.run import TrainingRun
 from comfyui_otca.trainer import advantages, sde, types
+from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.updates import losses
 
 
@@ -69,3 +70,16 @@ def test_an_evaluation_prompt_that_is_no_object_is_named():
     )
     told = TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"text": "OPEN"}')
     assert told.startswith("evaluation_prompts: ") and "Fix: " in told
+
+
+@pytest.mark.parametrize("name", ["OTCA_LoadFlowModel", "OTCA_MakeTrainable"])
+@pytest.mark.parametrize("targets", [",", " , ,", ",,,"])
+def test_commas_alone_are_no_layers(name, targets):
+    """Seen before: they were taken for the default."""
+    node = NODE_CLASS_MAPPINGS[name]
+    given = {"model": "shapes-flux"} if name == "OTCA_LoadFlowModel" else {}
+    said = node.VALIDATE_INPUTS(lora_targets=targets, **given)
+    assert isinstance(said, str) and said.startswith(f'lora_targets = "{targets}" names no layer. Fix: leave it empty')
+    assert node.VALIDATE_INPUTS(lora_targets="", **given) is True
+    with pytest.raises(ValueError, match="lora_targets .* names no layer. Fix: leave it empty, or use to_q"):
+        Adapter(4, 4.0, targets).ends(("to_q",))

@@ -7,6 +7,7 @@ import torch
 
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.host import paths
+from comfyui_otca.nodes import listed
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 
@@ -247,3 +248,9 @@ def test_two_rewards_of_one_name(writes_to, small_graph, tmp_path):
     report = workflow.run()[workflow.find("GRPOStep")[0]][1]
     first, second = (report.metrics[f"reward/{name}/mean"] for name in ("colorfulness", "second"))
     assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_what_runs_code_is_listed_only_with_the_users_word(monkeypatch):
+    for value, given in (("", False), (" ", False), ("/rewards", True)):
+        monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", value)
+        assert listed().keys() == NODE_CLASS_MAPPINGS.keys() - (set() if given else {"OTCA_RewardPython"})

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -18,8 +17,8 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
 from comfyui_otca.page.routes import add_routes
 from comfyui_otca.page.runs import Runs
+from comfyui_otca.page.settings import Word
 
-PACK = Path(__file__).resolve().parents[2]
 JSON = {"Content-Type": "application/json"}
 PNG = b"\x89PNG\r\n\x1a\n a picture"
 
@@ -73,8 +72,10 @@ class Answer:
 
 
 @pytest.fixture
-def site(tmp_path):
-    """site.get(path), site.post(path, object): Answers; site.paths("GET"): all of that method, of the run `first`; site.runs,
+def site(tmp_path, request):
+    """The user has given his word for trainings, unless the test is marked by no_word.
+
+    site.get(path), site.post(path, object): Answers; site.paths("GET"): all of that method, of the run `first`; site.runs,
     site.jobs, site.live, and the folders."""
     folders = {name: tmp_path / name for name in ("output", "loras", "input")}
     for folder in folders.values():
@@ -84,14 +85,14 @@ def site(tmp_path):
     rooms = []
     jobs = Jobs(
         runs,
-        PACK,
         NODE_CLASS_MAPPINGS,
         NODE_DISPLAY_NAME_MAPPINGS,
         input_folder=lambda: folders["input"],
         make_room=lambda: rooms.append("made"),
     )
     routes = web.RouteTableDef()
-    add_routes(routes, runs=runs, jobs=jobs, live=live, loras_folder=lambda: folders["loras"])
+    word = Word(request.node.get_closest_marker("no_word") is None, tmp_path / "user", tmp_path)
+    add_routes(routes, runs=runs, jobs=jobs, live=live, loras_folder=lambda: folders["loras"], trainings=word)
 
     def ask(method, path, **options):
         async def one():
@@ -118,6 +119,27 @@ def site(tmp_path):
 
         return asyncio.run(one())
 
+    def hang_up(head: bytes, content: bytes):
+        """Sends that much of a body, and closes the connection; returns when the server has noticed."""
+
+        async def one():
+            app = web.Application()
+            app.add_routes(routes)
+            runner = web.AppRunner(app)  # which, as ComfyUI's, lets handlers go on where nobody waits any more
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            reader, writer = await asyncio.open_connection(*runner.addresses[0])
+            writer.write(head + b"\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n")
+            await reader.readline()  # the handler has begun
+            writer.write(content)
+            await writer.drain()
+            writer.close()
+            while runner.server.connections:
+                await asyncio.sleep(0.01)
+            await runner.cleanup()
+
+        asyncio.run(one())
+
     def post(path, content=None, **headers):
         data = content if isinstance(content, bytes) else json.dumps({} if content is None else content)
         return ask("POST", path, data=data, headers={**JSON, **headers})
@@ -129,6 +151,8 @@ def site(tmp_path):
         post=post,
         ask=ask,
         raw=raw,
+        hang_up=hang_up,
+        routes=routes,
         paths=lambda method: [
             route.path.format(id="first", name="samples.png", pair="0001", which="after", number="0")
             for route in routes

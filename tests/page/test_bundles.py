@@ -6,14 +6,14 @@ import io
 import zipfile
 
 from comfyui_otca.bundle import making
-from comfyui_otca.page.export import FOLDER
+from comfyui_otca.host.paths import BUNDLES
 
 GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
 
 
 def test_it_is_written_and_downloaded(site, small_graph):
     answer = site.post("/otca/bundle", {"prompt": small_graph(GRAPH), "hashes": False}).json
-    file = site.output / FOLDER / "from the graph.zip"
+    file = site.output / BUNDLES / "from the graph.zip"
     assert answer["name"] == file.name and answer["path"] == str(file) and answer["bytes"] == file.stat().st_size
     assert answer["models"] == [] and answer["notes"] and len(answer["estimate"]) == 2
     downloaded = site.get("/otca/bundles/from%20the%20graph.zip")
@@ -43,7 +43,7 @@ def test_it_says_how_much_of_the_models_it_has_read(site, small_graph, monkeypat
 def test_a_graph_with_problems_is_refused_with_them(site, small_graph):
     answer = site.post("/otca/bundle", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
     assert answer.status == 400 and answer.json["problems"][0]["input"] == "group_size"
-    assert not (site.output / FOLDER).exists()
+    assert not (site.output / BUNDLES).exists()
 
 
 def test_bad_requests(site):
@@ -53,7 +53,7 @@ def test_bad_requests(site):
 
 
 def test_nothing_else_is_downloaded(site):
-    folder = site.output / FOLDER
+    folder = site.output / BUNDLES
     folder.mkdir()
     for place in (site.output / "secret.zip", folder / "secret.txt", folder / ".hidden.zip"):
         place.write_text("secret")

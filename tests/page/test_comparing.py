@@ -34,7 +34,7 @@ def test_figures_that_come_later_or_not_always_stay_beside_their_iterations(site
     path = made(files={"metrics.jsonl": "".join(lines).encode()}) / "metrics.jsonl"
     assert columns(site, 0, "loss")["iterations"] == [1, 2, 4, 5]
     assert columns(site, 0, "loss")["columns"] == {"loss": [None, 0.5, 0.25, None]}
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(made.row(6, loss=0.125))
     assert columns(site, 4, "loss")["columns"] == {"loss": [None, 0.125]}
 

@@ -29,7 +29,9 @@ def test_the_one_gpu_line_is_what_the_command_line_takes():
 def test_the_lines_of_set_up_and_of_several_gpus():
     lines = commands("a.json", "a")
     clone, install, models = lines[0]["lines"]
-    assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
+    assert (
+        REPOSITORY in clone and install == 'pip install -e "ComfyUI-OTCA[diffusers,plots]"' and "OTCA_MODELS" in models
+    )
     assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
     (eight,) = titled(lines, "Eight GPUs")["lines"]
     assert eight == "python ComfyUI-OTCA train a.json --output runs/a --gpus 8"
@@ -69,7 +71,7 @@ def test_export_of_a_graph_with_comfyuis_nodes(site, small_graph, fake_comfyui):
 def test_export(site, small_graph):
     answer = site.post("/otca/export", {"prompt": small_graph(), "name": "mine"}).json
     assert answer["problems"] == [] and answer["filename"] == "mine.json"
-    assert answer["commands"] == commands("mine.json", "mine")
+    assert answer["commands"] == commands("mine.json", "mine", None, ["diffusers"])
     wrong = site.post("/otca/export", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
     assert wrong.status == 200 and wrong.json["problems"][0]["input"] == "group_size" and wrong.json["commands"]
     for run_name, file in (("from the graph", "from the graph.json"), ("../bad", None), (["4", 0], None)):

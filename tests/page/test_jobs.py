@@ -13,7 +13,7 @@ import threading
 import psutil
 import pytest
 
-from comfyui_otca.host import claim, headless_comfyui
+from comfyui_otca.host import claim, headless_comfyui, processes
 from comfyui_otca.host.foreign_nodes import NodeClasses
 from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -132,7 +132,7 @@ def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, stand_in
     *arguments, environment, terminal = written.read_text().splitlines()
     run = str(site.folder / name)
     workflow = f"{run}/workflow.json"
-    assert arguments == [str(site.jobs.pack), "train", workflow, "--output", run, "--iterations", "7"]
+    assert arguments == [processes.FOLDER, "train", workflow, "--output", run, "--iterations", "7"]
     models, inputs, unbuffered, session, pid = environment.split("|")
     assert models == f"/models/a{os.pathsep}/models/b" and inputs == str(site.input)
     assert unbuffered == "1" and session == pid and terminal == "no terminal"

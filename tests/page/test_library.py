@@ -77,7 +77,7 @@ def test_a_run_that_has_ended_is_read_again_only_when_its_folder_changes(site, m
     for changes in range(1, 4):
         before = listed(site)["first"]
         assert listed(site)["first"] == before and len(reads) == max(0, changes - 1)
-        with open(folder / "metrics.jsonl", "a") as file:
+        with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(made.row(3 + changes))
         assert listed(site)["first"]["iteration"] == 3 + changes and len(reads) == changes
     (folder / "checkpoints" / "000002" / "state.json").unlink()
@@ -167,6 +167,14 @@ def test_a_link_to_a_run_is_left_alone(site, made):
     assert answer.status == 409 and "is a link" in answer.error
     assert (site.folder / "linked").is_symlink() and (site.folder / "first" / "workflow.json").is_file()
     assert site.post("/otca/runs/linked/note", {"notes": "mine"}).status == 409
+
+
+def test_a_folder_without_a_run_is_not_deleted(site):
+    photos = site.folder / "my holiday photos"
+    photos.mkdir(parents=True)
+    (photos / "a.jpg").write_bytes(b"photo")
+    answer = site.post("/otca/runs/my%20holiday%20photos/delete")
+    assert answer.status == 409 and "holds no run" in answer.error and (photos / "a.jpg").read_bytes() == b"photo"
 
 
 def test_a_deleted_run_is_gone_and_before_is_told_what_will_be(site, made):

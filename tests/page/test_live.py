@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from comfyui_otca.host import processes
 from comfyui_otca.page import machine, settings
 
 GB = 1024**3
@@ -192,7 +193,7 @@ def test_a_prompt_is_tried_and_kept(site, sampler, until):
     assert site.get("/otca/runs/mine/before_after/0001/after").content == b"after"
     folder = site.folder / "mine"
     given = called.read_text().splitlines()
-    assert given == [str(site.jobs.pack), "sample", str(folder), f"--prompt={prompt}", "--seed", "6", "--pair"] + [
+    assert given == [processes.FOLDER, "sample", str(folder), f"--prompt={prompt}", "--seed", "6", "--pair"] + [
         str(folder / "before_after" / "0002")
     ]
     assert site.rooms == ["made", "made"]

@@ -87,7 +87,9 @@ NO_CLICKS = [
 ]
 
 
-def test_what_no_click_allows(site, file):
+def test_what_no_click_allows(site, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path))
+    assert site.post("/otca/permissions/allow", {"kind": "read", "what": str(tmp_path)}).status == 400, "a whole disk"
     for kind, what in NO_CLICKS:
         answer = site.post("/otca/permissions/allow", {"kind": kind, "what": what})
         assert answer.status == 400 and "Fix: " in answer.error, (kind, what)
@@ -106,8 +108,8 @@ def test_what_cannot_be_remembered(site, file, monkeypatch):
 
 def test_a_training_that_the_page_starts_is_no_word_of_the_users(site, made):
     made("mine")
-    environment = site.jobs.environment(site.runs.run("mine"))
-    assert environment[permissions.FROM_PAGE] == "1"
+    variables = site.jobs.variables(site.runs.run("mine"))
+    assert variables[permissions.FROM_PAGE] == "1"
 
 
 def test_what_was_allowed_is_listed_and_taken_back(site, file, monkeypatch, tmp_path):

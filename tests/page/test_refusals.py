@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.host import extras
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from comfyui_otca.page import middlewares
 
 
@@ -129,7 +130,7 @@ def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name,
 
 
 def test_an_error_about_no_input_is_on_none(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "installed", lambda name: None)
     told = middlewares.put_right(answered("OTCA_RewardText", clip=""))
     (error,) = told["node_errors"]["5"]["errors"]
     assert "input_name" not in error["extra_info"] and error["message"] == "Reward: Text"
@@ -161,26 +162,73 @@ def test_other_nodes_and_other_errors_stay_as_they_are():
     assert middlewares.put_right(ours) == ours
 
 
+def through_comfyui(answers, prepare, method="POST"):
+    """What a page gets of {path: (status, answer)}, and the events that it was sent, once `prepare` has had the server."""
+    events = []
+
+    async def main():
+        async def answer(request):
+            await request.read()
+            status, content = answers[request.path]
+            return web.json_response(content, status=status)
+
+        app = web.Application()
+        for path in answers:
+            app.router.add_route(method, path, answer)
+        prepare(types.SimpleNamespace(app=app, send_sync=lambda *event: events.append(event)))
+        async with TestClient(TestServer(app)) as client:
+            asked = {"json": {"prompt": {}, "client_id": "this page"}} if method == "POST" else {}
+            replies = [await client.request(method, path, **asked) for path in answers]
+            return [(reply.status, await reply.json()) for reply in replies]
+
+    return asyncio.run(main()), events
+
+
 def test_what_comfyui_answers_is_put_right_on_its_way_to_the_page():
     answers = {
         "/prompt": (400, answered("OTCA_RewardPython", file="nowhere.py", clip="")),
         "/api/prompt": (200, {"prompt_id": "1", "number": 1, "node_errors": {}}),
         "/other": (400, answered("OTCA_RewardPython", file="nowhere.py", clip="")),
     }
-
-    async def main():
-        async def answer(request):
-            status, content = answers[request.path]
-            return web.json_response(content, status=status)
-
-        app = web.Application()
-        for path in answers:
-            app.router.add_post(path, answer)
-        middlewares.say_refusals_once(types.SimpleNamespace(app=app))
-        async with TestClient(TestServer(app)) as client:
-            replies = [await client.post(path) for path in answers]
-            return [(reply.status, await reply.json()) for reply in replies]
-
-    refused, queued, other = asyncio.run(main())
+    (refused, queued, other), events = through_comfyui(answers, middlewares.say_refusals_once)
     assert refused[0] == 400 and len(refused[1]["node_errors"]["5"]["errors"]) == 1
     assert [queued, other] == [answers["/api/prompt"], answers["/other"]]
+    assert events == [("otca.refused", {"inputs": {"5": ["file"]}}, "this page")]
+
+
+# As 0.33 and 0.3.64 say it.
+UNKNOWN = [
+    {
+        "type": "missing_node_type",
+        "message": "Node 'mine' not found. The custom node may not be installed.",
+        "details": "Node ID '#7'",
+        "extra_info": {"node_id": "7", "class_type": "OTCA_RewardPython", "node_title": "mine"},
+    },
+    {
+        "type": "invalid_prompt",
+        "message": "Cannot execute because node OTCA_RewardPython does not exist.",
+        "details": "Node ID '#7'",
+        "extra_info": {},
+    },
+]
+
+
+def test_a_node_that_waits_for_the_users_word_is_named_as_that():
+    for error in UNKNOWN:
+        told = middlewares.put_right({"error": error, "node_errors": []})
+        assert told["error"] == {**error, "message": WITHHELD["OTCA_RewardPython"]}
+        assert "OTCA_ALLOW_PYTHON_REWARDS" in told["error"]["message"] and ". Fix: " in told["error"]["message"]
+        theirs = {
+            **error,
+            "message": error["message"].replace("OTCA_", "THEIR_"),
+            "extra_info": {"class_type": "Theirs"},
+        }
+        assert middlewares.put_right({"error": theirs, "node_errors": {}})["error"] == theirs
+
+
+def test_our_templates_are_listed_by_their_names():
+    listed = {"other": ["b", "a"], "ComfyUI-OTCA": ["11 Flux", "01 Quickstart", "02 Tour"]}
+    answers = dict.fromkeys(["/workflow_templates", "/api/workflow_templates", "/other"], (200, listed))
+    told, _ = through_comfyui(answers, lambda server: middlewares.sort_templates(server, "ComfyUI-OTCA"), "GET")
+    ours = {"other": ["b", "a"], "ComfyUI-OTCA": ["01 Quickstart", "02 Tour", "11 Flux"]}
+    assert [content for _, content in told] == [ours, ours, listed]

@@ -348,6 +348,50 @@ def test_more_than_was_announced_is_not_kept(here, there, monkeypatch):
     followed(here, there, script, app)
 
 
+async def dripping():
+    """An answer of a byte now and then, which never ends: no silence is long enough to be noticed."""
+    while True:
+        yield b" "
+        await asyncio.sleep(0.01)
+
+
+def test_a_server_that_drips_is_given_up(here, there, monkeypatch):
+    """Seen before: /otca/watch never answered."""
+    monkeypatch.setattr(watching, "SECONDS", 0.5)
+    app = stranger(run=lambda: web.Response(body=dripping()))
+    with pytest.raises(Refused, match="cannot be reached") as refusal:
+        watched(here, there, app=app)
+    assert refusal.value.status == 502 and not list(here.folder().glob("*"))
+
+
+def test_a_file_that_drips_is_not_waited_for_and_is_given_up(here, there, monkeypatch):
+    monkeypatch.setattr(watching, "PATIENCE", 0.0)
+    monkeypatch.setattr(watching, "SECONDS", 0.5)
+    told = {**GOOD, "files": [["train.log", 10, 1]]}
+    app = stranger(
+        run=lambda: web.json_response(told), **{"run/files/train.log": lambda: web.Response(body=dripping())}
+    )
+
+    async def script(remotes, run):
+        assert remotes.told(run.summary())["error"] is None, "it is still on its way"
+        await asyncio.gather(*remotes._tasks)
+        assert "broke off" in remotes.told(run.summary())["error"] and not (run.folder / "train.log").exists()
+
+    followed(here, there, script, app)
+
+
+def test_a_damaged_remote_json_is_said_once(here, there, caplog):
+    """Seen before: at every poll."""
+
+    async def script(remotes, run):
+        (run.folder / "remote.json").write_text("{")
+        for _ in range(3):
+            assert remotes.told(run.summary())["remote"] is None
+        assert caplog.text.count("remote.json") == 1
+
+    followed(here, there, script)
+
+
 def test_addresses_that_are_none(here):
     for url in ("ftp://127.0.0.1/", "http://user:secret@127.0.0.1:1", "127.0.0.1:8191", "http://[::1"):
         with pytest.raises(Refused) as refusal:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.pictures import figures
@@ -89,6 +90,13 @@ def test_the_pictures_are_in_it(finished_run):
         with Image.open(content) as picture, Image.open(finished_run / name) as original:
             assert picture.format == "JPEG" and picture.size == original.size
     assert sum(tag == "svg" for tag, _ in parsed.tags) == 4 + 1, "curves of four rewards, credit"
+
+
+def test_without_matplotlib_it_says_in_place_of_the_curves_what_draws_them(finished_run, monkeypatch):
+    monkeypatch.setattr(extras, "installed", lambda name: None)
+    parsed, html = page(finished_run)
+    assert "needs matplotlib>=3.8 (none is here)" in parsed.text and html.count("<svg") == 0
+    assert html.count("data:image/jpeg") > 0 and not parsed.open
 
 
 def test_large_pictures_are_made_smaller_and_only_some_are_shown(run):

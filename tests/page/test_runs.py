@@ -187,11 +187,11 @@ def test_metrics_grow_and_a_half_written_line_waits(site, made):
     path = made(rows=2) / "metrics.jsonl"
     whole = made.row(3)
     assert iterations(site) == [1, 2]
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(whole[:20])
     assert iterations(site) == [1, 2]
     assert site.get("/otca/runs/first").json["iteration"] == 2
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(whole[20:])
     assert iterations(site, 2) == [3] and site.get("/otca/runs/first").json["iteration"] == 3
 
@@ -218,7 +218,7 @@ def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
     parsed, parse = [], reading.parsed
     monkeypatch.setattr(reading, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
     assert len(iterations(site)) == 500 and not parsed
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(made.row(501))
     assert iterations(site, 500) == [501] and len(parsed) == 1
     assert site.get("/otca/runs/first/columns").json["iterations"][-1] == 501 and len(parsed) == 1
@@ -341,7 +341,7 @@ def test_the_list_reads_a_long_run_from_its_end_and_its_rows_are_whole_all_the_s
     monkeypatch.setattr(reading, "TAIL", 50)
     path = made(rows=40) / "metrics.jsonl"
     assert site.get("/otca/runs").json["runs"][0]["iteration"] == 40
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(made.row(41) + made.row(42)[:30])
     assert site.get("/otca/runs").json["runs"][0]["iteration"] == 41
     assert iterations(site) == list(range(1, 42))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
+import shutil
 
+import pytest
+import torch
+from aiohttp.test_utils import TestServer
+
+from comfyui_otca.host import own_folders
 from comfyui_otca.host.text import plain_name
+from comfyui_otca.page import votes
+from comfyui_otca.page.remote.server import application as serving
 from comfyui_otca.page.requests import LARGEST_BODY
+from comfyui_otca.page.runs import Run
+from comfyui_otca.trainer.policy import files as policy_files
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
 
 PNG, SECRET = b"picture", b"SECRET"
 
@@ -132,7 +144,7 @@ def test_wrong_types_and_ranges_name_field_value_and_fix(site):
 BAD_NAMES = [
     *["", " ", ".", "..", "../x", "/etc/x", "a/b", "a\\b", "..\\x", "C:x"],
     *[".hidden", "-rf", "a\0b", "a\nb", "a\x7f", "\ud800", "trailing.", "trailing ", " leading"],
-    *["NUL", "com1.txt", "a*", "a?", 'a"', "a<b>", "a|b", "x" * 101],
+    *["NUL", "com1.txt", "a*", "a?", 'a"', "a<b>", "a|b", "x" * 101, "花" * 67, "é" * 101, "😀" * 51],
 ]
 
 
@@ -140,8 +152,22 @@ def test_names_that_are_no_plain_names(site):
     answers = {name: site.post("/otca/train", {**GOOD, "name": name}) for name in BAD_NAMES}
     wrong = {name: a.content for name, a in answers.items() if a.status != 400 or not a.error.startswith("name = ")}
     assert wrong == {} and not untouched(site)
-    names = ["mine", "Run 2 (w_min=0.2)", "x" * 100, "花", "v1.2", "$HOME;ls"]
+    names = ["mine", "Run 2 (w_min=0.2)", "x" * 100, "花" * 66, "v1.2", "$HOME;ls", "😀" * 50]
     assert [plain_name(name) for name in names] == names
+    assert "has 201 bytes, and must not have more than 200" in answers["花" * 67].error
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "花" * 66, "😀" * 50])
+def test_the_longest_names_fit_with_all_that_is_put_around_them(site, made, name):
+    """Seen before: 100 Chinese characters were accepted, and ended in "File name too long"."""
+    folder = made(name, files={"lora_high_noise.safetensors": b"high"})
+    own_folders.mark_own(folder)
+    assert site.post(f"/otca/runs/{name}/lora").status == 200
+    with own_folders.new_folder(folder) as made_aside:
+        (made_aside / "workflow.json").write_text("{}")
+    (folder / f"{name}_high_noise.safetensors").touch()
+    policy_files.write_tensors(folder / f"{name}_high_noise.safetensors", {"a": torch.zeros(1)})
+    assert site.post(f"/otca/runs/{name}/delete").status == 200 and untouched(site) == []
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------
@@ -227,6 +253,85 @@ def test_a_link_at_the_target_of_a_lora_is_replaced_and_not_followed(site, made,
     os.symlink(victim, site.loras / "otca" / "first.safetensors")
     assert site.post("/otca/runs/first/lora").status == 200
     assert victim.read_bytes() == b"mine" and (site.loras / "otca" / "first.safetensors").read_bytes() == b"adapter"
+
+
+# --- what a request can cause, and its answer -------------------------------------------------------------------------
+# Seen before: each was 500 with a traceback.
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "x" * 5000, "花" * 86, "7" * 300, "7" * 5000])
+def test_a_name_that_no_folder_can_have_is_missing(site, made, name):
+    made(files={"before_after/0001/about.json": b"{}"})
+    for path in (
+        f"runs/{name}",
+        f"runs/{name}/log",
+        f"runs/first/pictures/{name}",
+        f"runs/first/before_after/{name}/after",
+        f"votes/{name}/pictures/0",
+    ):
+        answer = site.get(f"/otca/{path}")
+        assert answer.status == 404 and len(answer.error) < 6000, path
+
+
+def test_an_origin_that_no_address_is_like_is_another_site(site):
+    for headers in ({"Origin": "http://[::1"}, {"Origin": "http://[::1", "Host": "[::1"}):
+        answer = site.post("/otca/release", {}, **headers)
+        assert answer.status == 403 and "another site" in answer.error
+
+
+@pytest.mark.parametrize(
+    "header", [b"Authorization: Bearer \xff\xfe", b"Cookie: otca_vote=\xff", b"Authorization: \xff"]
+)
+def test_a_token_that_is_no_text_is_a_wrong_one(tmp_path, made, header, caplog):
+    async def status(app):
+        async with TestServer(app) as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(b"GET /run HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return int(answer.split(b" ", 2)[1])
+
+    apps = votes.application(VoteFolder(tmp_path / "votes"), "token"), serving(made(), "token")
+    assert [asyncio.run(status(app)) for app in apps] == [401, 401] and "Traceback" not in caplog.text
+
+
+def test_half_a_character_in_a_text_is_refused(site, made):
+    made(files={"lora.safetensors": b"adapter"})
+    answer = site.post("/otca/runs/first/before_after", {"prompt": "a \ud800", "seed": 1})
+    assert answer.status == 400 and "prompt" in answer.error and "half a character" in answer.error
+    assert site.post("/otca/runs/first/note", {"notes": "\udfff"}).status == 400
+
+
+@pytest.mark.parametrize("path", ["", "/metrics", "/log", "/removal", "/samples", "/columns", "/state"])
+def test_a_run_that_is_deleted_while_it_is_read_is_missing(site, made, monkeypatch, path):
+    folder = made(files={"train.log": b"line", "samples.png": PNG, "evaluation.jsonl": b"{}"})
+    find = Run.file
+
+    def found(run, name):
+        there = find(run, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        return there
+
+    monkeypatch.setattr(Run, "file", found)
+    monkeypatch.setattr(os, "walk", lambda top: shutil.rmtree(top) or iter([(top, [], ["workflow.json"])]))
+    answer = site.get(f"/otca/runs/first{path}")
+    assert answer.status == 404 and "missing" in answer.error
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_hangs_up_amid_a_body_leaves_no_traceback(site, made, caplog, chunked):
+    made()
+    kind = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000"
+    head = b"POST /otca/runs/first/note HTTP/1.1\r\nContent-Type: application/json\r\n" + kind
+    site.hang_up(head, (b"5\r\n" if chunked else b"") + b'{"not')
+    assert "Traceback" not in caplog.text and "failed" not in caplog.text, caplog.text
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate"])
+def test_a_body_that_is_packed_otherwise_than_it_says_is_refused(site, caplog, packing):
+    headers = {"Content-Type": "application/json", "Content-Encoding": packing, "Accept": "*/*"}
+    answer = site.ask("POST", "/otca/release", data=b"not packed", headers=headers, compress=False)
+    assert answer.status == 400 and "broke off" in answer.error and "Traceback" not in caplog.text
 
 
 def test_an_unexpected_error_stays_in_the_log(site, caplog):

@@ -208,6 +208,20 @@ def test_a_folder_claimed_twice_by_one_process(tmp_path):
     assert holder(tmp_path / "a") is None
 
 
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_claim_that_was_taken_over_releases_nothing(tmp_path, elsewhere, request, locks):
+    """As where this process was suspended, and the user of another machine said --take-over."""
+    if not locks:
+        request.getfixturevalue("without_locks")
+    own = take(tmp_path)
+    theirs = (elsewhere(host="elsewhere", boot="another") / claim.CLAIM).read_text()
+    assert not own.stands()
+    own.release()
+    assert (tmp_path / claim.CLAIM).read_text() == theirs
+    with pytest.raises(Claimed, match="process 4711 on elsewhere"):
+        claim.check(tmp_path)
+
+
 def test_a_forked_child_does_not_keep_the_folder(tmp_path):
     """Such as a worker of a reward, which may outlive the training."""
     own = take(tmp_path)

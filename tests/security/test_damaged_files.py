@@ -203,7 +203,7 @@ def test_iterations_that_were_lost_leave_a_gap(finished_run, tmp_path, monkeypat
     folder = shutil.copytree(finished_run, tmp_path / "run")
     rows = [
         {"iteration": row["iteration"]} if row["iteration"] in (1, 3, 6) else row
-        for row in map(json.loads, open(folder / "metrics.jsonl"))
+        for row in map(json.loads, open(folder / "metrics.jsonl", encoding="utf-8"))
     ]
     lines(folder / "metrics.jsonl", *rows)
     page = report.page(folder, NODE_CLASS_MAPPINGS)

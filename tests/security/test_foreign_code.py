@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import shutil
@@ -10,10 +9,10 @@ import sys
 
 import pytest
 
-from comfyui_otca.host import paths
+from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.families import folder
-from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
+from comfyui_otca.trainer.flow import FOLDERS, FlowModelError, check_model_folder, load_flow_model
 
 RAN = "raise RuntimeError('foreign code ran')\n"
 
@@ -127,11 +126,11 @@ def test_an_encoder_that_brings_code(tmp_path, monkeypatch):
 
 def test_a_diffusers_that_runs_foreign_code_loads_nothing(monkeypatch, flux_folder):
     for version in ("0.38.0", "1.0", "0.37.1", "0.36.0.dev0"):
-        monkeypatch.setattr(importlib.metadata, "version", lambda name, version=version: version)
+        monkeypatch.setattr(extras, "installed", lambda name, version=version: version if name == "diffusers" else "99")
         if not version.startswith("0.3") or version == "0.38.0":
-            folder.check_libraries()
+            extras.check(FOLDERS, "diffusers")
             continue
-        with pytest.raises(FlowModelError, match=f"diffusers {version} runs Python files .*Fix: pip install"):
+        with pytest.raises(
+            extras.MissingPackage, match=f"needs diffusers>=0.38 \\({version} is here.*raises diffusers from"
+        ):
             load_flow_model(flux_folder, device="cpu")
-    needed = (paths.ASSETS.parent / "requirements.txt").read_text().splitlines()
-    assert f"diffusers>={'.'.join(map(str, folder.DIFFUSERS))}" in needed, "the requirement says the same"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host import paths, search
+from comfyui_otca.host import comfyui, paths, search
 from comfyui_otca.host.access import opening, permissions, remembered
 from comfyui_otca.host.access.addresses import host_of
 from comfyui_otca.host.access.permissions import POST, READ, NotAllowed, Want
@@ -184,9 +184,25 @@ def test_other_hosts_need_permission_and_this_machine_does_not():
         assert told.startswith("url: ") and "--allow-host" in told and "OTCA_ALLOW_HOSTS=" in told, name
 
 
+# Seen before: a graph chose what ComfyUI itself was asked to do, as by http://127.0.0.1:8188/settings?x=/chat/completions.
+WITH_MORE = [
+    "http://127.0.0.1:9/settings?x=/chat/completions",
+    "http://127.0.0.1:9/userdata/a?",
+    "http://127.0.0.1:9/#/score",
+]
+
+
+def test_no_graph_posts_to_comfyui_itself(monkeypatch):
+    ask = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS
+    monkeypatch.setattr(comfyui, "port", lambda: 8188)
+    for name in ("127.0.0.1", "localhost", "[::1]"):
+        assert "OTCA_ALLOW_HOSTS=" in ask(f"http://{name}:8188/userdata/workflows%2Fmine.json")
+        assert ask(f"http://{name}:8189/score") is True
+
+
 def test_addresses_that_two_readers_read_differently():
     ends = ["127.0.0.1:99999/", "127.0.0.1:0/", "127.0.0.1\\@evil.example/", "127.0.0.1 /", "ⅼocalhost/", "[::1/"]
-    for url in [*(f"http://{end}" for end in ends), "http://127.0.0.1:80:80/", None, 7]:
+    for url in [*(f"http://{end}" for end in ends), "http://127.0.0.1:80:80/", None, 7, *WITH_MORE]:
         with pytest.raises(ValueError, match="Fix: "):
             host_of(url)
 

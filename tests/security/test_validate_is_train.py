@@ -204,7 +204,7 @@ REFUSED = [
 
 @pytest.fixture
 def page(tmp_path):
-    return Jobs(None, tmp_path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, lambda: tmp_path, lambda: None)
+    return Jobs(None, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, lambda: tmp_path, lambda: None)
 
 
 @pytest.mark.parametrize(("damages", "name", "given", "word"), REFUSED)
@@ -244,7 +244,7 @@ def test_groups_that_processes_would_part_are_refused_before_any_begins(
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph.content))
     begun = []
-    monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *arguments: begun.append(arguments) or 0)
+    monkeypatch.setattr("comfyui_otca.host.processes.launch", lambda *arguments: begun.append(arguments) or 0)
     _, problems = page.check(graph.content, gpus)
     assert len(problems) == refused
     train = ["train", str(path), "--output", str(tmp_path / "run"), "--device", "cpu"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...trainer.networks.published import pillow_processor
 from .rewards import SHAPES_CLIP, bert_tokenizer
 
 TEXT_LENGTH = 16  # tokens that OWLv2 reads
@@ -19,7 +20,7 @@ TEXT_LENGTH = 16  # tokens that OWLv2 reads
 
 def owlv2(folder: Path, width: int = 32, layers: int = 2, patch: int = 8, image: int = 48) -> Path:
     """A transformers OWLv2 folder, with the tokenizer of shapes-clip."""
-    from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessorPil
+    from transformers import Owlv2Config, Owlv2ForObjectDetection
 
     words = json.loads((SHAPES_CLIP / "tokenizer.json").read_text())["model"]["vocab"]
     count = len(words)
@@ -37,7 +38,7 @@ def owlv2(folder: Path, width: int = 32, layers: int = 2, patch: int = 8, image:
     _saved(Owlv2ForObjectDetection, config, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHAPES_CLIP / name, folder)
-    Owlv2ImageProcessorPil(size={"height": image, "width": image}).save_pretrained(folder)
+    pillow_processor("Owlv2ImageProcessor")(size={"height": image, "width": image}).save_pretrained(folder)
     return folder
 
 
@@ -45,13 +46,7 @@ def grounding_dino(
     folder: Path, width: int = 32, layers: int = 2, image: int = 64, backbone: int = 8, queries: int = 12
 ) -> Path:
     """A transformers Grounding DINO folder: Swin and BERT beneath it, as in the published ones."""
-    from transformers import (
-        BertConfig,
-        GroundingDinoConfig,
-        GroundingDinoForObjectDetection,
-        GroundingDinoImageProcessorPil,
-        SwinConfig,
-    )
+    from transformers import BertConfig, GroundingDinoConfig, GroundingDinoForObjectDetection, SwinConfig
 
     tokenizer = bert_tokenizer(folder)
     words = len((tokenizer / "vocab.txt").read_text().splitlines())
@@ -76,7 +71,7 @@ def grounding_dino(
     )
     _saved(GroundingDinoForObjectDetection, config, folder)
     size = {"shortest_edge": image, "longest_edge": 2 * image}
-    GroundingDinoImageProcessorPil(size=size).save_pretrained(folder)
+    pillow_processor("GroundingDinoImageProcessor")(size=size).save_pretrained(folder)
     return folder
 
 

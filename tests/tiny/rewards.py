@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from comfyui_otca.trainer.networks.published import pillow_processor
+
 SHAPES_CLIP = Path(__file__).resolve().parents[2] / "assets" / "shapes-clip"
 IMAGE = 32
 
@@ -27,7 +29,7 @@ def clip(
     processor: bool = True,
 ) -> Path:
     """A transformers CLIP folder, with the tokenizer of shapes-clip; `text` and `vision` are width, layers and heads."""
-    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+    from transformers import CLIPConfig, CLIPModel
 
     count = vocabulary or _vocabulary()
     tokens = dict(vocab_size=count, bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1)
@@ -41,7 +43,7 @@ def clip(
     if processor:
         clip_tokenizer(folder, count)
         crop = {"height": image, "width": image}
-        CLIPImageProcessorPil(size={"shortest_edge": image}, crop_size=crop).save_pretrained(folder)
+        pillow_processor("CLIPImageProcessor")(size={"shortest_edge": image}, crop_size=crop).save_pretrained(folder)
     return folder
 
 

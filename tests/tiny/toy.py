@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,11 @@ class Network(ModelMixin, ConfigMixin, PeftAdapterMixin):
         beside = levels[:, None, None, None].expand(-1, 1, *hidden_states.shape[-2:])
         moved = self.mix(torch.cat([hidden_states, beside], 1).movedim(1, -1)).movedim(-1, 1)
         return moved + self.text(prompts)[:, :, None, None]
+
+
+def _pictures(latents: Tensor) -> Tensor:
+    pictures = torch.nn.functional.interpolate(latents.float() / 4 + 0.5, scale_factor=SIDE)
+    return pictures.clamp(0, 1).movedim(1, -1)
 
 
 class ToyModel(FlowModel):
@@ -82,8 +87,11 @@ class ToyModel(FlowModel):
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
-        pictures = torch.nn.functional.interpolate(latents.float().cpu() / 4 + 0.5, scale_factor=SIDE)
-        return pictures.clamp(0, 1).movedim(1, -1)
+        return _pictures(latents.cpu())
+
+    @contextlib.contextmanager
+    def decoder(self, texts: Sequence[str]) -> Iterator[Callable[[Tensor], Tensor]]:
+        yield _pictures
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:

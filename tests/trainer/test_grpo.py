@@ -9,13 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from diffusers.training_utils import EMAModel
 
 from comfyui_otca.tests import training
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
-from comfyui_otca.trainer.policy.policy import LossScale
+from comfyui_otca.trainer.policy.policy import Average, LossScale
 from comfyui_otca.trainer.updates.optimizer import reference_divergence
 
 pytestmark = pytest.mark.anywhere
@@ -355,6 +356,15 @@ def test_a_loss_scale_that_is_too_large_is_not_counted(moved, sample, judged):
         assert (moved.policy.nonfinite_in_a_row, moved.policy.loss_scale.value) == (counted, 1.0)
 
 
+def test_a_loss_scale_that_held_grows_after_its_patience(moved, sample, judged):
+    """Which it learns from the update: one that is never told stays as small as the worst moment made it."""
+    moved.policy.loss_scale = LossScale(2.0, LossScale.PATIENCE - 2)
+    advantages = judged(sample(moved))
+    for value, good in ((2.0, LossScale.PATIENCE - 1), (4.0, 0), (4.0, 1)):
+        update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-4))
+        assert (moved.policy.loss_scale.value, moved.policy.loss_scale.good) == (value, good)
+
+
 def test_ten_dropped_updates_in_a_row_are_an_error(moved, small_settings, batch):
     taken, advantages = batch(moved, small_settings(steps=3, window=(0, 2)))
     for given in (*[poisoned(advantages)] * 9, advantages, *[poisoned(advantages)] * 9):
@@ -372,7 +382,7 @@ def test_the_average_follows(model, sample, judged):
     for _ in range(3):
         update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
         visited.append(parameters(model))
-    # diffusers' EMAModel warms up: decay 0 at the first step, then min(0.5, (1 + n) / (10 + n)).
+    # It warms up: decay 0 at the first step, then min(0.5, (1 + n) / (10 + n)).
     average = visited[1]
     for n, current in ((1, visited[2]), (2, visited[3])):
         decay = min(0.5, (1 + n) / (10 + n))
@@ -382,6 +392,22 @@ def test_the_average_follows(model, sample, judged):
             torch.testing.assert_close(parameter.data, expected, rtol=1e-5, atol=1e-8)
         assert not unchanged(model, visited[3])
     assert unchanged(model, visited[3])
+
+
+def test_the_average_is_that_of_diffusers_to_the_bit():
+    random = torch.Generator().manual_seed(0)
+    weights = [
+        torch.nn.Parameter(torch.randn(5, 3, generator=random)),
+        torch.nn.Parameter(torch.randn(2, generator=random)),
+    ]
+    ours, theirs = Average(weights, 0.4), EMAModel(weights, decay=0.4)
+    for _ in range(20):
+        for weight in weights:
+            weight.data += 0.1 * torch.randn(weight.shape, generator=random)
+        ours.step(weights)
+        theirs.step(weights)
+        assert all(map(torch.equal, ours.shadow_params, theirs.shadow_params))
+    assert ours.optimization_step == theirs.optimization_step
 
 
 def test_long_gradients_are_shortened(moved, batch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -298,6 +300,23 @@ def test_generate_depends_on_text_and_seed_alone(still_model, small_settings):
     torch.testing.assert_close(pictures, one_by_one, rtol=0, atol=1e-5)
     assert pictures.shape == (3, 40, 40, 3)
     assert (pictures[0] - pictures[1]).abs().max() > 1e-3 and (pictures[0] - pictures[2]).abs().max() > 1e-3
+
+
+def test_a_pictures_noise_is_that_of_its_seed_and_text(still_model, small_settings, monkeypatch):
+    """Drawn again by NumPy and hashlib alone; the velocity stays away, so that the noise is what is decoded."""
+    texts, seeds, seen = ["a red circle", "a blue square", "a red circle", "ä 日"], [1, 1, 2, 1], []
+    monkeypatch.setattr(still_model, "velocity", lambda x, *rest: torch.zeros_like(x))
+    decode = lambda latents, batch_size, texts: seen.append(latents) or torch.zeros(len(latents))  # noqa: E731
+    monkeypatch.setattr(still_model, "decode", decode)
+    rollout.generate(still_model, texts, small_settings(), seeds)
+    rollout.generate(still_model, texts[::-1], small_settings(batch_size=3), seeds[::-1])
+    for text, seed, latents, again in zip(texts, seeds, seen[0], torch.cat(seen[1:]).flip(0), strict=True):
+        number = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+        [state] = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
+        drawn = torch.randn(latents.shape, generator=torch.Generator().manual_seed(int(state) & (2**63 - 1)))
+        assert torch.equal(latents, drawn) and torch.equal(again, drawn)
+    correlation = torch.corrcoef(seen[0].flatten(1)) - torch.eye(4)
+    assert correlation.abs().max() < 0.2, "independent, also under one seed"
 
 
 # --- without noise ----------------------------------------------------------------------------------------------------

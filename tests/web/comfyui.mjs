@@ -24,19 +24,28 @@ globalThis.LGraphCanvas = { link_type_colors: {} };
 
 export const api = new EventTarget();
 
-/** pack → its templates, in the order of the disk; `web` is the folder of the modules here */
-api.getWorkflowTemplates = async () => ({ other: ["b", "a"], web: ["10 Flux", "01 Quickstart", "9 Wan", "2 tour"] });
-
 /** route → what the server answers */
 api.answers = new Map();
 
-api.fetchApi = async (route) => {
+/** [route, what was posted] */
+api.asked = [];
+
+api.fetchApi = async (route, options) => {
+  api.asked.push([route, options?.body && JSON.parse(options.body)]);
   if (route === "/otca/votes") return { ok: true, json: async () => ({ questions: [], seconds_each: null }) };
   if (!api.answers.has(route)) throw new Error(`nothing answers ${route}`);
   return { ok: true, json: async () => structuredClone(api.answers.get(route)) };
 };
 
 api.queuePrompt = async () => ({ node_errors: {} });
+api.getWorkflowTemplates = async () => ({});
+
+// What replaces a method of ComfyUI's fails.
+for (const object of [api, app]) {
+  for (const [name, value] of Object.entries(object)) {
+    if (typeof value === "function") Object.defineProperty(object, name, { writable: false, configurable: false });
+  }
+}
 
 export function send(type, detail) {
   api.dispatchEvent(new CustomEvent(type, { detail }));

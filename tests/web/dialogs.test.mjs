@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
 
-import { exportDialog } from "../../web/sidebar/dialogs.js";
+import { train } from "../../web/sidebar/actions.js";
+import { exportDialog, wordDialog } from "../../web/sidebar/dialogs.js";
 import { openPage, settled } from "./page.mjs";
 
 const answer = { filename: "mine.json", problems: [], commands: [] };
@@ -73,4 +74,31 @@ test("a refusal is shown with its problems, and the button works again", async (
   await settled();
   assert.ok(dialog.textContent.includes("is wrong"));
   assert.ok(!start.disabled && start.textContent.includes("Bundle"));
+});
+
+const WORD = { given: false, command: "python otca allow trainings", variable: "OTCA_ALLOW_TRAININGS=1" };
+
+test("without the user's word a training is a line for a terminal, and the dialog says how to allow it", async () => {
+  const asked = [];
+  const server = {
+    ...comfy,
+    exportedGraph: async () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: { run_name: "mine" } } } }),
+    trainingsWord: async () => WORD,
+    getJson: async () => ({ runs: [{ id: "mine" }] }),
+    postJson: async (route, content) => (asked.push([route, content.name]), { ...answer, here: "python otca train mine.json" }),
+  };
+  await train(server, () => assert.fail("nothing is started"));
+  assert.deepEqual(asked, [["/otca/export", "mine-2"]]);
+  const dialog = all(document.body, "otca-dialog").at(-1);
+  const codes = all(dialog, "otca-code").map((code) => code.textContent);
+  assert.deepEqual(codes, ["python otca train mine.json", WORD.command]);
+  assert.ok(dialog.textContent.includes(WORD.variable) && dialog.textContent.includes("Download mine.json"));
+});
+
+test("a graph that cannot be trained says so, in place of a line that would fail", () => {
+  const problems = [{ node_id: "3", title: "SDE Sampler", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }];
+  wordDialog(comfy, { title: "Train", word: WORD, instead: { title: "", command: "otca train", note: "" }, problems });
+  const dialog = all(document.body, "otca-dialog").at(-1);
+  assert.ok(dialog.textContent.includes("is wrong") && !dialog.textContent.includes("otca train"));
+  assert.ok(dialog.textContent.includes(WORD.command));
 });

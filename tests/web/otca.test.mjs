@@ -11,6 +11,7 @@ const redirect = `export const resolve = (name, context, next) =>
 register(`data:text/javascript,${encodeURIComponent(redirect)}`);
 openPage();
 await import("../../web/otca.js");
+const { exportedGraph, onRefusedInputs } = await import("../../web/comfy.js");
 app.extension.setup();
 
 const intervals = new Set();
@@ -224,29 +225,25 @@ test("an error is over when the next prompt has started", async () => {
   assert.equal(textOf(node, "otca-error"), "");
 });
 
-test("prompts that are made at the same time all have what stands for a bypassed node, and its mode stays", async () => {
+test("what a bypassed node of ours means, the server is asked for what the page itself sends", async () => {
   const tcd = Object.assign(made(9, { name: "OTCA_TCDWeights", output: ["OTCA_CREDIT"] }), { mode: 4 });
+  const graph = { output: { 10: { class_type: "OTCA_MOCAFuse", inputs: {} } }, workflow: { nodes: [] } };
+  comfyuiMakes.prompt = async () => structuredClone(graph);
   await load("a", tcd, made(10, { name: "OTCA_MOCAFuse", output: [] }));
-  // As ComfyUI makes it: a bypassed node is not there, and neither is the link to it.
-  comfyuiMakes.prompt = async () => {
-    const present = tcd.mode === 0;
-    await settled();
-    const fuse = { class_type: "OTCA_MOCAFuse", inputs: present ? { credit: ["9", 0] } : {} };
-    const weights = { class_type: "OTCA_TCDWeights", inputs: { trajectories: ["3", 0] } };
-    return { output: { 10: fuse, ...(present ? { 9: weights } : {}) }, workflow: { modes: [tcd.mode] } };
-  };
-  const prompts = await Promise.all([app.graphToPrompt(), app.graphToPrompt()]);
+  const prompt = { 9: { class_type: "OTCA_UniformWeights", inputs: {} }, ...graph.output };
+  api.answers.set("/otca/bypassed", { prompt });
+  api.asked.length = 0;
+  assert.deepEqual(await exportedGraph(), { output: prompt, workflow: graph.workflow });
+  assert.deepEqual(api.asked, [["/otca/bypassed", { prompt: graph.output, workflow: graph.workflow }]]);
+  tcd.mode = 0;
+  api.asked.length = 0;
+  assert.deepEqual([await exportedGraph(), api.asked], [graph, []], "nothing is asked where nothing is bypassed");
   comfyuiMakes.prompt = null;
-  for (const { output, workflow } of prompts) {
-    assert.equal(output[9].class_type, "OTCA_UniformWeights");
-    assert.deepEqual(output[10].inputs.credit, ["9", 0]);
-    assert.deepEqual(workflow.modes, [4], "what is saved says that it is bypassed");
-  }
-  assert.equal(tcd.mode, 4);
 });
 
-test("our templates are listed by name, and others' as they come", async () => {
-  const { web, other } = await api.getWorkflowTemplates();
-  assert.deepEqual(web, ["01 Quickstart", "2 tour", "9 Wan", "10 Flux"]);
-  assert.deepEqual(other, ["b", "a"]);
+test("inputs that the server refuses are told to their nodes", async () => {
+  const told = [];
+  onRefusedInputs((id, inputs) => told.push([id, inputs]));
+  send("otca.refused", { inputs: { 4: ["clip"], "3:7": [] } });
+  assert.deepEqual(told, [["4", ["clip"]], ["3:7", []]]);
 });

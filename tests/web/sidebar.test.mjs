@@ -20,6 +20,7 @@ function fakeComfy() {
     failure: null,
     asked: [],
     toasts: [],
+    trainingsWord: async () => ({ given: true }),
     registerSidebar: (registered) => (tab = registered),
     onNodeResult: (callback) => (comfy.nodeResult = callback),
     onReconnected: (callback) => (comfy.reconnected = callback),

@@ -1,6 +1,7 @@
 """The page's modules: their pure functions by node's own test runner, their types by TypeScript's checker."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,43 @@ def test_functions_of_the_page():
 def test_every_module_asks_for_the_check_of_its_types():
     files = sorted(WEB.rglob("*.js"))
     assert files and [file.name for file in files if not file.read_text().startswith("// @ts-check\n")] == []
+
+
+# An object of ComfyUI's page, a member of it, and what is assigned to it; or what does the same by another way.
+OF_COMFYUI = r"\b(?:api|app(?:\.\w+)*|window\.\w+|LiteGraph|LGraph\w*|ComfyApp|ComfyApi)(?:\.prototype)?"
+REPLACES = re.compile(
+    rf"{OF_COMFYUI}(?:\.\w+|\[[^\]]+\])\s*=(?![=>])|(?:assign|defineProperty|defineProperties|setPrototypeOf)\(\s*{OF_COMFYUI}\s*,"
+)
+# The view, which every script moves by these, and no methods.
+VALUES = re.compile(r"app\.canvas\.ds\.(?:scale|offset\[\d\]) =")
+
+
+def replaced(code: str) -> list[str]:
+    return [found[0] for found in REPLACES.finditer(code) if not VALUES.match(found[0])]
+
+
+def test_nothing_of_comfyuis_page_is_replaced():
+    found = {file.name: replaced(file.read_text(encoding="utf-8")) for file in WEB.rglob("*.js")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_what_replaces_a_method_is_found():
+    for code in (
+        "api.queuePrompt = f;",
+        "app.graphToPrompt=f",
+        "window.LGraphCanvas.prototype.draw = f",
+        'app["x"] = f',
+    ):
+        assert replaced(code), code
+    for code in ("Object.assign(app, { f })", "Object.defineProperty(app.canvas, 'draw', { value })"):
+        assert replaced(code), code
+    for code in (
+        "const graph = app.graph;",
+        "app.graph === other",
+        "const f = (app) => app.x",
+        "app.canvas.ds.scale = 1;",
+    ):
+        assert not replaced(code), code
 
 
 def test_types_of_the_page():

@@ -19,6 +19,7 @@ test("what is being made, and of what", () => {
 });
 
 let made;
+let word;
 let asked;
 let section;
 
@@ -26,9 +27,11 @@ beforeEach(() => {
   mock.timers.enable({ apis: ["setTimeout"] });
   openPage();
   asked = [];
+  word = { given: true, command: "", variable: "" };
   made = { pairs: [], work: null, from_comfyui: false };
   section = tryPromptSection({
     routeUrl: (route) => route,
+    trainingsWord: async () => structuredClone(word),
     getJson: async (route) => (asked.push(route), structuredClone(made)),
     async postJson(route, content) {
       asked.push([route, content]);
@@ -59,6 +62,18 @@ test("a run that has saved nothing offers nothing, and nothing is asked", async 
   section.update(RUN);
   await settled();
   assert.deepEqual([section.element.hidden, asked], [false, ["/otca/runs/a%20b/before_after"]]);
+});
+
+test("without the user's word there is no form, but what is there is shown, and how to allow it", async () => {
+  word = { given: false, command: "python otca allow trainings", variable: "OTCA_ALLOW_TRAININGS=1" };
+  made.pairs = [PAIR];
+  section.update(RUN);
+  await settled();
+  assert.deepEqual([named("otca-form").hidden, named("otca-try-locked").hidden], [true, false]);
+  assert.ok(!section.element.all("otca-input")[2].hidden, "pictures that were made stay");
+  named("otca-try-locked").all("otca-button")[0].click();
+  const dialog = document.body.all("otca-dialog")[0];
+  for (const said of [word.command, word.variable]) assert.ok(dialog.textContent.includes(said), said);
 });
 
 test("pictures are asked for, followed, and shown when they are there", async () => {

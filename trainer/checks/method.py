@@ -75,13 +75,11 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             if matching:
                 misfits = refusals.of_matching(settings, keeps_graph=graph.values[sampler]["keep_graph"] == "on")
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
-        scaling = [
-            node_id
-            for node_id in lineage.above(graph.workflow.entries, step)
-            if getattr(graph.nodes[node_id].cls, "RESCALES_RATIO", False)
-        ]
-        if matching and scaling:
+        above = [(id_, graph.nodes[id_].cls) for id_ in lineage.above(graph.workflow.entries, step)] if matching else []
+        if scaling := [id_ for id_, cls in above if getattr(cls, "RESCALES_RATIO", False)]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
+        if measured := [id_ for id_, cls in above if getattr(cls, "MEASURES_STEPS", False)]:
+            yield graph.misfit(step, refusals.of_measuring(graph.titles(measured)))
 
 
 def _selection(graph: _Graph) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ...host import claim, distributed, paths, stopping
+from ...host import claim, distributed, environment, paths, stopping
 from ...host.access import permissions
 from ...host.files import Damaged, present
 from ..run.folder import ADAPTERS, STATUS, WORKFLOW, RunError, Say, not_writable, read_own
@@ -84,15 +84,15 @@ def hand_over(prepared: Prepared) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "prepared.json"
         file.write_text(_written(prepared), encoding="utf-8")
-        os.environ[HANDED] = str(file)
+        environment.write(HANDED, str(file))
         try:
             yield
         finally:
-            del os.environ[HANDED]
+            environment.remove(HANDED)
 
 
 def _handed_over(classes: Classes) -> Prepared | None:
-    if not (file := os.environ.get(HANDED)):
+    if not (file := environment.read(HANDED)):
         return None
     prepared = _read(Path(file).read_text(encoding="utf-8"), classes)
     prepared = replace(prepared, claim=claim.adopt(prepared.folder))
@@ -168,7 +168,7 @@ def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
 
 def _begun_before_restart(folder: Path) -> bool:
     """Whether torchrun restarted this process, and the process before had begun the run."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
+    if int(environment.read("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
         return False
     import psutil
 

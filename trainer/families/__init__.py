@@ -5,7 +5,7 @@ A new family is a subclass of `PipelineModel` and one row in `sizes.RULES`.
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .sizes import RULES
@@ -16,5 +16,6 @@ if TYPE_CHECKING:
 
 def family_class(pipeline: str) -> type[PipelineModel]:
     """Ours for a pipeline of diffusers, by its name."""
+    # Not by pkgutil: in ComfyUI the pack's name is a path.
     module, name = RULES[pipeline].model.split(".")
-    return getattr(importlib.import_module(f".{module}", __name__), name)
+    return getattr(import_module(f".{module}", __name__), name)

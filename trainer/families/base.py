@@ -97,6 +97,7 @@ class FlowModel(Resident, ABC):
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self.wish = NextRollout()  # set by the last update, read by the next rollout
         self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
+        self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what Inverse-Variance Weights goes by, see there
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
@@ -129,6 +130,13 @@ class FlowModel(Resident, ABC):
         """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w].
 
         `texts` are their B prompts, which may give a part of the picture, see `sample_shape`.
+        """
+
+    @abstractmethod
+    def decoder(self, texts: Sequence[str]) -> contextlib.AbstractContextManager[Callable[[Tensor], Tensor]]:
+        """A `decode` that has a gradient, of these prompts' latents on the device to pictures there, all at once.
+
+        The backward pass belongs into the context too: after it the autoencoder may leave the device.
         """
 
     @abstractmethod
@@ -245,4 +253,5 @@ class FlowModel(Resident, ABC):
         """As it was loaded."""
         self.policy.make_fresh()
         self.wish, self.step_shares = NextRollout(), {}
+        self.step_noise = self.step_noise[:, :0]
         self.forwards.forget()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import json
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
 
+from ...host import extras
 from ...host.search import SINGLE_FILE, is_single_file
 from ..policy.files import opened
 from .options import FlowModelError
-from .sizes import RULES
+from .sizes import NETWORKS, RULES, SCHEDULER
 
 LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
-DIFFUSERS = (0, 38)  # earlier ones run Python files that lie in a model's folder
+_LAYERS = re.compile(r"num_.*(layers|blocks)|layers_per_block|.*depth|.*block_types|block_out_channels")
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "processor", "feature_extractor"}
 
 
@@ -44,6 +44,10 @@ def check_model_folder(path: Path) -> str:
         raise FlowModelError(
             f"{path} is a {str(family)[:100]}; supported are {', '.join(RULES)}. Fix: choose one of those"
         )
+    for component in (SCHEDULER, *NETWORKS, *RULES[family].parts):
+        source = components.get(component)
+        if not isinstance(source, list) or not source[0] and component not in RULES[family].parts:
+            raise FlowModelError(f"{index} names no {component}, which a {family} has. Fix: copy the model again")
     for component, source in components.items():
         if not isinstance(source, list) or not source[0]:
             continue  # a plain setting, or an optional component that this model does without
@@ -54,19 +58,23 @@ def check_model_folder(path: Path) -> str:
         weights = sorted((path / component).glob("*.safetensors"))
         if not weights:
             raise FlowModelError(f"{path / component} has no .safetensors weights. Fix: copy the whole folder again")
-        for file in weights:
-            _check_header(file)
+        _check_layers(path / component / "config.json", sum(map(_check_header, weights)))
+    scheduler = path / SCHEDULER / "scheduler_config.json"
+    if not read_object(scheduler):
+        raise FlowModelError(f"{scheduler} says nothing. Fix: copy the whole model folder again")
     return family
 
 
-def check_libraries() -> None:
-    """Raises FlowModelError where the installed diffusers is one that runs what a model's folder brings."""
-    installed = importlib.metadata.version("diffusers")
-    if tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) < DIFFUSERS:
-        raise FlowModelError(
-            f"diffusers {installed} runs Python files that lie in a model's folder, so none is loaded by it. Fix: pip install "
-            f"-U 'diffusers>={'.'.join(map(str, DIFFUSERS))}' into this Python"
-        )
+def _check_layers(config: Path, tensors: int) -> None:
+    """Raises FlowModelError for more layers than there are tensors: such a network is built for minutes before that shows."""
+    sections = [read_object(config)]
+    for section in sections:  # some configurations hold those of their parts
+        sections += [value for value in section.values() if isinstance(value, dict)]
+        for name, value in section.items():
+            count = len(value) if isinstance(value, list) else value
+            if _LAYERS.fullmatch(name) and isinstance(count, int) and count > tensors:
+                message = f"{config} says {name} = {count}, and the weights beside it are {tensors} tensors"
+                raise FlowModelError(f"{message}. Fix: copy the whole model folder again")
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -113,7 +121,12 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def library_class(folder: Path, library: str, name: str) -> type:
     """A network's class, of a component that `read_index` has let pass. Raises FlowModelError if it is not one of theirs."""
-    kind = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
+    kind = getattr(pkgutil.resolve_name(library), name, None) if library in LIBRARIES else None
+    if kind is None and library in LIBRARIES:
+        raise FlowModelError(
+            f"{folder.parent / 'model_index.json'} wants {folder.name[:100]} to be {[library, name[:100]]}, which {library} "
+            f"{extras.installed(library)} does not have. Fix: {extras.command('-U', library)}, or use another model"
+        )
     if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise _foreign(folder.parent / "model_index.json", folder.name, [library, name])
     return kind
@@ -126,9 +139,10 @@ def _foreign(index: Path, component: str, source: object) -> FlowModelError:
     )
 
 
-def _check_header(file: Path) -> None:
+def _check_header(file: Path) -> int:
+    """How many tensors the file has."""
     try:
         with opened(file, "np") as content:
-            content.keys()
+            return len(content.keys())
     except ValueError as error:
         raise FlowModelError(str(error)) from error

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...host import devices
-from .folder import library_class, read_index
+from ...host import devices, extras
+from ...host.text import shorten_logs, shortened
+from .folder import LIBRARIES, library_class, read_index, read_object
 from .options import FlowModelError
 from .sizes import RULES
 
@@ -48,12 +49,20 @@ def check(family: type[PipelineModel], path: Path, options: LoadOptions) -> None
         raise FlowModelError(
             f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"
         )
+    if extras.older("transformers", "5") and any(
+        "backend" in read_object(file) for file in path.glob("tokenizer*/tokenizer_config.json")
+    ):
+        raise FlowModelError(
+            f"{path} was saved by transformers 5, and {extras.installed('transformers')}, which is here, does not read its "
+            f"tokenizers. Fix: {extras.command('-U', 'transformers')}, unless other packs need it as it is; or load the model by "
+            "ComfyUI's own nodes, and train it by Make Trainable"
+        )
     if options.quantize != "none":
         check_bitsandbytes(options.quantize)
     if not hasattr(diffusers, family.PIPELINE):
         raise FlowModelError(
-            f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: pip install -U "
-            "diffusers"
+            f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: "
+            + extras.command("-U", "diffusers", "transformers")
         )
     if refused := [name for name in family.REFUSED if name in components(path)]:
         raise FlowModelError(
@@ -101,6 +110,7 @@ def load_pipeline(
     """
     import diffusers
 
+    shorten_logs(*LIBRARIES)
     parts, own = components(path), _processors(path)
     with warnings.catch_warnings():
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
@@ -137,7 +147,7 @@ def _processors(path: Path) -> dict[str, Any]:
         except ImportError as error:
             raise FlowModelError(
                 f"{path}: its {name} reads pictures too, and needs a package that is not here ({str(error).strip()[:200]}). Fix: "
-                "pip install torchvision"
+                + extras.command("torchvision")
             ) from error
         except LOADING_ERRORS as error:
             raise _unfit(path / name, error) from error
@@ -175,8 +185,8 @@ def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> 
     if library == "transformers":
         options["trust_remote_code"] = False  # else it would ask in a terminal whether to run the folder's own
     try:
-        name_of_dtype = "dtype" if library == "transformers" else "torch_dtype"
-        module, information = network.from_pretrained(folder, **{name_of_dtype: dtype}, **options)
+        options |= in_dtype(dtype) if library == "transformers" else {"torch_dtype": dtype}
+        module, information = network.from_pretrained(folder, **options)
     except LOADING_ERRORS as error:
         raise _unfit(folder, error) from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
@@ -186,8 +196,14 @@ def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> 
     return module
 
 
+def in_dtype(dtype: torch.dtype) -> dict[str, Any]:
+    """The argument of transformers' `from_pretrained`, by the name that it has in the version that is here."""
+    return {"torch_dtype" if extras.older("transformers", "4.56") else "dtype": dtype}
+
+
 def _unfit(folder: Path, reason: object) -> FlowModelError:
-    return FlowModelError(f"{folder} holds other weights than its config.json describes: {reason}. Fix: copy it again")
+    said = shortened(str(reason).partition("\n")[0], 300)  # a library may add pages of advice
+    return FlowModelError(f"{folder} holds other weights than its config.json describes: {said}. Fix: copy it again")
 
 
 # -- networks in 8 or 4 bits by bitsandbytes, layer by layer ------------------------------------------------------------------
@@ -195,12 +211,8 @@ def _unfit(folder: Path, reason: object) -> FlowModelError:
 
 def check_bitsandbytes(kind: str) -> None:
     """Raises FlowModelError where bitsandbytes cannot be had; before anything is loaded."""
-    from diffusers.utils import is_bitsandbytes_available
-
-    if not is_bitsandbytes_available():
-        raise FlowModelError(
-            f"quantize = {kind} needs the package bitsandbytes. Fix: pip install bitsandbytes, or quantize = none on Model Memory"
-        )
+    if lacking := extras.wrong(f"quantize = {kind}", "quantize"):
+        raise FlowModelError(f"{lacking}. Or set quantize = none on Model Memory")
 
 
 def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -223,8 +235,8 @@ def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) 
         made.to(device)
         if made.weight.is_floating_point():
             raise FlowModelError(
-                f"quantize = {kind}: bitsandbytes does nothing on {device}. Fix: pip install -U bitsandbytes, or quantize = none "
-                "on Model Memory"
+                f"quantize = {kind}: bitsandbytes does nothing on {device}. Fix: {extras.command('-U', 'bitsandbytes')}, or "
+                "quantize = none on Model Memory"
             )
     setattr(network, f"is_loaded_in_{kind}", True)  # by which peft knows how to put an adapter on
 

@@ -52,7 +52,7 @@ class PipelineModel(FlowModel):
         self.max_sequence_length = max_sequence_length
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
-                network.eval().requires_grad_(False)
+                network.train(False).requires_grad_(False)
         networks = {name: getattr(pipeline, name) for name in self.EXPERTS}
         experts = {name: network for name, network in networks.items() if network is not None}
         adapters = {name: PeftAdapters(network, self.LORA_TARGETS) for name, network in experts.items()}
@@ -224,6 +224,11 @@ class PipelineModel(FlowModel):
 
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
+
+    @contextlib.contextmanager
+    def decoder(self, texts: Sequence[str]) -> Iterator[Callable[[Tensor], Tensor]]:
+        with self._decoding, self._visit(self.device, "vae"):
+            yield lambda latents: self.decode_latents(latents).float().clamp(0, 1)
 
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
         self.latent_shape(*frame_size(images))

@@ -279,6 +279,7 @@ class Family:
         tokenizer: the folder of the one of its longest text encoder.
         most_tokens: of a prompt, the most that it was trained for.
         needs_pictures: prompts have to name a picture each.
+        parts: what its index names beside SCHEDULER and NETWORKS; a checkpoint may say that it does without one.
     """
 
     model: str
@@ -289,14 +290,22 @@ class Family:
     tokenizer: str = "tokenizer"
     most_tokens: int = 512
     needs_pictures: bool = False
+    parts: tuple[str, ...] = ("text_encoder", "tokenizer")
 
 
+SCHEDULER, NETWORKS = "scheduler", ("transformer", "vae")  # which no checkpoint does without
+TWO = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 RULES = {
-    "FluxPipeline": Family("flux.Flux", flux, image_shift, guidance=None, tokenizer="tokenizer_2"),
+    "FluxPipeline": Family("flux.Flux", flux, image_shift, guidance=None, tokenizer="tokenizer_2", parts=TWO),
     "Flux2Pipeline": Family("flux.Flux2", flux2, empirical_shift, guidance=None),
     "Flux2KleinPipeline": Family("flux.Flux2Klein", flux2, empirical_shift),
     "StableDiffusion3Pipeline": Family(
-        "sd3.StableDiffusion3", stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256
+        "sd3.StableDiffusion3",
+        stable_diffusion_3,
+        image_shift,
+        tokenizer="tokenizer_3",
+        most_tokens=256,
+        parts=(*TWO, "text_encoder_3", "tokenizer_3"),
     ),
     "WanPipeline": Family("wan.Wan", wan, video_shift),
     "WanImageToVideoPipeline": Family("wan.WanImageToVideo", wan, video_shift, needs_pictures=True),
@@ -311,6 +320,7 @@ RULES = {
         distilled=lambda checkpoint: bool(checkpoint.levels),
         tokenizer="processor",
         most_tokens=8192,
+        parts=("text_encoder", "processor"),
     ),
     "Krea2Pipeline": Family("krea2.Krea2", qwen_image, krea2_shift, STRENGTH),
     # Nothing in Z-Image's folder says that it is Turbo's, nor does diffusers ask. But Turbo alone has a shift of 3: the base

@@ -6,9 +6,10 @@ Prompts of Wan 2.2-TI2V-5B may give the first frame: it is a part of the conditi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -113,11 +114,19 @@ class Wan(NormalizedModel):
         return _beside_both(condition, self._first_frames(names, settings.height, settings.width))
 
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        return super().decode(self._whole(latents, texts), batch_size)
+
+    @contextlib.contextmanager
+    def decoder(self, texts: Sequence[str]) -> Iterator[Callable[[Tensor], Tensor]]:
+        with super().decoder(texts) as decode:
+            yield lambda latents: decode(self._whole(latents, texts))
+
+    def _whole(self, latents: Tensor, texts: Sequence[str]) -> Tensor:
         if names := self._pictures_of(texts):
             scale = self.latent_grid.scale
             first = self._first_frames(names, latents.shape[-2] * scale, latents.shape[-1] * scale)
             latents = torch.cat([first.to(latents), latents], 2)
-        return super().decode(latents, batch_size)
+        return latents
 
     def _pictures_of(self, texts: Sequence[str]) -> list[str]:
         return given.names(texts) if self.checkpoint.takes_pictures else []

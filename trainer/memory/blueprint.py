@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...host import extras
 from ...host.paths import ASSETS
 from ..families.folder import check_model_folder, library_class, read_index, read_object
 from ..families.options import FlowModelError
@@ -48,7 +49,7 @@ class Blueprint:
     def networks(self) -> dict[str, Any]:
         """Each component on the meta device, as its class makes it."""
         with torch.device("meta"):
-            return {name: self._network(name, *part).eval() for name, part in self.parts.items()}
+            return {name: self._network(name, *part).train(False) for name, part in self.parts.items()}
 
     def _network(self, name: str, library: str, kind: str, config: Mapping[str, Any]) -> nn.Module:
         cls = library_class((self.folder or Path(self.name)) / name, library, kind)
@@ -64,6 +65,7 @@ class Blueprint:
 
     def pipeline_of(self, networks: Mapping[str, nn.Module]):
         """The pipeline with these networks. Its tokenizers only count."""
+        extras.check("The estimate of a model folder's memory", "diffusers")
         import diffusers
 
         from .meta import Words

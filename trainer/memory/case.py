@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), which leaves 7 % of room
 

@@ -14,7 +14,6 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -257,7 +256,9 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
 
     Returns the bytes that the network has before it is made trainable.
     """
-    exact = set(network._keep_in_fp32_modules or ()) if isinstance(network, diffusers.ModelMixin) else set()
+    from diffusers import ModelMixin
+
+    exact = set(network._keep_in_fp32_modules or ()) if isinstance(network, ModelMixin) else set()
     made: dict[int, Any] = {}  # some weights are shared
     size = 0
     for name, module in network.named_modules():

@@ -1,16 +1,16 @@
 """The embedded model as ComfyUI's own objects: a MODEL, a CLIP and a VAE from a diffusers folder in assets/.
 
 ComfyUI's loaders know networks by their published sizes, and this model is tiny. So its sizes are read from the folder, and
-ComfyUI's own networks are built with them: Flux, CLIP and T5. Only the autoencoder stays diffusers' network, since ComfyUI's
-has normalizations of 32 groups, more than this one has channels.
+ComfyUI's own networks are built with them: Flux, CLIP and T5. Only the autoencoder is a network of this module, since ComfyUI's
+has normalizations of 32 groups, more than this one has channels. Nothing here needs diffusers, nor transformers 5.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import comfy.latent_formats
 import comfy.model_detection
@@ -25,10 +25,11 @@ from comfy.sd1_clip import SDClipModel
 from comfy.text_encoders.flux import FluxClipModel
 from comfy.text_encoders.t5 import T5
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch.nn import functional
 
 from ...host.json_files import read_json
 from ...host.paths import ASSETS
-from ..families.folder import library_class, read_index
 from ..families.sizes import RULES, Checkpoint, Config
 from ..types import SamplerSettings
 
@@ -157,20 +158,15 @@ class Tokenizers:
     PARTS = {"l": "tokenizer", "t5xxl": "tokenizer_2"}  # by ComfyUI's names, which its node CLIPTextEncodeFlux uses
 
     def __init__(self, folder: Path, **_):
-        index = read_index(folder)
-        self.tokenizers = {
-            name: library_class(folder / part, *index[part]).from_pretrained(folder / part, local_files_only=True)
-            for name, part in self.PARTS.items()
-        }
+        self.tokenizers = {name: _tokenizer(folder / part) for name, part in self.PARTS.items()}
 
     def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **_) -> dict[str, list[list[tuple]]]:
         """For each encoder one row of (token, weight 1), and the number of its word if asked."""
         rows = {}
         for name, tokenizer in self.tokenizers.items():
-            length = min(MOST_TOKENS, tokenizer.model_max_length)
-            encoded = tokenizer(text, padding="max_length", max_length=length, truncation=True)
-            words = [0 if word is None else word + 1 for word in encoded.word_ids()]
-            row = zip(encoded.input_ids, [1.0] * length, words, strict=True)
+            encoded = tokenizer.encode(text)
+            words = [0 if word is None else word + 1 for word in encoded.word_ids]
+            row = zip(encoded.ids, [1.0] * len(words), words, strict=True)
             rows[name] = [[entry if return_word_ids else entry[:2] for entry in row]]
         return rows
 
@@ -179,21 +175,82 @@ class Tokenizers:
         return {}
 
 
+def _tokenizer(folder: Path) -> Tokenizer:
+    """By the library below transformers, whose classes before version 5 do not read these files."""
+    settings, tokenizer = (
+        read_json(folder / "tokenizer_config.json"),
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+    )
+    length, padding = min(MOST_TOKENS, settings["model_max_length"]), settings["pad_token"]
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id(padding), pad_token=padding, length=length)
+    return tokenizer
+
+
 # -- VAE ----------------------------------------------------------------------------------------------------------------------
 
 
 class Autoencoder(torch.nn.Module):
-    """diffusers' autoencoder, asked as ComfyUI asks its own: without scale and shift, which its latent format has."""
+    """The folder's AutoencoderKL (LDM, 2112.10752), asked as ComfyUI asks its own: without scale and shift, which its latent
+    format has. To the bit the numbers of diffusers' network, of which it has the calls in their order.
+    """
 
-    def __init__(self, network: Any):
+    def __init__(self, weights: Mapping[str, torch.Tensor], groups: int, blocks: int, layers: int):
+        """Weights by diffusers' names, groups of each normalization, and blocks of either half with as many layers each."""
         super().__init__()
-        self.network = network
+        self.groups, self.blocks, self.layers = groups, blocks, layers
+        for name, weight in weights.items():
+            self.register_parameter(name.replace(".", "/"), torch.nn.Parameter(weight, requires_grad=False))
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.network.encode(pixels).latent_dist.mode()
+        """The mean of the latents [B, C, h, w] of pictures [B, 3, H, W] in [-1, 1]."""
+        x = self._convolved("encoder.conv_in", pixels)
+        for block in range(self.blocks):
+            for layer in range(self.layers):
+                x = self._residual(f"encoder.down_blocks.{block}.resnets.{layer}", x)
+            if block < self.blocks - 1:
+                padded = functional.pad(x, (0, 1, 0, 1))
+                x = self._convolved(f"encoder.down_blocks.{block}.downsamplers.0.conv", padded, stride=2, padding=0)
+        x = self._normal("encoder.conv_norm_out", self._middle("encoder.mid_block", x))
+        return self._convolved("encoder.conv_out", functional.silu(x)).chunk(2, 1)[0]
 
     def decode(self, latents: torch.Tensor, **_) -> torch.Tensor:
-        return self.network.decode(latents, return_dict=False)[0]
+        """Pictures [B, 3, H, W] in about [-1, 1] of latents [B, C, h, w]."""
+        x = self._middle("decoder.mid_block", self._convolved("decoder.conv_in", latents))
+        for block in range(self.blocks):
+            for layer in range(self.layers + 1):
+                x = self._residual(f"decoder.up_blocks.{block}.resnets.{layer}", x)
+            if block < self.blocks - 1:
+                x = x.contiguous() if len(x) >= 64 else x  # as diffusers, which the layout's last bits follow
+                larger = functional.interpolate(x, scale_factor=2.0)
+                x = self._convolved(f"decoder.up_blocks.{block}.upsamplers.0.conv", larger)
+        return self._convolved("decoder.conv_out", functional.silu(self._normal("decoder.conv_norm_out", x)))
+
+    def _of(self, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, bias = (self.get_parameter(f"{layer}.{part}".replace(".", "/")) for part in ("weight", "bias"))
+        return weight, bias
+
+    def _convolved(self, layer: str, x: torch.Tensor, stride: int = 1, padding: int = 1) -> torch.Tensor:
+        return functional.conv2d(x, *self._of(layer), stride, padding)
+
+    def _normal(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.group_norm(x, self.groups, *self._of(layer), 1e-6)
+
+    def _residual(self, block: str, x: torch.Tensor) -> torch.Tensor:
+        inner = self._convolved(f"{block}.conv1", functional.silu(self._normal(f"{block}.norm1", x)))
+        inner = self._convolved(f"{block}.conv2", functional.silu(self._normal(f"{block}.norm2", inner)))
+        if f"{block}.conv_shortcut.weight".replace(".", "/") in self._parameters:
+            x = self._convolved(f"{block}.conv_shortcut", x, padding=0)
+        return x + inner
+
+    def _middle(self, block: str, x: torch.Tensor) -> torch.Tensor:
+        """Two residual blocks, and attention of one head over all positions between them."""
+        x, attention = self._residual(f"{block}.resnets.0", x), f"{block}.attentions.0"
+        rows = self._normal(f"{attention}.group_norm", x.flatten(2)).transpose(1, 2)
+        query, key, value = (functional.linear(rows, *self._of(f"{attention}.to_{name}"))[:, None] for name in "qkv")
+        seen = functional.scaled_dot_product_attention(query, key, value)[:, 0]
+        seen = functional.linear(seen, *self._of(f"{attention}.to_out.0"))
+        return self._residual(f"{block}.resnets.1", seen.transpose(1, 2).reshape(x.shape) + x)
 
 
 def vae(folder: Path) -> comfy.sd.VAE:
@@ -202,10 +259,9 @@ def vae(folder: Path) -> comfy.sd.VAE:
     ComfyUI's class builds its network itself. It gets a small one of its own kind, so that it sets up everything else as this
     version of ComfyUI does, and the embedded network then takes that one's place.
     """
-    from diffusers import AutoencoderKL
-
-    config = _config(folder, "vae")
-    network = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True, use_safetensors=True)
+    config, weights = _config(folder, "vae"), load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    blocks, layers = len(config["block_out_channels"]), config["layers_per_block"]
+    network = Autoencoder(weights, config["norm_num_groups"], blocks, layers)
     sizes = {
         "double_z": True,
         "z_channels": 1,
@@ -218,7 +274,7 @@ def vae(folder: Path) -> comfy.sd.VAE:
     sizes |= {"num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0}
     parameters = {"ddconfig": sizes, "embed_dim": 1}
     loaded = comfy.sd.VAE(sd=StandIn(**parameters).state_dict(), config={"params": parameters})
-    loaded.first_stage_model = Autoencoder(network).to(loaded.vae_dtype).eval().requires_grad_(False)
+    loaded.first_stage_model = network.to(loaded.vae_dtype).train(False)
     offload_device = comfy.model_management.vae_offload_device()
     loaded.patcher = _patcher(loaded.first_stage_model, loaded.device, offload_device)
     loaded.size = None  # ComfyUI measures it again

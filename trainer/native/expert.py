@@ -139,7 +139,4 @@ def rewrap(module: torch.nn.Module) -> None:
 
 def ordinary(tensor: Tensor) -> Tensor:
     """The same memory without the mark of `torch.inference_mode`."""
-    if not tensor.is_inference():
-        return tensor
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return frozen.alone(tensor) if tensor.is_inference() else tensor

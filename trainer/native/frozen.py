@@ -23,12 +23,23 @@ class FrozenLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.multiply, ctx.dtype = backward, x.dtype
-        return forward(x.detach())
+        return _no_view(forward(x.detach()))
 
     @staticmethod
     def backward(ctx, *gradients):
         [gradient] = gradients
         return ctx.multiply(gradient).to(ctx.dtype), None, None
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor that nothing is known of: neither a view nor one of `torch.inference_mode`."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """What a function returns: networks write over it, as where a residual is added, and autograd forbids that to its views."""
+    return alone(output) if output._is_view() else output
 
 
 def is_fetched(module: torch.nn.Module) -> bool:
@@ -111,7 +122,7 @@ class _Again(torch.autograd.Function):
     def forward(ctx, x, layer, args, kwargs):
         ctx.layer, ctx.rest = layer, (args, kwargs)
         ctx.save_for_backward(x)
-        return layer.forward(x.detach(), *args, **kwargs)
+        return _no_view(layer.forward(x.detach(), *args, **kwargs))
 
     @staticmethod
     def backward(ctx, *gradients):

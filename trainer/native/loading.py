@@ -34,6 +34,7 @@ def make_trainable(
     boundary: float = NativeOptions.boundary,
     vae_tiling: bool = False,
     check_gradients: bool = True,
+    is_guided_inside: bool = False,
 ) -> NativeModel:
     """A MODEL that ComfyUI loaded, with a LoRA adapter on it that begins as nothing.
 
@@ -42,6 +43,7 @@ def make_trainable(
         conditioning: what it carries besides embeddings goes along with every prompt: reference latents, a first frame.
         checkpointing: "on", "off", or "auto": on where activations would take more than half of what the weights leave.
         memory: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
+        is_guided_inside: see NativeOptions.
 
     Raises:
         FlowModelError: not a flow-matching model of pictures or videos, or a CLIP or VAE of another model.
@@ -53,7 +55,7 @@ def make_trainable(
             logger.warning(message, name, len(each.patches))
     on = {"on": True, "off": False}.get(checkpointing)
     extra = _extra(clip, conditioning) if conditioning else {}
-    options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra)
+    options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside)
     made = NativeModel(model, clip, vae, low_noise, options)
     made.policy.add_adapter(adapter)
     made.settle(made.device)

@@ -22,7 +22,7 @@ from ..types import SamplerSettings
 from . import conditions, frozen, guard, suitable
 from .checkpointing import Mutable
 from .conditions import Encodings, NativeCondition, Processed, Prompt
-from .expert import Expert, ordinary
+from .expert import Expert, ordinary, rewrap
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -49,6 +49,7 @@ class NativeOptions:
         vae_tiling: whether pictures are decoded in tiles.
         check_gradients: whether a gradient is compared with finite differences before it is first used.
         extra: entries of a CONDITIONING that go along with every prompt, such as reference latents.
+        is_guided_inside: whether guidance is a number for the network even if it takes none, as FLUX's pipeline means it.
     """
 
     boundary: float = 0.875
@@ -57,6 +58,7 @@ class NativeOptions:
     vae_tiling: bool = False
     check_gradients: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    is_guided_inside: bool = False
 
 
 class NativeModel(FlowModel):
@@ -122,7 +124,7 @@ class NativeModel(FlowModel):
 
     @property
     def guidance_is_embedded(self) -> bool:
-        return suitable.embeds_guidance(self._first.core)
+        return self.options.is_guided_inside or suitable.embeds_guidance(self._first.core)
 
     def make_room(self) -> None:
         """Nothing: ComfyUI knows of this model as of its own, and moves whatever it needs the room of."""
@@ -335,6 +337,22 @@ class NativeModel(FlowModel):
             images = torch.cat([self._decoded(part) for part in latents.split(batch_size or len(latents))])
         # the one frame of each picture
         return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
+
+    @contextlib.contextmanager
+    def decoder(self, texts: Sequence[str]) -> Iterator[Callable[[Tensor], Tensor]]:
+        import comfy.model_management
+
+        def decode(latents: Tensor) -> Tensor:
+            plain = self._first.core.process_latent_out(self._with_frames(latents).float())
+            comfy.model_management.load_models_gpu([self.vae.patcher])
+            rewrap(self.vae.first_stage_model)
+            with frozen.training(), Mutable():  # some autoencoders write over what they have computed
+                made = self.vae.process_output(self.vae.first_stage_model.decode(plain.to(self.vae.vae_dtype)).float())
+            images = made.movedim(1, -1)[..., :3].clamp(0, 1)
+            return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
+
+        with self._autoencoder():
+            yield decode
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:

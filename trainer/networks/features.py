@@ -50,7 +50,14 @@ class Clip(Network):
 
     def pictures(self, images: Tensor) -> Tensor:
         """[B, D] float32: pictures in the common space, not normalised."""
-        pixels = self._pixels(images).to(self.device, self.dtype)
+        return self._seen(self._pixels(images))
+
+    def pictures_with_gradient(self, images: Tensor) -> Tensor:
+        """The same with a gradient in the pictures, which may be on any device."""
+        return self._seen(preprocess.with_gradient(images, self.processor))
+
+    def _seen(self, pixels: Tensor) -> Tensor:
+        pixels = pixels.to(self.device, self.dtype)
         return _pooled(self.model.get_image_features(pixel_values=pixels)).float()
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
@@ -69,7 +76,7 @@ class Clip(Network):
         return torch.stack([self._texts[text] for text in prompts]).to(self.device)
 
     def _pixels(self, images: Tensor) -> Tensor:
-        return self.processor(preprocess.pil(images), return_tensors="pt").pixel_values
+        return preprocess.prepared(self.processor, images)
 
     def _cleaned(self, text: str) -> str:
         return text
@@ -111,7 +118,7 @@ def of_layers(network: Encoder | Clip, images: Tensor) -> Tensor:
     earlier layers still hold.
     """
     tower = getattr(network.model, "vision_model", network.model)
-    pixels = network.processor(preprocess.pil(images), return_tensors="pt").pixel_values
+    pixels = preprocess.prepared(network.processor, images)
     output = tower(pixel_values=pixels.to(network.device, network.dtype), output_hidden_states=True)
     layers = output.hidden_states
     chosen = {round((len(layers) - 1) * part / 3) for part in (1, 2, 3)}
@@ -146,7 +153,7 @@ class Encoder(_Vision):
 
     def pictures(self, images: Tensor) -> Tensor:
         """[B, D] float32."""
-        pixels = self.processor(preprocess.pil(images), return_tensors="pt").pixel_values
+        pixels = preprocess.prepared(self.processor, images)
         return self.model(pixel_values=pixels.to(self.device, self.dtype)).pooler_output.float()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-import pickle
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...host import search
+from ..families.loading import in_dtype
 from . import RewardError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=torch.nn.Module)
 ALL = "all of its files"
-_READING_ERRORS = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
+_READING_ERRORS = (OSError, EOFError, RuntimeError, ValueError, LookupError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Published:
         return search.model(name, marker, f"{self.source} ({self.size})")
 
     def read(self, path: Path) -> Mapping[str, Any]:
-        """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
+        """What the file holds, of which nothing but tensors is made; large files stay on disk until they are used.
 
         Raises:
             RewardError: it cannot be read, as where a download was cut off.
@@ -62,7 +64,7 @@ class Published:
             if path.suffix == ".safetensors":
                 return load_file(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except _READING_ERRORS as error:
+        except Exception as error:  # of many kinds, after what a damaged or a foreign file is read as
             raise self.misfit(path, f"cannot be read ({_reason(error)})") from error
         if not isinstance(content, Mapping):
             raise self.misfit(path, f"holds a {type(content).__name__} and no named tensors")
@@ -106,9 +108,7 @@ class Published:
         Raises:
             RewardError: a tensor is missing, has another shape or belongs to another network.
         """
-        from accelerate import init_empty_weights
-
-        with init_empty_weights(include_buffers=False):
+        with _without_numbers():
             network = make()
         wanted = network.state_dict()
         self.check(path, state, wanted.keys())
@@ -121,7 +121,21 @@ class Published:
         if wrong:
             raise self.misfit(path, f"does not fit its layout ({len(wrong)} tensors; {min(wrong)})")
         network.load_state_dict(state, assign=True)
-        return network.eval().requires_grad_(False).to(dtype)
+        return network.train(False).requires_grad_(False).to(dtype)
+
+
+@contextlib.contextmanager
+def _without_numbers() -> Iterator[None]:
+    """Within it the weights of a network that is built have shapes alone; its buffers have numbers."""
+
+    def emptied(module: torch.nn.Module, name: str, weight: torch.nn.Parameter) -> torch.nn.Parameter:
+        return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
+
+    hook = register_module_parameter_registration_hook(emptied)  # pyright: ignore[reportArgumentType] what it returns counts
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def from_folder(kind: type[P], path: Path, dtype: torch.dtype) -> P:
@@ -133,17 +147,17 @@ def from_folder(kind: type[P], path: Path, dtype: torch.dtype) -> P:
     try:
         model, report = kind.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues] with its report it is a pair
             path,
-            dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
             trust_remote_code=False,  # what the folder brings is not run, and nobody is asked
+            **in_dtype(dtype),
         )
     except _READING_ERRORS as error:
         reason = _reason(error)
     else:
         if not report["missing_keys"]:
-            return model.eval().requires_grad_(False)
+            return model.train(False).requires_grad_(False)
         reason = f"{sorted(report['missing_keys'])[0]} is missing"
     raise RewardError(
         f"{path} cannot be loaded as a {kind.__name__} ({reason}). Fix: get the whole checkpoint again, with its config.json "
@@ -179,13 +193,15 @@ def _torchvision_fault() -> str | None:
     if importlib.util.find_spec("torchvision") is None:
         return None
     try:
-        importlib.import_module("torchvision")
+        import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         return _reason(error)
     return None
 
 
 def _reason(error: Exception) -> str:
+    if type(error).__name__ == "UnpicklingError":  # torch's own words say how to run what the file holds
+        return "UnpicklingError: it holds other things than tensors"
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

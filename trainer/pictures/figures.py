@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...host import extras
+from ...host.places import place
 from .. import keys
 
 if TYPE_CHECKING:
@@ -25,7 +28,27 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0
 _DPI = 110
 
 
+@place("fonts", "matplotlib's list of fonts, which it makes when it draws for the first time", ours=False)
+def _fonts(_: object = None) -> Path | None:
+    if not extras.installed("matplotlib"):
+        return None
+    import matplotlib
+
+    return Path(matplotlib.get_cachedir())
+
+
+@place("figures", "matplotlib's own settings, a folder that it makes and leaves empty", ours=False)
+def _settings(_: object = None) -> Path | None:
+    if not extras.installed("matplotlib"):
+        return None
+    import matplotlib
+
+    return Path(matplotlib.get_configdir())
+
+
 def new_figure(width: float, height: float) -> Figure:
+    """Raises MissingPackage where there is no matplotlib."""
+    extras.check("A figure of curves or heatmaps", "plots", "matplotlib")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
@@ -41,6 +64,7 @@ def rendered(figure: Figure) -> np.ndarray:
 
 def svg(draw: Callable[[], Figure]) -> str:
     """A figure for a page: without a background, and black as the page's own ink, so that it is readable on light and dark."""
+    extras.check("A figure of curves or heatmaps", "plots", "matplotlib")
     import matplotlib
 
     # Text as text, in the page's fonts; names as they are, whatever $ signs they have.

@@ -93,6 +93,17 @@ def sample_grid(
     return np.asarray(grid)
 
 
+def note(text: str) -> np.ndarray:
+    """A picture of a text, in the place of one that cannot be drawn."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    lines, font = textwrap.wrap(text, 60), ImageFont.load_default(15)
+    sheet = Image.new("RGB", (480, 20 + 20 * len(lines)), "white")
+    for row, line in enumerate(lines):
+        ImageDraw.Draw(sheet).text((10, 10 + 20 * row), line, fill="#333333", font=font)
+    return np.asarray(sheet)
+
+
 def before_after(
     before: Tensor,
     after: Tensor,

@@ -34,8 +34,13 @@ class Adapter:
     seed: int = 0
 
     def ends(self, usual: Sequence[str]) -> list[str]:
-        """The ends of module names that it is for; `usual` where it names none."""
-        return [end.strip() for end in self.targets.split(",") if end.strip()] or list(usual)
+        """The ends of module names that it is for; `usual` where it names nothing. Raises ValueError for commas alone."""
+        named = [end.strip() for end in self.targets.split(",") if end.strip()]
+        if self.targets.strip() and not named:
+            raise ValueError(
+                f"lora_targets {self.targets[:80]!r} names no layer. Fix: leave it empty, or use {', '.join(usual)}"
+            )
+        return named or list(usual)
 
 
 class Adapters(ABC):

@@ -15,8 +15,6 @@ from ..types import OLD, THETA
 from .adapters import TRAINED, Adapter, Adapters
 
 if TYPE_CHECKING:
-    from diffusers.training_utils import EMAModel
-
     from ..types import MatchingSettings, UpdateSettings
 
 
@@ -50,6 +48,25 @@ class LossScale:
             self.value, self.good = self.value * 2, 0
 
 
+class Average:
+    """The exponential moving average of weights: avg ← d·avg + (1-d)·θ, with d = min(decay, (1+n)/(10+n)) after n steps.
+
+    The first step takes θ as it is. To the bit what diffusers' EMAModel makes, as older runs had it.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], decay: float):
+        self.decay, self.optimization_step = decay, 0
+        self.shadow_params = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def step(self, parameters: Sequence[Tensor]) -> None:
+        """One more step, after an update."""
+        steps, self.optimization_step = self.optimization_step, self.optimization_step + 1
+        keeps = min((1 + steps) / (10 + steps), self.decay) if steps else 0.0
+        for shadow, parameter in zip(self.shadow_params, parameters, strict=True):
+            shadow.sub_((1 - keeps) * (shadow - parameter))
+
+
 class Policy:
     """The trainable part of a flow model: an adapter on its networks, or all of their weights.
 
@@ -74,7 +91,7 @@ class Policy:
 
     def _begin(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
-        self.ema: EMAModel | None = None
+        self.ema: Average | None = None
         self.forget_old()
         self.version = self.nonfinite_in_a_row = 0
         self.loss_scale = LossScale.of(self._dtype)
@@ -285,15 +302,10 @@ class Policy:
         if not settings.ema_decay:
             self.ema = None
         elif self.ema is None:
-            self.ema = self._average(settings.ema_decay)
+            self.ema = Average(self.trainable_parameters(), settings.ema_decay)
         else:
             self.ema.decay = settings.ema_decay
         return self.optimizer
-
-    def _average(self, decay: float) -> EMAModel:
-        from diffusers.training_utils import EMAModel
-
-        return EMAModel(self.trainable_parameters(), decay=decay)
 
     def move(self, device: torch.device) -> None:
         """Untrained weights, average and moments follow the networks to their device."""
@@ -301,7 +313,7 @@ class Policy:
         if self.old is not None:
             self.old = [weights.to(device) for weights in self.old]
         if self.ema is not None:
-            self.ema.to(device)
+            self.ema.shadow_params = [weights.to(device) for weights in self.ema.shadow_params]
         for state in (self.optimizer.state if self.optimizer else {}).values():
             for name, value in state.items():
                 state[name] = value.to(device)
@@ -340,7 +352,7 @@ class Policy:
         return self.whole({f"{number:05d}": shadow for number, shadow in enumerate(self.ema.shadow_params)})
 
     def load_average_state(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:
-        self.ema = self._average(decay)
+        self.ema = Average(self.trainable_parameters(), decay)
         pairs = zip(sorted(tensors), self.trainable_parameters(), strict=True)
         self.ema.shadow_params = [distributed.like(tensors[key], parameter) for key, parameter in pairs]
         self.ema.optimization_step = step

@@ -5,7 +5,7 @@ A new reward is one subclass of `Reward` in a file here and one row in REWARDS, 
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import Any
 
 from ..networks import RewardError
@@ -37,8 +37,9 @@ REWARDS = {
 
 def reward_class(kind: str) -> type[Any]:
     """The class of a row in REWARDS: a `Reward` with settings of its own. Its module, and what that needs, is imported now."""
+    # Not by pkgutil: in ComfyUI the pack's name is a path.
     module, _, name = REWARDS[kind].rpartition(".")
-    return getattr(importlib.import_module(f".{module}", __name__), name)
+    return getattr(import_module(f".{module}", __name__), name)
 
 
 __all__ = ["REWARDS", "Reward", "RewardError", "parse_bounds", "reward_class"]

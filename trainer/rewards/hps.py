@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...host import extras
 from ..networks import RewardError, preprocess
 from ..networks.features import VIT_L, Clip
 from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
+from .base import Reward
 from .clip import ClipReward
 
 FILE = Published("HPSv2.1", "HPS_v2.1_compressed.pt", "3.9 GB", "xswu/HPSv2")
@@ -138,6 +140,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 def clean(text: str) -> str:
     """What open_clip does to a text before its tokenizer, but for spaces and capitals, which the tokenizer sees to."""
+    extras.check("Reward: HPSv2.1", "rewards", "ftfy")
     import ftfy
 
     return html.unescape(html.unescape(ftfy.fix_text(text))).strip()
@@ -161,7 +164,7 @@ class HPSv2Package(Network):
             ) from error
         self.model, _, self.transform = create_model_and_transforms("ViT-H-14", None, device="cpu", output_dict=True)
         self.model.load_state_dict(read_checkpoint(path))
-        self.model.eval().requires_grad_(False).to(dtype)
+        self.model.train(False).requires_grad_(False).to(dtype)
         self.tokenizer = get_tokenizer("ViT-H-14")
         self.settle(device)
 
@@ -201,5 +204,7 @@ class HPSv2(ClipReward):
             folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
             super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self.cosine(images, prompts)
+    differentiable = Reward.differentiable  # its letterbox rounds to 8 bits
+
+    def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.cosine(features, prompts)

@@ -55,8 +55,11 @@ class Sharpness(Reward):
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         luma = 255 * images.float() @ images.new_tensor([0.299, 0.587, 0.114], dtype=torch.float32)
-        kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
+        kernel = luma.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
         return torch.nn.functional.conv2d(luma[:, None], kernel[None, None]).flatten(1).var(1, correction=0)
+
+    def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.score(images, prompts)
 
 
 def jpeg_kilobytes(images: Tensor) -> Tensor:

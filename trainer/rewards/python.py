@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from ...host import stopping
+from ...host import files, stopping
 from ...host.access import permissions
 from ..networks import RewardError
 from .base import Reward
@@ -52,20 +53,15 @@ class PythonReward(Reward):
 def _load(path: Path) -> ModuleType:
     """The file as a module under a name of its own; the same one for all nodes, until the text changes.
 
-    Compiled here, since Python's cache of compiled files does not see a change within a second.
+    Run and not imported, since Python's cache of compiled files does not see a change within a second.
     """
-    name, source = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}", path.read_bytes()
+    name, digest = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}", files.sha256(path)
     module = sys.modules.get(name)
-    if module is not None and vars(module)["__source__"] == source:
+    if module is not None and vars(module)["__digest__"] == digest:
         return module
-    module = ModuleType(name)
-    vars(module).update(__file__=str(path), __source__=source)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
-    try:
-        _naming_the_line(path, lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(module)))
-    except BaseException:
-        del sys.modules[name]
-        raise
+    content = _naming_the_line(path, lambda: runpy.run_path(str(path), run_name=name))
+    module = sys.modules[name] = ModuleType(name)
+    vars(module).update(content, __digest__=digest)
     return module
 
 

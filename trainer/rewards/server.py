@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ...host import stopping
+from ...host import environment, stopping
 from ...host.access import permissions
 from ...host.access.addresses import host_of
 from ..networks import RewardError
@@ -23,10 +22,11 @@ from ..networks.network import OncePerBatch
 from .base import Reward
 
 if TYPE_CHECKING:
-    import aiohttp
+    from ...host import network
 
 TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
 FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
+JSON = {"Content-Type": "application/json"}
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 SHOWN = 200  # characters of an answer in an error
 
@@ -107,15 +107,11 @@ class Server(OncePerBatch):
         return _stoppable(self._ask(questions))
 
     async def _ask(self, questions: Sequence[Question]) -> list[str]:
-        import aiohttp
+        from ...host import network
 
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if self.token_variable:
-            headers["Authorization"] = f"Bearer {self._token()}"
-        limit = aiohttp.ClientTimeout(total=self.timeout)
+        token = self._token() if self.token_variable else ""
         turns = asyncio.Semaphore(self.concurrency)
-        # aiohttp would decompress an answer without a limit.
-        async with aiohttp.ClientSession(headers=headers, timeout=limit, auto_decompress=False) as session:
+        async with network.session(token, network.limit(self.timeout)) as session:
 
             async def in_turn(question: Question) -> str:
                 async with turns:
@@ -129,9 +125,9 @@ class Server(OncePerBatch):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer(self, session: aiohttp.ClientSession, question: Question) -> str:
+    async def _answer(self, session: network.Session, question: Question) -> str:
         """The text of a good answer to one request."""
-        import aiohttp
+        from ...host import network
 
         problem = fix = ""
         for attempt in range(self.retries + 1):
@@ -139,13 +135,14 @@ class Server(OncePerBatch):
                 await asyncio.sleep(FIRST_WAIT * 2 ** (attempt - 1))
             try:
                 # A redirect would take pictures and token to another host.
-                async with session.post(self.url, data=question.body, allow_redirects=False) as response:
-                    content, whole = await _read_at_most(response, question.most)
+                ask = session.post(self.url, data=question.body, headers=JSON, allow_redirects=False)
+                async with ask as response:
+                    content, whole = await network.read_at_most(response, question.most)
             except asyncio.TimeoutError:
                 problem = f"gave no answer within {self.timeout:g} s"
                 fix = f"raise timeout, lower {self.SMALLER}, or look at the server's own log"
                 continue
-            except aiohttp.ClientError as error:
+            except network.FAILED as error:
                 problem = f"could not be reached ({type(error).__name__}: {error})"
                 fix = "start the reward server, or correct url"
                 continue
@@ -178,7 +175,7 @@ class Server(OncePerBatch):
 
     def _token(self) -> str:
         permissions.check_token(self.token_variable, self.url)
-        token = os.environ.get(self.token_variable)
+        token = environment.read(self.token_variable)
         if not token:
             raise RewardError(
                 f"{self.url} should get the token in the environment variable {self.token_variable}, which is not set. "
@@ -226,19 +223,6 @@ def png(frame) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
-
-
-async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
-    """The first `most` bytes of an answer, and whether that is all of it. Nothing of a compressed answer is read."""
-    if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
-        response.close()
-        return b"", False
-    try:
-        content = await response.content.readexactly(most + 1)
-    except asyncio.IncompleteReadError as end:
-        return end.partial, True
-    response.close()  # else the rest would be waited for
-    return content[:most], False
 
 
 def _stoppable(work: Coroutine[None, None, T]) -> T:

@@ -13,6 +13,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
+from ...host import extras
 from ..networks import RewardError
 from ..networks.preprocess import pil
 from ..types import metadata_of
@@ -20,8 +21,7 @@ from .base import Reward
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-PACKAGES = ("rapidocr", "onnxruntime")
-INSTALL = 'Fix: pip install "rapidocr>=3.10" onnxruntime'
+INSTALL = f"Fix: {extras.command('-U', *extras.EXTRAS['ocr'])}"
 MODELS = {"Det": "PP-OCRv6_det_small.onnx", "Rec": "PP-OCRv6_rec_small.onnx"}  # that find lines, and read them
 
 
@@ -29,11 +29,10 @@ def find_models() -> dict[str, Path]:
     """Where the installed package has its models.
 
     Raises:
-        FileNotFoundError: a package or a model is missing; it says how to install them.
+        MissingPackage: a package is missing.
+        FileNotFoundError: a model is; it says how to install them.
     """
-    for package in PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            raise FileNotFoundError(f"reading text needs the package {package}, which is not installed. {INSTALL}")
+    extras.check("Reward: Text", "ocr")
     specification = importlib.util.find_spec("rapidocr")
     assert specification and specification.origin
     folder = Path(specification.origin).parent / "models"
@@ -69,7 +68,8 @@ def reader() -> Reader:
     """The one of this process.
 
     Raises:
-        FileNotFoundError: a package or a model is missing.
+        MissingPackage: a package is missing.
+        FileNotFoundError: a model is.
         RewardError: the package cannot be imported.
     """
     return Reader()

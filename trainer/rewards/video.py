@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...host import paths
+from ...host import extras, paths
 from ..networks import preprocess
 from ..networks.network import Network
 from ..networks.published import ALL, Published, pillow_processor, transformers_class
@@ -18,6 +18,10 @@ from .base import NetworkReward
 
 class VideoNetwork(Network, ABC):
     """What scores videos."""
+
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        extras.check("A reward for videos", "rewards", "transformers")
+        super().__init__(path, device, dtype)
 
     @abstractmethod
     def score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:

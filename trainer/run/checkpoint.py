@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...host import distributed
-from ...host.files import Damaged, open_plain
+from ...host.files import Damaged, open_plain, real
 from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
@@ -26,13 +26,13 @@ from ..families.base import FlowModel
 from ..policy.files import read_metadata, read_tensors, write_tensors
 from ..types import NextRollout
 from . import status
-from .folder import CHECKPOINTS
+from .folder import CHECKPOINTS, say_once
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY, SHARES = (
-    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy", "credit")
+ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY, SHARES, NOISE = (
+    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy", "credit", "step_noise")
 )
 _FIX = "put the file back, or delete its folder"
 _MOST_ITERATIONS = 10**7  # as Training Run has them
@@ -52,7 +52,6 @@ _FIELDS: dict[str, Check] = {
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
 _OLD_POLICY_FIELDS: dict[str, Check] = {"steps": WHOLE, "differs": FLAG}
-_left_alone: set[Path] = set()  # folders that a warning has named
 
 
 def save(
@@ -74,6 +73,7 @@ def save(
         AVERAGE: policy.average_state() if policy.ema is not None else {},
         OLD_POLICY: policy.old_state(),
         SHARES: {name: one.figures for name, one in model.step_shares.items()},
+        NOISE: {"step_noise": model.step_noise} if model.step_noise.numel() else {},
     }
     if not distributed.is_main():
         return target
@@ -103,6 +103,8 @@ def save(
             state["old_policy"] = {"steps": policy.old_steps, "differs": policy.old is not None}
         if model.step_shares:
             state["credit"] = {name: one.again for name, one in model.step_shares.items()}
+        if tensors[NOISE]:
+            state["step_noise"] = True
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
@@ -125,10 +127,7 @@ def _is_ours(checkpoint: Path) -> bool:
 
 
 def _leave(folder: Path) -> None:
-    """Says once that a folder stays."""
-    if folder not in _left_alone:
-        logger.warning("%s was not made by a training, and is left alone", folder)
-        _left_alone.add(folder)
+    say_once(f"{folder} was not made by a training, and is left alone")
 
 
 def _run_id(checkpoint: Path) -> str | None:
@@ -191,6 +190,7 @@ def _verified(checkpoint: Path) -> dict:
         AVERAGE: "ema" in state,
         OLD_POLICY: _old_policy(state)["differs"],
         SHARES: "credit" in state,
+        NOISE: "step_noise" in state,
     }
     for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
         try:
@@ -222,6 +222,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
     shares = read_tensors(checkpoint / SHARES) if "credit" in state else {}
     model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
+    noise = read_tensors(checkpoint / NOISE)["step_noise"] if "step_noise" in state else model.step_noise[:, :0]
+    model.step_noise = noise
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
@@ -280,7 +282,7 @@ def wrote(folder: Path, run: str, file: Path) -> bool:
     if metadata.get("otca_run_id") != run:
         return False
     name = metadata.get("otca_run")
-    if name == folder.name or file.parent.resolve() == folder.resolve():
+    if name == folder.name or real(file.parent) == real(folder):
         return True
     try:
         return run_id(folder.with_name(plain_name(name))) != run

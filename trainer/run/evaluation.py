@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...host import distributed, files
 from .. import rollout
+from ..errors import standard_error
 from ..families.base import FlowModel
 from ..pictures import grids
 from ..policy.files import read_tensors, write_tensors
@@ -19,10 +20,12 @@ from ..prompts import prompt_lines
 from ..rewards.base import score
 from ..types import Prompt, Report, RunSettings, metadata_of
 from .folder import SAMPLES
+from .verdicts import by_prompt
 
 logger = logging.getLogger(__name__)
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+NOISE = "seed and prompt"  # what a picture's noise depends on; rows without that word: on the seed alone
 
 
 def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Report) -> list[str]:
@@ -73,32 +76,36 @@ def evaluate(
     asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
     values = distributed.whole(score([judge for _, judge in asked], images, texts)[: len(rows)])
     images = distributed.whole(images[: len(rows)])
-    row: dict = {"iteration": iteration, "prompts": list(prompts), "rewards": {}}
+    row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "rewards": {}}
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, (reward, judge) in enumerate(asked):
-        figures = {**_figures(values[:, k]), "held_out": reward.held_out, "values": values[:, k].tolist()}
+        figures = {**_figures(values[:, k], prompts), "held_out": reward.held_out, "values": values[:, k].tolist()}
         # What has learned since the last evaluation measures by another scale: it is shown, and nothing is decided by it.
         row.setdefault("rewards" if judge is reward else "learned", {})[reward.name] = figures
     return row, images, [text for text, _ in pairs]
 
 
-def _figures(values: Tensor) -> dict[str, float]:
-    """Mean and spread of one reward's scores [N], those that are missing (NaN) left out."""
+def _figures(values: Tensor, prompts: Sequence[str]) -> dict[str, float]:
+    """Mean, spread and standard error of one reward's scores [N], which go through the prompts again and again. The error is
+    clustered by prompt; scores that are missing (NaN) are left out."""
     column = values[values.isfinite()]
     spread = column.std().item() if len(column) > 1 else 0.0
-    return {"mean": column.mean().item(), "std": spread, "standard_error": spread / max(1, len(column)) ** 0.5}
+    _, error, _ = standard_error(values.numpy(), by_prompt(prompts, len(values)))
+    return {"mean": column.mean().item(), "std": spread, "standard_error": error if error == error else 0.0}
 
 
-def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: int) -> None:
+def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: int, alike: bool) -> None:
     """Writes samples/<iteration>.png, of videos also .mp4, and samples.png, which shows before and after training.
 
     Args:
         folder: of the run.
         iteration: 0 is the evaluation before training, whose pictures are kept for samples.png.
+        alike: whether these began as those of before training did; else samples.png stays as it is.
     """
     stills = grids.stills(images)
-    _before_after(folder, stills, captions, iteration)
+    if alike:
+        _before_after(folder, stills, captions, iteration)
     path = folder / SAMPLES / f"{iteration:06d}"
     grids.save(grids.sample_grid(stills[:32], captions[:32]), path.with_suffix(".png"))
     if images.ndim == 5:

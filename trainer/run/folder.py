@@ -40,6 +40,13 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
+
+@functools.lru_cache(maxsize=1000)
+def say_once(line: str) -> None:
+    """For what is looked at again and again."""
+    logger.warning(line)
+
+
 METRICS = "metrics.jsonl"  # one object an iteration
 EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
 CHANGES = "changes.jsonl"  # one object for each iteration whose graph had other values than the one before
@@ -228,7 +235,7 @@ _MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "he
 
 def check_evaluation(row: dict) -> None:
     """Raises ValueError if a row of evaluation.jsonl is not an evaluation."""
-    check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS)})
+    check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS), "noise": maybe(TEXT)})
     check(row.get("rewards"), dict, {})
     if (metadata := row.get("metadata")) is not None:
         check(metadata, list, {})
@@ -273,11 +280,22 @@ def writing(method: Callable) -> Callable:
             raise RunError(str(error)) from error
         except OSError as error:
             raise RunError(
-                f"{error.filename or self.folder} could not be written ({error.strerror or error}); the last checkpoint stays. "
+                f"{error.filename or self.folder} could not be written ({error.strerror or error}); {_left(self.folder)}. "
                 "Fix: free space there or make it writable, then resume by --resume, or on the canvas by queueing again"
             ) from error
 
     return wrapped
+
+
+def _left(folder: Path) -> str:
+    if any((folder / CHECKPOINTS).glob("[0-9]*/state.json")):
+        return "the last checkpoint stays"
+    return "no checkpoint was complete yet, so the run begins again"
+
+
+def has_saved(folder: Path) -> bool:
+    """Whether a checkpoint of the run was complete once, be it gone by now: what is trained is written after each."""
+    return any(files.present(folder / name) for name in (*ADAPTERS, *NETWORKS))
 
 
 def check_writable(folder: Path) -> None:

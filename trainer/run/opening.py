@@ -41,12 +41,12 @@ def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: 
 
 
 def keep_open(run: Run) -> None:
-    _open[run.folder.resolve()] = run
+    _open[files.real(run.folder)] = run
 
 
 def run_at(folder: Path) -> Run | None:
     """The run of that folder, if it is open in this process."""
-    return _open.get(folder.resolve())
+    return _open.get(files.real(folder))
 
 
 def run_of(model: FlowModel) -> Run | None:
@@ -64,7 +64,7 @@ def belongs(model: FlowModel, run: Run | None) -> None:
 
 def close_run(run: Run) -> None:
     """The run ends in this process, and any other process may resume it."""
-    _open.pop(run.folder.resolve(), None)
+    _open.pop(files.real(run.folder), None)
     run.close()
     if run.claim is not None:
         run.claim.release()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...host import claim, distributed, files, own_folders
+from ...host import claim, distributed, extras, files, own_folders
 from ...host.files import write_text
 from .. import keys
 from ..families.base import FlowModel
@@ -75,7 +75,7 @@ class Run:
         self._saved: int | None = self.iteration
         self._best = BestAdapter(folder, self.writes, say)
         self.meter = budget.Meter(folder if node is None else None)
-        self._warned = False
+        self._warned = self._said_missing = False
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
@@ -329,6 +329,10 @@ class Run:
         prompts = evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, on_step)
+        noise = [row.get("noise") for row in (*self.evaluations[-1:], row)]
+        if len(set(noise)) > 1:
+            change = {"node": "Evaluation", "input": "noise by", "before": noise[0] or "seed", "now": noise[1]}
+            self._graphs.note([change], iteration)
         self._append(EVALUATIONS, row)
         if self.writes:
             self._show_evaluation(images, captions, row)
@@ -360,13 +364,20 @@ class Run:
     def _show_evaluation(self, images, captions: list[str], row: Mapping) -> None:
         figures = {**row["rewards"], **row.get("learned", {})}
         means = {keys.evaluation(name): values["mean"] for name, values in figures.items()}
-        evaluation.save_pictures(self.folder, images, captions, row["iteration"])
+        first = next((other for other in self.evaluations if other["iteration"] == 0), row)
+        alike = verdicts.same_beginnings(first, row)
+        evaluation.save_pictures(self.folder, images, captions, row["iteration"], alike)
         self._open_trackers().write(row["iteration"], means)
 
     @writing
     def plot(self) -> None:
         """Draws rewards.png and credit.png."""
         if not self.writes:
+            return
+        if missing := extras.wrong("Drawing rewards.png and credit.png", "plots", "matplotlib"):
+            if not self._said_missing:
+                logger.info(missing)
+            self._said_missing = True
             return
         grids.save(self.curves(), self.folder / "rewards.png")
         if self._last is not None:
@@ -444,9 +455,11 @@ class Graphs:
 
     def note_changes(self, before: Mapping, iteration: int) -> None:
         """Values that differ from those of the graph before are an event of the run; `iteration` is the first that has them."""
-        changes = lineage.changes(before, self.workflow, self.node)
-        if not changes:
-            return
+        if changes := lineage.changes(before, self.workflow, self.node):
+            self.note(changes, iteration)
+
+    def note(self, changes: list[dict], iteration: int) -> None:
+        """Writes changes down, in the form of `lineage.changes`; `iteration` is the first that has them."""
         lines = "; ".join(map(lineage.change_line, changes))
         logger.info("%s, from iteration %d on: %s", self.folder.name, iteration, lines)
         rows = self.changes.rows

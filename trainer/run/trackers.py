@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...host import extras
 from ...host.access import permissions
 from ...host.access.wants import figures_go_out
 from ...host.files import write_text
@@ -64,9 +65,8 @@ def _begin_tensorboard(folder: Path, purge: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        logger.warning(
-            "%s is not written: tensorboard cannot be imported (%s). Fix: pip install tensorboard", folder, error
-        )
+        fix = extras.command("tensorboard")
+        logger.info("%s is not written: tensorboard cannot be imported (%s). Fix: %s", folder, error, fix)
         return None
     return SummaryWriter(str(folder), purge_step=purge)
 
@@ -79,7 +79,8 @@ def _begin_wandb(folder: Path, project: str, settings: Mapping):
         import wandb
     except ImportError as error:
         raise ValueError(
-            f"wandb_project = {project!r}, but wandb cannot be imported ({error}). Fix: pip install wandb, or leave it empty"
+            f"wandb_project = {project!r}, but wandb cannot be imported ({error}). Fix: {extras.command('wandb')}, or leave it "
+            "empty"
         ) from error
     before = read_own(folder, WANDB) or {}
     name = before["id"] if before.get("project") == project else uuid.uuid4().hex[:8]

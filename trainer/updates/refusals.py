@@ -41,6 +41,12 @@ def of_credit(method: str) -> Misfit:
     return Misfit("advantages", message, fix)
 
 
+def of_measuring(method: str) -> Misfit:
+    """Says that Matching Step does not measure what its credit goes by."""
+    message = f"{method} goes by the gradients of GRPO Step, and Matching Step measures none, so that all steps would weigh alike"
+    return Misfit("advantages", message, "another credit in its place, or GRPO Step as the update")
+
+
 def of_selection(loss: str, most: int) -> Iterator[Misfit]:
     """Checks `most`, how many samples of each group are kept: a loss of pairs needs the two of a pair."""
     if loss == "dpo" and most < 2:
@@ -62,6 +68,7 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
     """What is wrong with Matching Step's own inputs."""
     if settings.ema_kl_coefficient and not settings.ema_decay:
-        pull = f"ema_kl_coefficient = {settings.ema_kl_coefficient:g}"
+        value: object = settings.ema_kl_coefficient  # as a graph has it, which may be anything
+        pull = f"ema_kl_coefficient = {f'{value:g}' if isinstance(value, float) else value}"
         message = f"{pull} pulls towards the average, and with ema_decay = 0 none is kept"
         yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...host import extras
 from ..types import PREFIX
 from .graph import constants, links
 
@@ -56,8 +57,9 @@ def needs_comfyui(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]
 
 
 def wants_comfyui(node_class: type | None) -> bool:
-    """Whether a class of ours works with ComfyUI's own objects."""
-    return getattr(node_class, "NEEDS_COMFYUI", False)
+    """Whether a class of ours works with ComfyUI's own objects: always, or where packages lack that it does without there."""
+    instead = getattr(node_class, "COMFYUI_INSTEAD", False) and extras.wrong("", *getattr(node_class, "NEEDS", ()))
+    return getattr(node_class, "NEEDS_COMFYUI", False) or bool(instead)
 
 
 def needs(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Needs | None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ...host.text import as_repr
 from ..types import (
     DATASET_NODE,
     LOAD_NODE,
@@ -141,7 +142,7 @@ def as_begun(graph: Graph, done: int) -> dict[str, dict]:
 def change_line(change: Mapping[str, Any]) -> str:
     """One of `changes` for a human."""
     if "input" in change:
-        return f"{change['node']}, {change['input']}: {change['before']!r} → {change['now']!r}"
+        return f"{change['node']}, {change['input']}: {as_repr(change['before'])} → {as_repr(change['now'])}"
     if change["before"] is None or change["now"] is None:
         return f"{change['node']}: {change['now'] or change['before']} is {'new' if change['now'] else 'gone'}"
     return f"{change['node']}: {change['before']} → {change['now']}"

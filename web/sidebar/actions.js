@@ -2,8 +2,9 @@
 /** What the commands and buttons of the sidebar do. Each throws an Error with a message for the user where it fails. */
 import { t } from "../lib/language.js";
 import { resumeOnCanvas } from "../lib/newrun.js";
+import { runNameOf, uniqueName } from "../lib/runs.js";
 import { readWorkflow } from "../lib/safetensors.js";
-import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./dialogs.js";
+import { exportDialog, permissionsDialog, resumeDialog, trainDialog, wordDialog } from "./dialogs.js";
 import { h } from "./dom.js";
 
 const TEXT = {
@@ -20,6 +21,14 @@ const TEXT = {
   loraAlone: (/** @type {string} */ name) =>
     t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name }),
   opened: (/** @type {string} */ id) => t("Workflow of {name} opened", { name: id }),
+  train: t("Train headless"),
+  inTerminal: t("Train it in a terminal"),
+  inTerminalNote: t("Type this into a terminal, in the folder that has the download. The run appears here by itself."),
+  resume: t("Resume"),
+  resumeNote: t("It goes on from the last checkpoint, and this page shows it. For a finished run, add --iterations and their number in all."),
+  stop: t("Stop"),
+  stopInTerminal: t("Stop it in a terminal"),
+  stopNote: t("The run ends after its current step and saves. So it does by Ctrl-C in the terminal where it trains."),
 };
 
 /**
@@ -30,10 +39,18 @@ const TEXT = {
  */
 export async function train(comfy, showRun) {
   const graph = await comfy.exportedGraph();
-  const { runs } = await comfy.getJson("/otca/runs");
+  const [word, { runs }] = await Promise.all([comfy.trainingsWord(), comfy.getJson("/otca/runs")]);
+  const taken = runs.map((/** @type {Run} */ run) => run.id);
+  if (!word.given) {
+    const name = uniqueName(runNameOf(graph.output), taken);
+    const { here: command, filename, problems } = await comfy.postJson("/otca/export", { prompt: graph.output, name });
+    const instead = { title: TEXT.inTerminal, command, note: TEXT.inTerminalNote };
+    const file = { name: filename, save: () => save(filename, JSON.stringify(graph.output, null, 2)) };
+    return wordDialog(comfy, { title: TEXT.train, word, instead, file, problems });
+  }
   trainDialog(comfy, {
     prompt: graph.output,
-    taken: runs.map((/** @type {Run} */ run) => run.id),
+    taken,
     async start(settings) {
       const { id } = await comfy.postJson("/otca/train", {
         ...settings,
@@ -101,10 +118,15 @@ function save(filename, text) {
  * Stops a run: on the canvas by ComfyUI's own Stop, in the background by our route.
  *
  * @param {Comfy} comfy
- * @param {Run} run
+ * @param {RunDetails} run
  */
 export async function stop(comfy, run) {
   const onCanvas = run.place === "canvas";
+  const word = onCanvas ? null : await comfy.trainingsWord();
+  if (word && !word.given) {
+    const instead = { title: TEXT.stopInTerminal, command: run.instead.stop, note: TEXT.stopNote };
+    return wordDialog(comfy, { title: TEXT.stop, word, instead: run.place === "remote" ? undefined : instead });
+  }
   if (onCanvas) await comfy.interrupt();
   else await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/stop`);
   comfy.toast("info", TEXT.stopping, onCanvas ? TEXT.stoppingPrompt : TEXT.stoppingDetail);
@@ -114,7 +136,7 @@ export async function stop(comfy, run) {
  * Resumes a run in the background; `showRun(comfy, id)` then shows it.
  *
  * @param {Comfy} comfy
- * @param {Run} run
+ * @param {RunDetails} run
  * @param {(comfy: Comfy, id: string) => void} showRun
  */
 export async function resume(comfy, run, showRun) {
@@ -123,7 +145,11 @@ export async function resume(comfy, run, showRun) {
     comfy.toast("success", TEXT.started(id), told ?? undefined);
     showRun(comfy, id);
   };
-  if (run.status === "finished") resumeDialog(comfy, { run, start });
+  const word = await comfy.trainingsWord();
+  if (!word.given) {
+    const instead = { title: TEXT.inTerminal, command: run.instead.resume, note: TEXT.resumeNote };
+    wordDialog(comfy, { title: TEXT.resume, word, instead });
+  } else if (run.status === "finished") resumeDialog(comfy, { run, start });
   else await start({});
 }
 

@@ -57,6 +57,12 @@ const TEXT = {
     allowed === null ? t("known only when the graph runs") : allowed ? t("allowed") : t("not allowed"),
   allow: (/** @type {string} */ what) => t("Allow {what}", { what }),
   go: (/** @type {string} */ title) => t("Show {node} on the canvas", { node: title }),
+  notAllowed:
+    t("ComfyUI does not know who opens its page. So this page may start and stop trainings, and delete runs, on this computer only once you have allowed that from outside of it."),
+  allowTitle: t("Allow it on this page"),
+  allowSteps: t("Type this into a terminal of this computer, once, and restart ComfyUI. With --take-back at its end it takes your word back."),
+  allowVariable: (/** @type {string} */ variable) => t("Or start ComfyUI with {variable} in its environment.", { variable }),
+  download: (/** @type {string} */ file) => t("Download {file}", { file }),
 };
 
 /**
@@ -386,16 +392,7 @@ function bundleResult(comfy, made) {
  * @param {(hashes: boolean) => Promise<BundleAnswer>} options.bundle
  */
 export function exportDialog(comfy, { answer, failed, download, bundle }) {
-  const commands = answer.commands.map(({ title, lines, note }) => {
-    const text = lines.join("\n");
-    return h(
-      "section.otca-command",
-      {},
-      h("div.otca-row", {}, h("h3.otca-heading", {}, title), copyButton(text)),
-      h("pre.otca-code", { tabindex: "0" }, text),
-      note && h("p.otca-note", {}, note),
-    );
-  });
+  const commands = answer.commands.map(({ title, lines, note }) => commandSection(title, lines.join("\n"), note));
   const problems = h("div");
   const dialog = openDialog(
     TEXT.exportTitle,
@@ -405,6 +402,49 @@ export function exportDialog(comfy, { answer, failed, download, bundle }) {
       : [bundleSection(comfy, bundle, () => dialog), commands, problems],
   );
   problems.append(problemList(comfy, answer.problems, dialog));
+}
+
+/**
+ * What to type in place of what the page may not do yet, and how the user allows it.
+ *
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {string} options.title
+ * @param {Word} options.word
+ * @param {{title: string, command: string, note: string}} [options.instead]
+ * @param {{name: string, save: () => void}} [options.file] that the command is about
+ * @param {Problem[]} [options.problems] of the workflow, which come first
+ */
+export function wordDialog(comfy, { title, word, instead, file, problems = [] }) {
+  const first = h("div");
+  const failed = problems.some(({ severity }) => severity === "error");
+  const download = file && h("div", {}, button("pi-download", TEXT.download(file.name), file.save, { class: "otca-button otca-primary" }));
+  const dialog = openDialog(
+    title,
+    h("p.otca-note", {}, TEXT.notAllowed),
+    first,
+    instead && !failed && commandSection(instead.title, instead.command, instead.note, download),
+    commandSection(TEXT.allowTitle, word.command, [TEXT.allowSteps, TEXT.allowVariable(word.variable)].join(" ")),
+  );
+  first.append(problemList(comfy, problems, dialog));
+}
+
+/**
+ * @param {string} title
+ * @param {string} text
+ * @param {string} [note]
+ * @param {Child} [before] the command
+ */
+function commandSection(title, text, note, before) {
+  return h(
+    "section.otca-command",
+    {},
+    h("div.otca-row", {}, h("h3.otca-heading", {}, title), copyButton(text)),
+    before,
+    // No line ends after the dashes of an option.
+    h("pre.otca-code", { tabindex: "0" }, text.split(/([ \n])/).map((part, at) => (at % 2 ? part : h("span.otca-word", {}, part)))),
+    note && h("p.otca-note", {}, note),
+  );
 }
 
 /** @param {string} text */

@@ -2,7 +2,7 @@
 /** What a user does with a run as with a file: notes, and deleting it. */
 import { t } from "../lib/language.js";
 import { fileSize } from "../lib/library.js";
-import { openDialog } from "./dialogs.js";
+import { openDialog, wordDialog } from "./dialogs.js";
 import { h, setText } from "./dom.js";
 
 const TEXT = {
@@ -14,6 +14,7 @@ const TEXT = {
   forGood: t("The folder is removed for good, with checkpoints, adapters and pictures. There is no way back."),
   begunWith: (/** @type {string[]} */ runs) =>
     t("These runs begin with its adapter, and cannot be resumed without it: {runs}", { runs: runs.join(", ") }),
+  yourself: t("Delete this folder yourself"),
   doRemove: t("Delete for good"),
   removed: (/** @type {string} */ id) => t("{name} is deleted", { name: id }),
   cancel: t("Cancel"),
@@ -80,16 +81,20 @@ export function keeping(comfy, actions) {
 const routeOf = ({ id }) => `/otca/runs/${encodeURIComponent(id)}`;
 
 /**
- * Says what would be deleted, and deletes it once that is confirmed.
+ * Says what would be deleted, and deletes it once that is confirmed; without the user's word it says which folder that is.
  *
  * @param {Comfy} comfy
  * @param {Run} run
  * @param {() => void} done
  */
 export async function deleteRun(comfy, run, done) {
-  const route = `/otca/runs/${encodeURIComponent(run.id)}`;
-  /** @type {Removal} */
-  const removal = await comfy.getJson(`${route}/removal`);
+  const route = routeOf(run);
+  /** @type {[Word, Removal]} */
+  const [word, removal] = await Promise.all([comfy.trainingsWord(), comfy.getJson(`${route}/removal`)]);
+  if (!word.given) {
+    const instead = { title: TEXT.yourself, command: removal.folder, note: TEXT.size(removal) };
+    return wordDialog(comfy, { title: TEXT.removeTitle(run.id), word, instead });
+  }
   const message = h("div.otca-error", { role: "alert" });
   const submit = h("button.otca-button.otca-danger", { type: "submit" }, TEXT.doRemove);
   const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);

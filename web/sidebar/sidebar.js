@@ -334,7 +334,7 @@ function sidebarPanel(comfy) {
    * @returns {Shown}
    */
   function openRun(id) {
-    const act = (/** @type {(run: Run) => unknown} */ action) => () =>
+    const act = (/** @type {(run: RunDetails) => unknown} */ action) => () =>
       guard(comfy, async () => {
         if (shown?.run) await action(shown.run);
         await refresh();

@@ -3,6 +3,7 @@
 import { t } from "../lib/language.js";
 import { canTry, pairTitle, workShare, workText } from "../lib/pairs.js";
 import { poll } from "../lib/poll.js";
+import { wordDialog } from "./dialogs.js";
 import { button, h, section, setText } from "./dom.js";
 import { pairSlider } from "./pairslider.js";
 
@@ -31,16 +32,26 @@ export function tryPromptSection(comfy) {
     h("div.otca-try-field", {}, h("label", { for: prompt.id }, t("Prompt")), prompt),
     h("div.otca-try-field.otca-try-seed", {}, h("label", { for: seed.id }, t("Seed")), seed, make),
   );
+  const title = t("Before and after on any prompt");
+  const locked = h(
+    "div.otca-try-locked",
+    {},
+    h("p.otca-note", {}, t("Making these pictures starts a process, which this page may not do yet.")),
+    button("pi-lock-open", t("How to allow it…"), () => word && wordDialog(comfy, { title, word })),
+  );
+  form.hidden = locked.hidden = true; // until it is known
   const work = workRow(() => post("/cancel", {}));
   const error = h("div.otca-error", { role: "alert" });
   const shown = pairSlider();
   const kept = h("select.otca-input", { "aria-label": t("Pictures that were made"), onchange: () => show() });
-  const element = section(t("Before and after on any prompt"), null, form, work.element, error, kept, shown.element);
+  const element = section(title, null, form, locked, work.element, error, kept, shown.element);
   element.hidden = true;
   element.addEventListener("keydown", (event) => event.stopPropagation()); // keys pressed here are no shortcuts of the graph
 
   /** @type {Run | null} */
   let run = null;
+  /** @type {Word | null} */
+  let word = null;
   /** @type {Pair[]} */
   let pairs = [];
   let disposed = false;
@@ -50,7 +61,10 @@ export function tryPromptSection(comfy) {
 
   async function read() {
     const made = await comfy.getJson(route());
+    if (!word?.given) word = await comfy.trainingsWord();
     if (disposed) return false;
+    form.hidden = !word.given;
+    locked.hidden = word.given;
     const isNew = made.pairs[0]?.name !== pairs[0]?.name;
     pairs = made.pairs;
     if (isNew) kept.replaceChildren(...pairs.map((pair) => h("option", { value: pair.name }, pairTitle(pair))));

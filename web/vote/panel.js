@@ -291,7 +291,7 @@ export function votePanel(server, { stop, always = false } = {}) {
   function pressed(event) {
     event.stopPropagation(); // keys typed here are no shortcuts of the graph
     const shown = ballot();
-    const digit = /^(?:Digit|Numpad)([1-9])$/.exec(event.code)?.[1];
+    const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/)?.[1];
     const tiles = [...pictures.children];
     const place = tiles.indexOf(/** @type {Element} */ (document.activeElement));
     /** @type {Record<string, () => void>} */

@@ -15,7 +15,7 @@ class Inside:
     def __init__(self, installation: Installation, log: Path):
         self.installation, self._log = installation, log
         self._known: dict[str, dict] = {}
-        with log.open("w") as errors:
+        with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
                 [installation.python, Path(__file__).with_name("inside.py")],
                 cwd=installation.folder,

@@ -15,9 +15,12 @@ from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, entries, make, trainable
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
 from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.credit.exact import exact_gradient
 from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
+from comfyui_otca.trainer.rewards import Reward
 from comfyui_otca.trainer.run import checkpoint
+from comfyui_otca.trainer.types import Prompts
 
 NEGATIVE = "blurry"
 STEPS = 4
@@ -157,7 +160,7 @@ def _against_ksampler(made: Made, guidance: float) -> float:
         rollout.generate(model, texts, settings, seeds=[3])
     ours = model._with_frames(torch.cat(decoded))
     shape = model.latent_shape(made.tiny.height, made.tiny.width, made.tiny.frames)
-    noise = model._with_frames(torch.randn((1, *shape), generator=rollout.stream(3, 0, 0)))
+    noise = model._with_frames(rollout.evaluated_noise((1, *shape), 3, texts[0]))
     embedded = model.guidance_is_embedded
     positive = made.tiny.conditioning(texts[0])
     if embedded:
@@ -269,6 +272,35 @@ def resume(family: str, **options) -> dict:
         torch.cat([p.flatten() for p in make(family, **options).parameters()]),
     )
     return {"same": same, "same_moments": same_moments, "moved": moved, "iteration": iteration}
+
+
+class Contrast(Reward):
+    """Mean square of the pixels, which has a gradient."""
+
+    def score(self, images, prompts):
+        return images.double().flatten(1).square().mean(1)
+
+    differentiable = score
+
+
+def exact(family: str, **options) -> dict:
+    """The exact gradient of a reward of decoded pictures, along itself, against central differences; by both decoders."""
+    made = make(family, **options)
+    made.move()
+    prompts, settings, reward = Prompts(TEXTS, (0, 1)), made.settings(), Contrast("contrast")
+    gradient, _ = exact_gradient(made.model, prompts, settings, reward, 1)
+    parameters, step, ends = made.model.policy.trainable_parameters(), gradient / gradient.norm(), []
+    for by in (1e-3, -2e-3):
+        parts = (by * step).split([parameter.numel() for parameter in parameters])
+        with torch.no_grad():
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter += part.view_as(parameter).to(parameter)
+        ends.append(exact_gradient(made.model, prompts, settings, reward, 1)[1].mean().item())
+    noise = made.noise(1)
+    with made.model.decoder(TEXTS[:1]) as decode:
+        pictures = decode(noise.to(made.model.device))
+    same = (pictures.detach().cpu() - made.model.decode(noise)).abs().max().item()
+    return {"norm": gradient.norm().item(), "slope": (ends[0] - ends[1]) / 2e-3, "decoders": same}
 
 
 def quantized(family: str, form: str, checkpointing: str = "off") -> dict:

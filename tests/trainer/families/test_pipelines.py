@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.training import assert_recomputed
@@ -385,13 +386,26 @@ def test_libraries_that_lack_something(monkeypatch, tiny_folder):
 
     monkeypatch.setattr(transformers.LlavaProcessor, "from_pretrained", lacking)
     monkeypatch.setattr(loading, "_load_network", lambda *_: pytest.fail("it is seen before the networks are loaded"))
-    with pytest.raises(FlowModelError, match="its processor reads pictures.*Torchvision.*Fix: pip install torchvision"):
+    with pytest.raises(
+        FlowModelError, match="its processor reads pictures.*Torchvision.*Fix: .*pip install torchvision"
+    ):
         load_flow_model(folder, device="cpu")
     monkeypatch.setattr(QwenImage21, "PIPELINE", "QwenImage9Pipeline")
     with pytest.raises(
-        FlowModelError, match="is a QwenImage9Pipeline, which diffusers .* does not know. Fix: pip install -U"
+        FlowModelError, match="is a QwenImage9Pipeline, which diffusers .* does not know. Fix: .*pip install -U"
     ):
         load_flow_model(folder, device="cpu")
+
+
+def test_a_folder_of_a_newer_transformers_is_refused_with_both_versions(monkeypatch, flux_folder):
+    monkeypatch.setattr(
+        extras, "installed", {"diffusers": "0.38", "peft": "1", "accelerate": "2", "transformers": "4.50.3"}.get
+    )
+    monkeypatch.setattr(loading, "load_pipeline", None)
+    with pytest.raises(
+        FlowModelError, match="saved by transformers 5, and 4.50.3, which is here, .*Fix: .*pip install -U"
+    ):
+        load_flow_model(flux_folder, device="cpu")
 
 
 # -- distilled checkpoints ---------------------------------------------------------------------------------------------

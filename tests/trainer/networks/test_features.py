@@ -7,6 +7,7 @@ import torch
 
 from comfyui_otca.trainer.networks import features
 from comfyui_otca.trainer.networks.features import PatchFeatures
+from comfyui_otca.trainer.networks.published import pillow_processor
 from comfyui_otca.trainer.rewards.base import RewardError
 
 pytestmark = pytest.mark.anywhere
@@ -19,14 +20,16 @@ MEAN, STD = (torch.tensor(figures).view(1, 3, 1, 1) for figures in ([0.4, 0.5, 0
 
 @pytest.fixture(scope="module")
 def dinov2(tmp_path_factory):
-    from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
+    from transformers import Dinov2Config, Dinov2Model
 
     folder = tmp_path_factory.mktemp("dinov2")
     config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=42, patch_size=14)
     Dinov2Model(config).save_pretrained(folder)
     prepared = {"image_mean": MEAN.flatten().tolist(), "image_std": STD.flatten().tolist()}
     size = {"height": 56, "width": 56}
-    BitImageProcessorPil(size={"shortest_edge": 56}, crop_size=size, **prepared).save_pretrained(folder)
+    pillow_processor("BitImageProcessor")(size={"shortest_edge": 56}, crop_size=size, **prepared).save_pretrained(
+        folder
+    )
     return folder
 
 

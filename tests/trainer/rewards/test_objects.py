@@ -12,6 +12,7 @@ from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino, Owlv2, apart, kind_of, shared_area
 from comfyui_otca.trainer.networks.network import shared
+from comfyui_otca.trainer.networks.published import pillow_processor
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score_stack
@@ -240,10 +241,12 @@ def same(found, results, labels):
 
 
 def test_owlv2_finds_what_transformers_finds(detectors, images, pictures):
-    from transformers import AutoTokenizer, Owlv2ForObjectDetection, Owlv2ImageProcessorPil, Owlv2Processor
+    from transformers import AutoTokenizer, Owlv2ForObjectDetection, Owlv2Processor
 
     folder, texts = detectors / "owlv2", [["a photo of a circle", "a photo of a red square"]]
-    processor = Owlv2Processor(Owlv2ImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    processor = Owlv2Processor(
+        pillow_processor("Owlv2ImageProcessor").from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    )
     results = by_transformers(
         *(Owlv2ForObjectDetection.from_pretrained(folder), processor, pictures),
         lambda outputs, inputs, sizes: processor.post_process_grounded_object_detection(outputs, 0.3, sizes, texts),
@@ -255,11 +258,13 @@ def test_owlv2_finds_what_transformers_finds(detectors, images, pictures):
 
 
 def test_grounding_dino_finds_what_transformers_finds(detectors, images, pictures):
-    from transformers import AutoTokenizer, GroundingDinoForObjectDetection, GroundingDinoImageProcessorPil
+    from transformers import AutoTokenizer, GroundingDinoForObjectDetection
     from transformers import GroundingDinoProcessor as Processor
 
     folder = detectors / "grounding-dino"
-    processor = Processor(GroundingDinoImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    processor = Processor(
+        pillow_processor("GroundingDinoImageProcessor").from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    )
     read = processor.post_process_grounded_object_detection
     found = shared(GroundingDino, folder).find(images, NAMES, 0.3)
     for name in NAMES:

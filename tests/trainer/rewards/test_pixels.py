@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.rewards import REWARDS, reward_class
+from comfyui_otca.trainer.rewards.base import score_with_gradient
 from comfyui_otca.trainer.rewards.pixels import Colorfulness, JpegCompressibility, JpegIncompressibility, Sharpness
 
 RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
@@ -112,3 +113,25 @@ def test_a_batch_scores_as_its_pictures_do_alone(kind):
     assert together.shape == (5,) and together.dtype == torch.float32 and torch.equal(images, before)
     assert len(set(together.tolist())) == 5 or "jpeg" in kind
     assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
+
+
+def test_which_have_a_gradient():
+    assert [kind for kind in REWARDS if reward_class(kind).has_gradient()] == [
+        "clip_t",
+        "aesthetic",
+        "pickscore",
+        "sharpness",
+    ]
+
+
+def test_sharpness_has_a_gradient_of_pictures_and_videos():
+    video = noise(3, 2 * 3).unflatten(0, (2, 3)).requires_grad_()
+    reward = Sharpness()
+    reward.rescale = -2.0
+    scores = score_with_gradient(reward, video, ["", ""])
+    frames = score(Sharpness, video.detach().flatten(0, 1))
+    assert scores.tolist() == pytest.approx([-2 * statistics.mean(frames[:3]), -2 * statistics.mean(frames[3:])])
+    scores[0].backward()
+    assert video.grad[0].any() and not video.grad[1].any()
+    reward.bounds = (0.0, 1.0)
+    assert score_with_gradient(reward, video, ["", ""]).tolist() == [0.0, 0.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import types
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from comfyui_otca.bench.rewards import WORDS
 from comfyui_otca.bench.rewards import written as benchmark_picture
+from comfyui_otca.host import extras
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.rewards.base import score_stack
@@ -21,8 +21,7 @@ from comfyui_otca.trainer.types import Prompt
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
 needs_ocr = pytest.mark.skipif(
-    any(importlib.util.find_spec(package) is None for package in ocr.PACKAGES),
-    reason='the OCR package is not installed: pip install -e ".[ocr]"',
+    bool(extras.wrong("", "ocr")), reason='the OCR package is not installed: pip install -e ".[ocr]"'
 )
 
 
@@ -134,17 +133,18 @@ def test_a_prompt_without_text_does_not_apply_and_a_video_is_the_mean_over_its_f
 
 
 def test_a_missing_package_and_missing_models_are_named_and_not_fetched(monkeypatch):
-    if importlib.util.find_spec("rapidocr"):
+    if not extras.wrong("", "ocr"):
         with (
             monkeypatch.context() as patch,
-            pytest.raises(FileNotFoundError, match="no PP-OCRv9_rec.*Fix: pip install"),
+            pytest.raises(FileNotFoundError, match="no PP-OCRv9_rec.*Fix: .*pip install"),
         ):
             patch.setitem(ocr.MODELS, "Rec", "PP-OCRv9_rec_huge.onnx")
             ocr.find_models()
-    find = importlib.util.find_spec
     ocr.reader.cache_clear()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rapidocr" else find(name))
-    with pytest.raises(FileNotFoundError, match="needs the package rapidocr.*Fix: pip install"):
+    monkeypatch.setattr(extras, "installed", {"onnxruntime": "1.20"}.get)
+    with pytest.raises(
+        extras.MissingPackage, match=r"Text needs rapidocr>=3.10 .*Fix: .*pip install \"rapidocr>=3.10\""
+    ):
         Text()
 
 

@@ -21,7 +21,7 @@ from comfyui_otca.trainer.run import checkpoint, opening, verdicts
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 
-def evaluation(iteration, prompts=("a", "b"), **values):
+def evaluation(iteration, prompts=("a", "b", "c"), **values):
     """A row of evaluation.jsonl; rewards whose name begins with h are held out."""
     rewards = {}
     for name, own in values.items():

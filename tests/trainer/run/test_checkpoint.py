@@ -16,6 +16,7 @@ import torch
 from comfyui_otca.host import distributed, own_folders
 from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer import matching as forward_process
+from comfyui_otca.trainer.credit.learned import StepShares
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings
@@ -229,13 +230,26 @@ def test_with_no_other_a_damaged_one_is_an_error(model, tmp_path, harm):
         checkpoint.restore(model, tmp_path)
 
 
-def test_the_sums_are_those_of_the_files(model, step, tmp_path):
-    step(model, 1)
+FILES = ("adapter", "optimizer", "ema", "rng", "old_policy", "credit")
+
+
+def test_the_sums_are_those_of_the_files_and_none_is_believed_without_its_own(model, load_model, step, tmp_path):
+    """Of every file that a checkpoint can have."""
+    model.policy.old_steps, model.step_shares["7"] = 100, StepShares(2, torch.ones(6, 3))
+    step(model, 1, MATCHING)
     place = checkpoint.save(model, tmp_path, 1)
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
     del sums["state.json"], sums[".otca"]
-    assert set(sums) == {f"{name}.safetensors" for name in ("adapter", "optimizer", "ema", "rng")}
-    assert json.loads((place / "state.json").read_text())["sha256"] == sums
+    assert set(sums) == {f"{name}.safetensors" for name in FILES}
+    written = json.loads((place / "state.json").read_text())
+    assert written["sha256"] == sums
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 1
+    for name in sums:
+        lacking = {one: digest for one, digest in sums.items() if one != name}
+        (place / "state.json").write_text(json.dumps({**written, "sha256": lacking}))
+        with pytest.raises(ValueError, match=rf"{name} is damaged: its SHA-256 is not that of state\.json"):
+            checkpoint.restore(other, tmp_path)
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------

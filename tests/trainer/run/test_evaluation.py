@@ -33,6 +33,15 @@ def test_prompts_of_the_settings_may_say_more_than_their_texts():
     assert chosen == ["a bird", "a sign"] and [*map(metadata_of, chosen)] == [{}, {"text": "OPEN"}]
 
 
+def test_pictures_are_set_beside_those_that_began_alike_alone(tmp_path):
+    images, both = torch.zeros(2, 8, 8, 3), tmp_path / "samples.png"
+    evaluation.save_pictures(tmp_path, images, ["a", "b"], 0, True)
+    evaluation.save_pictures(tmp_path, images, ["a", "b"], 2, False)
+    assert not both.exists()
+    evaluation.save_pictures(tmp_path, images, ["a", "b"], 2, True)
+    assert both.exists()
+
+
 @pytest.mark.parametrize("metadata", [[{}], [{}, 1]])
 def test_damaged_metadata_is_named(metadata):
     with pytest.raises(ValueError, match="one object for each prompt"):

@@ -146,7 +146,11 @@ def test_evaluations_of_a_run(finished_run):
             values = torch.tensor(figures["values"])
             assert len(values) == 4  # two prompts, two seeds
             assert figures["mean"] == pytest.approx(values.mean().item(), abs=1e-5)
-            assert figures["standard_error"] == pytest.approx(values.std().item() / 2, abs=1e-5)
+            # Clustered by prompt: 2 / (2 - 1) · Σ (sum of a prompt's two deviations)² / 4².
+            of_prompts = (values - values.mean()).reshape(2, 2).sum(0)
+            assert figures["standard_error"] == pytest.approx(
+                (2 * of_prompts.square().sum()).sqrt().item() / 4, abs=1e-5
+            )
     assert [name for name, figures in evaluations[0]["rewards"].items() if figures["held_out"]] == ["accuracy"]
 
 
@@ -209,7 +213,7 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
     folder = tmp_path / "run"
     with pytest.raises(Killed):
         train(small_workflow(), folder, say=at(cut, kill))
-    with open(folder / "metrics.jsonl", "a") as file:
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"iteration": 9, "reward/cl')
     (folder / "checkpoints" / ".000099.1").mkdir(parents=True)
     code, printed, _ = otca("train", folder, "--resume", "--iterations", cut + 1)
@@ -217,6 +221,43 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
     assert ("no checkpoint yet" if cut == 1 else f"after iteration {cut - 1}") in printed
     assert len(rows(folder)) == cut + 1
     assert_same_beginning(folder, finished_run)
+
+
+@pytest.mark.parametrize("place", ["adapter.safetensors", "rng.safetensors", "a rename"])
+def test_killed_while_the_first_checkpoint_is_written(finished_run, workflow_file, tmp_path, otca, monkeypatch, place):
+    """Seen before: "has 2 iterations on record, but its checkpoints are gone", at every attempt to resume."""
+    folder, write = tmp_path / "run", checkpoint.write_tensors
+
+    def killed():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def first():
+        monkeypatch.setattr(
+            checkpoint, "write_tensors", lambda file, tensors: killed() if file.name == place else write(file, tensors)
+        )
+        if place == "a rename":
+            monkeypatch.setattr(own_folders, "put_in_place", lambda aside, target: killed())
+        return main(["train", str(workflow_file), "--output", str(folder)])
+
+    process = apart(first, tmp_path / "log")
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert len(rows(folder)) == 2 and not checkpoint.complete(folder / "checkpoints")
+    code, printed, errors = otca("train", folder, "--resume")
+    assert code == 0, errors
+    assert "no checkpoint yet: starting from the beginning, and the 2 iterations on record are made again" in printed
+    assert_same_run(folder, finished_run)
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"000004", "000006"}, (
+        "and nothing half-written"
+    )
+
+
+def test_checkpoints_that_somebody_removed_are_not_begun_again(finished_run, otca, copied):
+    shutil.rmtree(copied / "checkpoints")
+    for more in ((), ("--set", "TrainingRun.checkpoint_every=100")):
+        code, _, errors = otca("train", copied, "--resume", *more)
+        assert code == 2 and "6 iterations on record, but its checkpoints are gone. Fix: " in errors
+    assert untimed(copied) == untimed(finished_run)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -363,6 +404,15 @@ def test_nothing_to_resume_and_a_file_in_the_folders_place(workflow_file, tmp_pa
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["a", "a/deep"])
+def test_an_output_in_a_loop_of_links(workflow_file, tmp_path, otca, name):
+    """Seen before: a traceback."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    code, _, errors = otca("train", workflow_file, "--output", tmp_path / name)
+    assert code == 2 and f"{tmp_path / name} cannot be written" in errors and "Fix: choose another --output" in errors
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, otca, caplog, copied):
     file = copied / "checkpoints" / "000006" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-50])
@@ -429,6 +479,23 @@ def limited(folder, size, iterations):
     return process.exitcode, (folder.parent / "log").read_text()
 
 
+def test_a_disk_that_is_full_at_the_first_checkpoint(finished_run, workflow_file, tmp_path, otca, monkeypatch):
+    """Seen before: the last checkpoint stays, it said, and there was none; and the run could not be resumed."""
+    folder = tmp_path / "run"
+
+    def full(file, tensors):
+        raise OSError(28, "No space left on device", str(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_tensors", full)
+        code, _, errors = otca("train", workflow_file, "--output", folder)
+    assert code == 1 and "No space left" in errors
+    assert "no checkpoint was complete yet, so the run begins again. Fix: free space there" in errors
+    code, printed, _ = otca("train", folder, "--resume")
+    assert code == 0 and "are made again" in printed
+    assert_same_run(folder, finished_run)
+
+
 @pytest.mark.parametrize("full_at", ["metrics.jsonl", "a checkpoint"])
 def test_a_disk_that_fills_up(finished_run, otca, full_at, copied):
     file, before = copied / "metrics.jsonl", (copied / "metrics.jsonl").read_text()
@@ -438,6 +505,7 @@ def test_a_disk_that_fills_up(finished_run, otca, full_at, copied):
     code, printed = limited(copied, size, 8)
     assert code == 1, printed
     assert f"{copied}" in printed and "could not be written" in printed and "File too large" in printed
+    assert "the last checkpoint stays" in printed
     assert "Fix: free space there" in printed and "Traceback" not in printed
     assert file.read_text().startswith(before) and file.read_text().endswith("\n")
     assert len(rows(copied)) == (6 if full_at == "metrics.jsonl" else 8)

@@ -44,6 +44,12 @@ def test_it_resumes_to_the_figures_of_a_training_without_a_break(run, real_model
     assert adapter.keys() == same.keys()
     for name, tensor in same.items():
         torch.testing.assert_close(adapter[name], tensor, rtol=1e-4, atol=1e-6)
+    # Its evaluations drew a picture's noise from the seed alone: the curve is there, and says where that has changed.
+    before, after = figures(OLD, "evaluation.jsonl"), figures(run, "evaluation.jsonl")
+    assert after[: len(before)] == before and [row["noise"] for row in after[len(before) :]] == ["seed and prompt"]
+    [change] = figures(run, "changes.jsonl")
+    noise = {"node": "Evaluation", "input": "noise by", "before": "seed", "now": "seed and prompt"}
+    assert change == {"iteration": after[-1]["iteration"], "changes": [noise]}
 
 
 def test_it_is_compared_as_a_training_of_its_own_settings(run):

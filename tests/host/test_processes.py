@@ -15,7 +15,7 @@ import pytest
 
 from comfyui_otca.tests.training import assert_same_tensors, untimed
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["train", "small.json", "--device", "cpu"]
 MODULE = [sys.executable, "-m", "comfyui_otca"]
 PATIENCE = 120

@@ -1,16 +1,48 @@
-"""`otca train --gpus N`: starts N processes of the same command by torchrun."""
+"""All processes that the pack starts, which are `otca` again: this Python, the pack's folder and a list of arguments, never a
+shell. `start` begins one that goes on by itself; `launch`, of `otca train --gpus N`, N of the same command by torchrun.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from . import environment
 
 STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # whom torchrun asked to end because of another one's failure
-FOLDER = str(Path(__file__).resolve().parents[2])  # a plain clone is not installed, or is not the one that is
+FOLDER = str(Path(__file__).resolve().parents[1])  # a plain clone is not installed, or is not the one that is
+WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
+PIPE = subprocess.PIPE
+
+Process = subprocess.Popen
+
+
+def start(arguments: Sequence[str], variables: Mapping[str, str], output: IO | int) -> Process:
+    """Starts `otca` with these arguments as a process of its own, which gets nothing to read.
+
+    Args:
+        variables: what its environment has beside this process's, or instead of it.
+        output: the file, or PIPE, that gets what it prints, errors too.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, FOLDER, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment.of_child(variables),
+        # Ctrl-C in our terminal, and its end, must not reach the process: we ask it to stop once
+        start_new_session=True,
+        # and on Windows neither must the end of that terminal's window
+        creationflags=sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
+    )
 
 
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
@@ -26,15 +58,16 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    from ...host.distributed import PATIENCE
+    from .distributed import PATIENCE
 
     # An evaluation ends before a stop is heeded; torchrun would kill after half a minute
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(PATIENCE.total_seconds())))
+    environment.write_default("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(PATIENCE.total_seconds())))
     # A store that outlives a failed attempt hands its addresses to the next one, which then waits for the dead:
     # https://github.com/pytorch/pytorch/issues/135712
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: torchrun would undo it
-        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    environment.write("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    hangup = getattr(signal, "SIGHUP", None)  # which Windows lacks
+    if hangup and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup: torchrun would undo it
+        environment.write_default("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
     try:
         torchrun([*options, FOLDER, *arguments])

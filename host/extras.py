@@ -1,0 +1,97 @@
+"""Packages that ComfyUI does not bring and that some features need: for each extra of pyproject.toml what it has, what of it
+this Python lacks, and the command that installs that.
+
+requirements.txt, which ComfyUI installs for everybody, names only what ComfyUI has. So the command is typed by who wants the
+feature, into the Python that runs this, and names packages alone: it works for a clone and for an archive of the registry, in a
+portable Windows too, and leaves nothing of the pack behind. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+# As in pyproject.toml, to which a test holds them. Earlier versions of diffusers run Python files that lie in a model's folder.
+EXTRAS = {
+    "diffusers": ("diffusers>=0.38", "peft>=0.18", "accelerate>=1.8", "transformers"),
+    "rewards": ("transformers>=5.5", "ftfy"),
+    "plots": ("matplotlib>=3.8", "tensorboard>=2.14"),
+    "ocr": ("rapidocr>=3.10", "onnxruntime>=1.17"),
+    "quantize": ("bitsandbytes>=0.46",),
+    "wandb": ("wandb",),
+}
+
+
+class MissingPackage(ValueError):
+    """A feature whose package is not here or is too old, with the command that changes that."""
+
+
+def check(feature: str, extra: str, *names: str) -> None:
+    """Raises MissingPackage where an extra, or those packages of it, cannot be used here."""
+    if problem := wrong(feature, extra, *names):
+        raise MissingPackage(problem)
+
+
+def wrong(feature: str, extra: str, *names: str) -> str | None:
+    """What a feature lacks of an extra, or of those packages of it; None if all is here. Says of a package that is too old what
+    is here and what is needed, and what the command that mends it changes.
+    """
+    needed = requirements(extra, *names)
+    here = {one.name: version for one in needed if (version := installed(one.name))}
+    fits = {one.name for one in needed if one.name in here and one.specifier.contains(here[one.name], prereleases=True)}
+    lacking = [one for one in needed if one.name not in fits]
+    if not lacking:
+        return None
+    told = ", ".join(f"{one} ({here.get(one.name, 'none')} is here)" for one in lacking)
+    raised = [f"{one.name} from {here[one.name]} to {one.specifier}" for one in lacking if one.name in here]
+    # Named with the version that is here, a package stays as it is, and pip takes what fits to it.
+    kept = [f"{one.name}=={here[one.name]}" for one in needed if one.name in fits]
+    changes = f"raises {', '.join(raised)}, which other packs may not take" if raised else "keeps what is here"
+    return (
+        f"{feature} needs {told}. All else goes on working. Fix: {command(*map(str, lacking), *kept)}, and start again. "
+        f"It {changes}; with --dry-run at its end it only lists what it would change"
+    )
+
+
+def requirements(extra: str, *names: str) -> list[Requirement]:
+    """What an extra has, or those packages of it."""
+    from packaging.requirements import Requirement
+
+    return [one for one in map(Requirement, EXTRAS[extra]) if not names or one.name in names]
+
+
+def wanted(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Iterator[tuple[str, ...]]:
+    """What a graph's nodes need, as they say it by NEEDS: an extra, and those packages of it, of none all."""
+    for entry in graph.values():
+        if needs := getattr(node_classes.get(entry["class_type"]), "NEEDS", ()):
+            yield needs
+        if entry["inputs"].get("wandb_project"):
+            yield ("wandb",)
+        if entry["inputs"].get("quantize", "none") != "none":
+            yield ("quantize",)
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None where it is not here."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def older(name: str, version: str) -> bool:
+    """Whether the package here is older than that version; False where it is not here."""
+    from packaging.version import Version
+
+    return (here := installed(name)) is not None and Version(here) < Version(version)
+
+
+def command(*packages: str) -> str:
+    """What installs packages into this Python. PowerShell wants an & before a quoted path."""
+    quoted = [f'"{word}"' if " " in word or ">" in word else word for word in (sys.executable, *packages)]
+    return " ".join([quoted[0], "-m pip install", *quoted[1:]])

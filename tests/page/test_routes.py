@@ -1,0 +1,117 @@
+"""Who may call which route: docs/security.md has the tables, and they are true."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.host.access.addresses import PAGE_HOSTS, is_home
+from comfyui_otca.page.remote.server import application as serve
+from comfyui_otca.page.votes import application as vote
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"\| `(GET|POST) (\S+)` \| (\w+) \| ([^|]+) \| `(\w+\.py)::(\w+)` \|")
+ROWS = [row.groups() for row in ROW.finditer((ROOT / "docs" / "security.md").read_text(encoding="utf-8"))]
+OF_PAGE = {(method, path): who for method, path, who, *_ in ROWS if who in ("page", "home", "word")}
+REBOUND = {"Host": "evil.example:8188", "Origin": "http://evil.example:8188"}
+
+
+def there(routes):
+    return {(route.method, route.path) for route in routes}
+
+
+def of_server(app):
+    """The routes of a server; HEAD comes with every GET."""
+    found = ((route.method, route.resource.canonical) for route in app.router.routes())
+    return {(method, re.sub(r":[^}]+}", "}", path)) for method, path in found if method != "HEAD"}
+
+
+def test_the_tables_name_every_route_once_and_no_other(site, tmp_path):
+    assert there(site.routes) == OF_PAGE.keys()
+    (tmp_path / "run").mkdir()
+    others = {"vote": vote(VoteFolder(tmp_path / "votes", 16.0, "")), "serve": serve(tmp_path / "run", "token")}
+    for who, app in others.items():
+        assert of_server(app) == {(method, path) for method, path, of, *_ in ROWS if of == who}
+    assert len({row[:3] for row in ROWS}) == len(ROWS)
+
+
+def test_the_tests_that_the_tables_name_exist():
+    for *_, file, name in ROWS:
+        tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (file, name)
+
+
+@pytest.mark.no_word
+def test_without_the_users_word_what_works_with_processes_is_not_there(site, made):
+    run = made(status={"status": "running"})
+    before = sorted(run.rglob("*"))
+    assert there(site.routes) == {route for route, who in OF_PAGE.items() if who != "word"}
+    for (_, path), who in OF_PAGE.items():
+        if who == "word":
+            answer = site.post(path.format(id="first"), {})
+            assert answer.status in (404, 405), path
+    assert sorted(run.rglob("*")) == before and site.rooms == [] and site.jobs.processes == set()
+    told = site.get("/otca/machine").json["trainings"]
+    assert told["given"] is False and told["variable"] == "OTCA_ALLOW_TRAININGS=1"
+    instead = site.get("/otca/runs/first").json["instead"]
+    assert f" train {run} --resume " in instead["resume"] and instead["stop"] == f"echo stop > {run / 'stop'}"
+
+
+def test_a_name_that_was_made_to_lead_here_gives_no_permission_and_starts_nothing(site, made):
+    """DNS rebinding: to a browser it is ComfyUI's own page, since Host and Origin are the same."""
+    run = made()
+    for (method, path), who in OF_PAGE.items():
+        answer = site.ask(method, path.format(id="first", name="x", pair="1", which="x", number="0"), headers=REBOUND)
+        at_the_door = answer.status == 403 and "not a name of this machine" in answer.error
+        assert at_the_door == (who in ("home", "word")), (method, path, answer.content)
+        if at_the_door:
+            assert f"{PAGE_HOSTS}=evil.example" in answer.error and "Fix: " in answer.error
+    assert run.is_dir() and not (run / "stop").exists()
+
+
+HOME = ["localhost", "LOCALHOST:8188", "127.0.0.1:8188", "127.8.9.1", "[::1]:8188", "[::1]", "localhost.:1"]
+AWAY = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.5:8188", "0.0.0.0", "", ":8188"]
+AWAY += ["[::1", "127.1", "localhost@evil.example", "evil.example\\@localhost", "localhost/x", "[fe80::1]"]
+AWAY += ["127.0.0.1:8188:1", "lo\u0441alhost", "localhost\0"]
+
+
+def test_which_names_are_this_machines(monkeypatch):
+    assert [name for name in HOME if not is_home(name)] == []
+    assert [name for name in AWAY if is_home(name)] == []
+    monkeypatch.setenv(PAGE_HOSTS, "Comfy.lan, 192.168.1.5,, ")
+    assert is_home("comfy.lan:8188") and is_home("192.168.1.5") and is_home("localhost")
+    assert [
+        name for name in ("a.comfy.lan", "comfy.lan.evil.example", "192.168.1.50", "", ":80") if is_home(name)
+    ] == []
+
+
+def test_a_name_that_the_user_listed_may_do_all(site, made, monkeypatch):
+    made()
+    monkeypatch.setenv(PAGE_HOSTS, "comfy.lan")
+    headers = {"Host": "comfy.lan:8188", "Origin": "http://comfy.lan:8188"}
+    assert site.post("/otca/runs/first/delete", {}, **headers).status == 200
+    assert not (site.folder / "first").exists()
+
+
+def test_what_is_typed_instead_is_quoted(monkeypatch, tmp_path):
+    from comfyui_otca.page import settings
+
+    word = settings.Word(False, tmp_path / "a user's", tmp_path)
+    assert word.told()["command"].endswith(" allow trainings --user-folder '" + str(tmp_path / "a user") + "'\"'\"'s'")
+    line = word.training("x; rm -rf y.json", tmp_path / "$HOME", ["their pack"])
+    assert "'x; rm -rf y.json'" in line and "'" + str(tmp_path / "$HOME") + "'" in line
+    assert line.endswith("--custom-nodes 'their pack'")
+    monkeypatch.setattr("sys.argv", ["main.py", "--base-directory", "/my models", "--port", "1"])
+    again = word.training("x.json", tmp_path / "x")
+    assert again.startswith("COMFYUI_ARGUMENTS=" + shlex.quote("--base-directory '/my models' --port 1") + " ")
+    monkeypatch.setattr(settings, "WINDOWS", True)
+    assert word.training("x.json", tmp_path / "x") in again
+    assert word.told()["command"].endswith(f'"{tmp_path / "a user"}\'s"')
+    assert '"a;calc.json"' in word.training("a;calc.json", tmp_path / "x")
+    for name in ("$(calc)", "`calc`", "%PATH%", "!x!", 'a"&calc&"'):  # what PowerShell or cmd reads within quotes too
+        assert name not in word.training(f"{name}.json", tmp_path / name)
