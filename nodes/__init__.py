@@ -27,7 +27,7 @@ _NODES = [
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.LearnedCredit, credit.InverseVarianceWeights, credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
-    *(training.GRPOStep, training.MatchingStep, run.TrainingRun, run.SaveLoRA),
+    *(training.GRPOStep, training.MatchingStep, training.RewardGradientStep, run.TrainingRun, run.SaveLoRA),
     guidance.ImplicitRewardGuidance,
 ]
 

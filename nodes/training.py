@@ -1,7 +1,17 @@
 """Stage 6: the update, of which a graph has one."""
 
+from ..canvas import payloads, results
 from ..host import devices, stopping
-from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
+from ..trainer.types import (
+    GRADIENT_MODES,
+    GRADIENT_PARTNERS,
+    LOSS_NAMES,
+    MATCHING_LOSSES,
+    OLD_POLICIES,
+    GradientSettings,
+    MatchingSettings,
+    UpdateSettings,
+)
 from .inputs import Node, choice, integer, number, socket, switch
 
 # What somebody types into the search who has no node in mind.
@@ -189,3 +199,76 @@ class MatchingStep(_Step):
         calls = -(-levels * samples // (settings.batch_size or samples))
         metrics = matching.update(model, trajectories, advantages, settings, stopping.progress(calls))
         return model, report(metrics, trajectories, advantages)
+
+
+class RewardGradientStep(_Step):
+    TITLE = "Reward Gradient Step"
+    DESCRIPTION = (
+        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Needs few samples, "
+        "and rewards that have a gradient; the others are only watched. Hold one out: every reward is cheated in the end."
+    )
+    SEARCH_ALIASES = [*TRAIN, *RL, "refl", "draft", "draft-k", "alignprop", "leapalign", "srpo", "reward backprop"]
+    OUTPUT_NODE = True  # its heatmap says where along the trajectory the gradient came from
+
+    REQUIRED = {
+        "model": MODEL["model"],
+        "trajectories": MODEL["trajectories"],
+        "scores": socket("OTCA_SCORES"),
+        "mode": choice(GRADIENT_MODES, GradientSettings.mode, label="gradient through").tip(
+            "one_call: one call at visited points (ReFL). last_steps: the last steps of the sampler (DRaFT-K). low_variance: the last "
+            "step, with several noises (DRaFT-LV). leap: two long steps, from anywhere (LeapAlign)."
+        ),
+        "steps": integer(GradientSettings.steps, 0, 1000).tip(
+            "one_call: noise levels of each sample. last_steps: how many; 0 is all. low_variance: noises. leap: pairs of steps."
+        ),
+        "learning_rate": learning_rate(3e-4),
+        "kl_coefficient": number(
+            GradientSettings.kl_coefficient, 0, 1000, step=0.1, fine=True, label="pull to original"
+        ).tip("Pull towards the untrained model (κ), the first brake. 0: none."),
+    }
+    OPTIONAL = {
+        "highest_level": number(GradientSettings.highest_level, 0, 1, step=0.05, advanced=True).tip(
+            "The noisiest level that one_call and leap begin at. 1: any."
+        ),
+        "nested": number(GradientSettings.nested, 0, 1, step=0.1, label="nested gradient", advanced=True).tip(
+            "leap: what stays of the gradient that goes through the second step's own call."
+        ),
+        "tile": integer(GradientSettings.tile, 0, 16384, label="decoder tile", advanced=True).tip(
+            "Side in pixels of the parts that the decoder's backward pass takes, at places drawn anew each time. Saves memory; an "
+            "estimate. 0: whole pictures."
+        ),
+        "batch_size": integer(GradientSettings.batch_size, 0, 4096, advanced=True).tip(
+            "Samples to one pass through network, decoder and rewards. 0: all. Changes memory and speed only."
+        ),
+        "max_grad_norm": MAX_GRAD_NORM,
+        "weight_decay": WEIGHT_DECAY,
+        "ema_decay": EMA_DECAY,
+        "advantages": socket("OTCA_ADVANTAGES").tip("Adds the update that they ask for, in the same optimizer step."),
+        "also": choice(GRADIENT_PARTNERS, GradientSettings.also, label="with advantages", advanced=True).tip(
+            "What is added if advantages are connected: the loss of GRPO Step, or one of Matching Step, as they are by default."
+        ),
+        "ratio": number(GradientSettings.ratio, 0, 100, step=0.1, label="its share", advanced=True).tip(
+            "How long the added gradient is, in lengths of the rewards' gradient."
+        ),
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
+
+    @devices.outside_inference
+    def update(self, model, trajectories, scores, advantages=None, prompt=None, node_id="", **options):
+        from dataclasses import replace
+
+        from ..trainer import gradient
+        from ..trainer.run.report import report
+
+        self._prepare(model, trajectories, prompt, node_id)
+        settings = GradientSettings(**options)
+        calls = gradient.calls(trajectories, settings)
+        metrics, found = gradient.update(
+            model, trajectories, scores, settings, advantages, stopping.progress(calls)
+        )
+        found = replace(found, credit=replace(found.credit, node=node_id))
+        shown = {
+            "credit": lambda: payloads.credit(found.credit, trajectories),
+            "advantages": lambda: payloads.advantages(node_id, found),
+        }
+        return results.shown(node_id, (model, report(metrics, trajectories, found)), shown, trajectories)

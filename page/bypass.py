@@ -20,7 +20,7 @@ MUTED, BYPASSED = 2, 4  # LiteGraph's modes
 MOST_NODES = 20_000  # that are looked at: a subgraph that holds itself has no end
 FROM_OUTSIDE, TO_OUTSIDE = "-10", "-20"  # what stands in a subgraph for what is connected to it
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN")
-UPDATES = ("OTCA_GRPOStep", "OTCA_MatchingStep")
+UPDATES = ("OTCA_GRPOStep", "OTCA_MatchingStep", "OTCA_RewardGradientStep")
 
 Graph = dict[str, dict[str, Any]]  # in API form
 

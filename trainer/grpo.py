@@ -83,6 +83,26 @@ def update(
     return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
 
+def one_pass(
+    model: FlowModel, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings
+) -> tuple[Callable[[Callable[[], None]], None], Callable[[], Metrics]]:
+    """The gradient alone, for an update that adds it to its own: what leaves it in the weights, and then its figures."""
+    _check(model, trajectories, advantages, settings, sampling=False)
+    weights = torch.ones_like(advantages.step_advantage)
+    backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
+    backward.tally.passes = 1
+    old = None
+    if (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with):
+        stored = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
+        old = devices.upload(stored, model.device)
+    noise = sampled_noise(trajectories) if backward.regulated and old is not None else None
+
+    def run(on_step: Callable[[], None]) -> None:
+        backward(old, noise, [], on_step)
+
+    return run, backward.figures
+
+
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
     check_source(trajectories, advantages)
     if misfit := next(refusals.of_ratios(trajectories.settings), None):

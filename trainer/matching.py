@@ -92,6 +92,18 @@ def update(
     return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
 
+def one_pass(
+    model: FlowModel, trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings
+) -> tuple[Callable[[Callable[[], None]], None], Callable[[], Metrics]]:
+    """The gradient alone, for an update that adds it to its own: what leaves it in the weights, and then its figures."""
+    check_source(trajectories, advantages)
+    _check(trajectories, advantages, settings)
+    counts = drawn_levels(trajectories, advantages, settings, model.policy.version)
+    backward = _Backward(model, trajectories, advantages, counts, settings)
+    backward.tally.passes = 1
+    return backward, backward.figures
+
+
 def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
     credit = advantages.credit
     if settings.loss not in KINDS or settings.old_policy not in OLD_POLICIES:

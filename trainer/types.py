@@ -50,6 +50,8 @@ STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itse
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
+GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
+GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add: GRPO Step's loss, or a matching loss
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
@@ -60,7 +62,8 @@ HPS_PROVIDERS = ("transformers", "hpsv2")
 # Node ids that the trainer knows.
 PREFIX = "OTCA_"
 RUN_NODE, STEP_NODE, MATCHING_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_MatchingStep"
-STEP_NODES = (STEP_NODE, MATCHING_NODE)  # a training has one of them, and one Training Run
+GRADIENT_NODE = "OTCA_RewardGradientStep"
+STEP_NODES = (STEP_NODE, MATCHING_NODE, GRADIENT_NODE)  # a training has one of them, and one Training Run
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
 MAKE_NODE, VOTE_NODE, SELECTING_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote", "OTCA_BestOfN"
 MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
@@ -192,6 +195,27 @@ class MatchingSettings:
     epochs: int = 1
     batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
     ema_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """How the policy is moved along the gradient of the rewards. Fields that `UpdateSettings` has mean the same here."""
+
+    learning_rate: float
+    mode: str = "one_call"  # one of GRADIENT_MODES
+    steps: int = 2  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps (leap)
+    kl_coefficient: float = 1.0
+    highest_level: float = 1.0  # the noisiest level that one_call and leap begin at
+    nested: float = 0.3  # leap: what stays of the gradient through the second leap's own call
+    tile: int = 0  # side in pixels of the parts that the decoder's backward pass takes; 0: whole pictures
+    also: str = "awm"  # one of GRADIENT_PARTNERS, if advantages are given
+    ratio: float = 1.0  # norm of that other gradient, in norms of the rewards'
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+    batch_size: int = 0  # samples to one pass through network, decoder and rewards; 0: all
+    ema_decay: float = 0.0
+
+    epochs = 1  # of points that were visited on-policy
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,13 @@ class RewardNode(Node):
         return ((name or reward_class(cls.KIND).own_name(inputs), cls.HELD_OUT if held_out is None else held_out),)
 
     @classmethod
+    def has_gradient(cls):
+        """Whether Reward Gradient Step can follow it."""
+        from ...trainer.rewards import reward_class
+
+        return reward_class(cls.KIND).has_gradient()
+
+    @classmethod
     def only_of_groups(cls, groups_only=False, **_):
         """Whether, with these inputs, it may be asked about no other pictures than those that are trained on."""
         return groups_only

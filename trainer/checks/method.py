@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, SELECTING_NODE, STEP_NODES, TRAJECTORY_NODES
+from ..types import (
+    ASKING_NODES,
+    GRADIENT_NODE,
+    MATCHING_NODE,
+    PAIRS_NODE,
+    SELECTING_NODE,
+    STEP_NODES,
+    TRAJECTORY_NODES,
+    GradientSettings,
+)
 from ..updates import refusals
 from ..workflow import lineage
 
@@ -63,23 +73,62 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
 def _update(graph: _Graph) -> Iterator[Problem]:
     """A sampler and a credit that the update has a use for."""
     for step in graph.of(*STEP_NODES):
-        matching = graph.nodes[step].class_type == MATCHING_NODE
+        kind = graph.nodes[step].class_type
+        matching, follows = kind == MATCHING_NODE, kind == GRADIENT_NODE
+        if follows and "advantages" in graph.nodes[step].links:
+            follows, matching = False, graph.values[step]["also"] != "grpo"  # what the other gradient refuses, this does
         for sampler in sorted(graph.samplers[step]):
             if graph.nodes[sampler].class_type == PAIRS_NODE:
-                if not matching:
-                    message = f"{graph.titles([sampler])} gives pictures that no policy sampled, so it has no ratio"
+                if kind != MATCHING_NODE:
+                    message = f"{graph.titles([sampler])} gives pictures that no policy sampled"
                     yield graph.problem(step, "trajectories", message, "Matching Step as the update")
                 continue
-            settings = graph.settings(sampler)
+            settings, keeps_graph = graph.settings(sampler), graph.values[sampler]["keep_graph"] == "on"
             misfits = refusals.of_ratios(settings)
             if matching:
-                misfits = refusals.of_matching(settings, keeps_graph=graph.values[sampler]["keep_graph"] == "on")
+                misfits = refusals.of_matching(settings, keeps_graph)
+            elif follows:
+                misfits = refusals.of_kept_graph("Reward Gradient Step calls the network again", keeps_graph)
+            if kind == GRADIENT_NODE:
+                yield from _gradient_settings(graph, step, settings.transitions)
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
         above = [(id_, graph.nodes[id_].cls) for id_ in lineage.above(graph.workflow.entries, step)] if matching else []
         if scaling := [id_ for id_, cls in above if getattr(cls, "RESCALES_RATIO", False)]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
         if measured := [id_ for id_, cls in above if getattr(cls, "MEASURES_STEPS", False)]:
             yield graph.misfit(step, refusals.of_measuring(graph.titles(measured)))
+
+
+def _gradient_settings(graph: _Graph, step: str, transitions: int) -> Iterator[Problem]:
+    names = GradientSettings.__dataclass_fields__
+    known = {name: value for name, value in graph.values[step].items() if name in names and graph.known(step, name) is not None}
+    for misfit in refusals.of_gradient_settings(GradientSettings(**{"learning_rate": 0.0, **known}), transitions):
+        yield graph.misfit(step, misfit)
+
+
+def _followed(graph: _Graph) -> Iterator[Problem]:
+    """Rewards with a gradient, for an update that follows it; those without are only watched."""
+    for step in graph.of(GRADIENT_NODE):
+        stack = graph.nodes[step].links["scores"][0]
+        if stack not in graph.of(*ASKING_NODES):
+            continue
+        follows: dict[str, bool] = {}
+        for name, (source, index) in graph.nodes[stack].links.items():
+            cls = graph.nodes[source].cls
+            if not (name.startswith("reward_") and hasattr(cls, "announced")):
+                if name.startswith("reward_"):
+                    return  # who knows
+                continue
+            own, held_out = cls.announced(**graph.values[source])[index]
+            if not held_out:
+                follows[own] = cls.has_gradient()
+        if follows and not any(follows.values()):
+            yield graph.misfit(step, refusals.of_gradients(follows))
+        elif "advantages" not in graph.nodes[step].links:
+            for own in (own for own, has in follows.items() if not has):
+                message = f"reward {own!r} has no gradient: it is watched, and not trained on"
+                fix = "switch on its held_out to say so, or connect advantages, whose update trains on it too"
+                yield replace(graph.problem(step, "scores", message, fix), severity="warning")
 
 
 def _selection(graph: _Graph) -> Iterator[Problem]:
@@ -111,4 +160,4 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
 
 
-CHECKS = (_asked_again, _credit, _noiseless, _processes, _selection, _update)
+CHECKS = (_asked_again, _credit, _followed, _noiseless, _processes, _selection, _update)

@@ -15,7 +15,7 @@ from ..types import OLD, THETA
 from .adapters import TRAINED, Adapter, Adapters
 
 if TYPE_CHECKING:
-    from ..types import MatchingSettings, UpdateSettings
+    from ..updates.optimizer import AnySettings
 
 
 @dataclass
@@ -293,7 +293,7 @@ class Policy:
 
     # -- optimizer and average -------------------------------------------------------------------------------------------
 
-    def optimizer_for(self, settings: UpdateSettings | MatchingSettings) -> torch.optim.Optimizer:
+    def optimizer_for(self, settings: AnySettings) -> torch.optim.Optimizer:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)

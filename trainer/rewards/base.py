@@ -191,7 +191,9 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     return torch.where(values.isfinite(), values, torch.nan)
 
 
-def score_with_gradient(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
+def score_with_gradient(
+    reward: Reward, images: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None
+) -> Tensor:
     """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], rescaled and bounded, with their gradient.
 
     Raises:

@@ -105,6 +105,8 @@ def save(
             state["credit"] = {name: one.again for name, one in model.step_shares.items()}
         if tensors[NOISE]:
             state["step_noise"] = True
+        if model.reward_spread:
+            state["reward_spread"] = model.reward_spread
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
@@ -185,6 +187,9 @@ def _verified(checkpoint: Path) -> dict:
     credit = state.get("credit", {})
     if not (isinstance(credit, dict) and all(map(WHOLE[1], credit.values()))):
         raise Damaged(path, "has a credit that is not an object of whole numbers", _FIX)
+    spread = state.get("reward_spread", {})
+    if not (isinstance(spread, dict) and all(map(_is_spread, spread.values()))):
+        raise Damaged(path, "has a reward_spread that is not an object of counts and means", _FIX)
     optional = {
         OPTIMIZER: state["optimizer"],
         AVERAGE: "ema" in state,
@@ -202,6 +207,10 @@ def _verified(checkpoint: Path) -> dict:
         if digest != state["sha256"].get(name):
             raise Damaged(checkpoint / name, f"is damaged: its SHA-256 is not that of {STATE}", _FIX)
     return state
+
+
+def _is_spread(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and WHOLE[1](value[0]) and NUMBER[1](value[1])
 
 
 def _old_policy(state: Mapping) -> Mapping:
@@ -224,6 +233,7 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
     noise = read_tensors(checkpoint / NOISE)["step_noise"] if "step_noise" in state else model.step_noise[:, :0]
     model.step_noise = noise
+    model.reward_spread = {name: (count, mean) for name, (count, mean) in state.get("reward_spread", {}).items()}
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]

@@ -14,10 +14,11 @@ from torch import Tensor
 from ...host import devices, distributed
 from ..families.base import FlowModel
 from ..rollout import velocity_at
-from ..types import Advantages, MatchingSettings, Trajectories, UpdateSettings
+from ..types import Advantages, GradientSettings, MatchingSettings, Trajectories, UpdateSettings
 
 logger = logging.getLogger(__name__)
 
+AnySettings = UpdateSettings | MatchingSettings | GradientSettings
 MAX_SKIPPED_IN_A_ROW = 10
 DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
 
@@ -94,7 +95,7 @@ def prepared(model: FlowModel, trajectories: Trajectories) -> Trajectories:
 def outcome(
     model: FlowModel,
     trajectories: Trajectories,
-    settings: UpdateSettings | MatchingSettings,
+    settings: AnySettings,
     tally: Tally,
     steps: int,
     started: float,
@@ -114,9 +115,10 @@ def outcome(
 def take_steps(
     model: FlowModel,
     trajectories: Trajectories,
-    settings: UpdateSettings | MatchingSettings,
+    settings: AnySettings,
     tally: Tally,
     backward: Callable[[int], None],
+    most_skipped: int = MAX_SKIPPED_IN_A_ROW,
 ) -> int:
     """Takes one optimizer step for each epoch, by what `backward(epoch)` leaves in the gradients of all processes.
 
@@ -126,7 +128,7 @@ def take_steps(
         The number of steps that were taken: fewer than `epochs` if a gradient was missing or not finite.
 
     Raises:
-        NonFiniteUpdate: after ten updates in a row without a finite gradient.
+        NonFiniteUpdate: after `most_skipped` updates in a row without a finite gradient.
     """
     optimizer = model.policy.optimizer_for(settings)
     for epoch in range(settings.epochs):
@@ -142,12 +144,12 @@ def take_steps(
             tally.note(
                 DIVERGENCE, reference_divergence(model, trajectories, model.policy.version + 1, settings.batch_size)
             )
-        if not _was_taken(model, settings, tally):
+        if not _was_taken(model, settings, tally, most_skipped):
             return epoch
     return settings.epochs
 
 
-def _take(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
+def _take(model: FlowModel, optimizer, settings: AnySettings, tally: Tally) -> bool:
     """Clips and applies the gradient; one that is not finite changes nothing. False without a gradient."""
     parameters = model.policy.trainable_parameters()
     if all(parameter.grad is None for parameter in parameters):
@@ -163,7 +165,7 @@ def _take(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettin
     return True
 
 
-def _was_taken(model: FlowModel, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
+def _was_taken(model: FlowModel, settings: AnySettings, tally: Tally, most_skipped: int) -> bool:
     """Waits for the last step, and does what follows from it; one that was dropped is counted."""
     read, parameters = tally.read(), model.policy.trainable_parameters()
     norm = float(read["norm"])
@@ -172,9 +174,9 @@ def _was_taken(model: FlowModel, settings: UpdateSettings | MatchingSettings, ta
         model.policy.nonfinite_in_a_row += model.policy.loss_scale.value == 1  # else it is the scale that was too large
         model.policy.loss_scale.overflowed()
         logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
-        if model.policy.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if model.policy.nonfinite_in_a_row >= most_skipped:
             raise NonFiniteUpdate(
-                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a loss or gradient that is not finite. Fix: lower "
+                f"{most_skipped} updates in a row had a loss or gradient that is not finite. Fix: lower "
                 f"learning_rate (now {settings.learning_rate:g}) or look at the rewards"
             )
         return False

@@ -5,9 +5,9 @@ Imports no torch: nodes and the checks of a graph ask this too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..types import MatchingSettings, SamplerSettings
+from ..types import GradientSettings, MatchingSettings, SamplerSettings
 from ..workflow.problem import Misfit
 
 
@@ -27,10 +27,13 @@ def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]
         )
         fix = "set both to 0 on the SDE Sampler and disconnect MixGRPO Window; sampled_steps saves forward passes"
         yield Misfit("window_length", message, fix)
+    yield from of_kept_graph("Matching Step noises the clean samples again", keeps_graph)
+
+
+def of_kept_graph(why: str, keeps_graph: bool) -> Iterator[Misfit]:
+    """Says that an update has no use for the sampler's graph, where one was asked for."""
     if keeps_graph:
-        message = (
-            "keep_graph = on: Matching Step noises the clean samples again, and has no use for the sampler's graph"
-        )
+        message = f"keep_graph = on: {why}, and has no use for the sampler's graph"
         yield Misfit("keep_graph", message, "set keep_graph to auto or off on the SDE Sampler")
 
 
@@ -72,3 +75,37 @@ def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
         pull = f"ema_kl_coefficient = {f'{value:g}' if isinstance(value, float) else value}"
         message = f"{pull} pulls towards the average, and with ema_decay = 0 none is kept"
         yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")
+
+
+def of_gradients(connected: Iterable[str]) -> Misfit:
+    """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
+    message = (
+        f"no trained reward has a gradient ({', '.join(connected) or 'none is connected'}), so Reward Gradient Step has nothing to "
+        "follow"
+    )
+    fix = (
+        "connect one that has: CLIP-T, HPSv2, PickScore, ImageReward, Aesthetic, My Taste, Sharpness, Colorfulness or Variety; or "
+        "use GRPO Step or Matching Step, which need none"
+    )
+    return Misfit("scores", message, fix)
+
+
+def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Misfit]:
+    """What is wrong with Reward Gradient Step's own inputs, for a sampler of so many steps."""
+    if settings.mode != "last_steps" and settings.steps < 1:
+        message = f"steps = {settings.steps}: only mode = last_steps takes 0, which means all steps"
+        yield Misfit("steps", message, f"1 or more for mode = {settings.mode}")
+    if settings.mode == "last_steps" and settings.steps > steps:
+        message = f"steps = {settings.steps}: the sampler has {steps} steps"
+        yield Misfit("steps", message, f"{steps} or fewer, or 0 for all of them")
+
+
+def of_levels(settings: GradientSettings, sigmas: Sequence[float]) -> Iterator[Misfit]:
+    """Checks that some of the sampler's noise levels are low enough for Reward Gradient Step."""
+    needed = {"one_call": 1, "leap": 2}.get(settings.mode, 0)
+    if sum(sigma <= settings.highest_level for sigma in sigmas[:-1]) < needed:
+        message = (
+            f"highest_level = {settings.highest_level:g}: the sampler's levels are {', '.join(f'{s:.2f}' for s in sigmas[:-1])}, and "
+            f"mode = {settings.mode} needs {needed} that are not above it"
+        )
+        yield Misfit("highest_level", message, "a higher level, or more steps on the SDE Sampler")

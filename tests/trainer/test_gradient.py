@@ -1,0 +1,393 @@
+"""Each mode against finite differences of what it claims to follow, the parts against the whole, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfyui_otca.trainer import gradient, rollout
+from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.rewards.base import Reward, score_stack
+from comfyui_otca.trainer.sde import adams_bashforth, transition
+from comfyui_otca.trainer.types import GradientSettings, Prompts
+
+pytestmark = pytest.mark.anywhere
+STILL = GradientSettings(learning_rate=0.0, max_grad_norm=1e9, kl_coefficient=0.0)
+
+
+class Smooth(Reward):
+    """Σ of a fixed pattern times the picture, and a square of it: its gradient is known everywhere."""
+
+    def differentiable(self, images, prompts):
+        pattern = torch.linspace(-1, 1, images[0].numel(), device=images.device).view(images.shape[1:])
+        at = (images.double() * pattern).flatten(1).mean(1)
+        return (10 * at + 40 * at.square()).float()
+
+    score = differentiable
+
+
+@pytest.fixture
+def toy(load_toy, perturb):
+    return perturb(load_toy())
+
+
+def taken(model, settings, rewards, prompts=("a red circle", "a blue square"), group_size=3):
+    made = rollout.sample(model, Prompts(prompts, tuple(range(len(prompts)))), settings, group_size=group_size, seed=5)
+    return made, score_stack(rewards, made.images, made.prompts, made.groups)
+
+
+def gradient_of(model, made, scores, settings, advantages=None):
+    """∇J, flat, as an update leaves it; the weights stay. It minimises -J."""
+    gradient.update(model, made, scores, settings, advantages)
+    model.policy.version = made.policy_version
+    parameters = model.policy.trainable_parameters()
+    return -torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]).cpu()
+
+
+def slope_along(model, direction, of, step=5e-5):
+    """Central difference of a function of the weights along a direction."""
+    parameters = model.policy.trainable_parameters()
+    begin, ends = [p.detach().clone() for p in parameters], []
+    for sign in (1, -1):
+        parts = direction.split([p.numel() for p in parameters])
+        for parameter, start, part in zip(parameters, begin, parts, strict=True):
+            parameter.data = start + sign * step * part.view_as(start).to(start)
+        ends.append(of())
+    for parameter, start in zip(parameters, begin, strict=True):
+        parameter.data = start
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+@torch.no_grad()
+def chain(model, made, first, scale):
+    """J of the last steps walked again from the point before them, the noise held fixed: a plain loop of the sampler's own steps."""
+    settings, condition = made.settings, model.condition(made.prompts, made.settings).rows(made.groups)
+    noise = rollout.sampled_noise(made) if any(made.stds) else None
+    x, before = made.latents[:, first].to(model.device), None
+    kinds = rollout.step_kinds(settings)
+    if first and settings.ode_solver == "adams_bashforth":
+        point, sigma = made.latents[:, first - 1].to(model.device), made.sigmas[first - 1]
+        before = chain.velocity_before(point, sigma), sigma
+    for j in range(first, len(made.sigmas) - 1):
+        sigma, following = made.sigmas[j], made.sigmas[j + 1]
+        v = model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
+        clean = x - sigma * v
+        if kinds[j] == "ode" and settings.ode_solver == "adams_bashforth":
+            x, before = adams_bashforth(v, x, sigma, following, before), (v, sigma)
+            continue
+        step = transition(kinds[j], v, x, sigma, following, eta=settings.eta, sigma_after_first=made.sigmas[1])
+        x = step.mean if step.std < 1e-6 else step.sample(noise[:, made.trained.index(j)].to(x))
+    final = clean if made.stds[-1] > 1e-6 else x
+    return rewarded(model, made, final) / scale
+
+
+@torch.no_grad()
+def rewarded(model, made, final):
+    with model.decoder(made.texts) as decode:
+        return Smooth("smooth").differentiable(decode(final.to(model.device)), made.texts).double().mean().item()
+
+
+CHAINS = {
+    "dance_sde": {},
+    "cps": {"kind": "cps", "eta": 0.8},
+    "last step trained": {"train_last_step": True},
+    "window": {"window": (1, 2)},
+    "ode": {"kind": "ode", "shared_noise": False},
+    "second order": {"kind": "ode", "ode_solver": "adams_bashforth", "shared_noise": False},
+}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 0])
+@pytest.mark.parametrize("name", CHAINS)
+def test_last_steps_are_the_slope_of_the_chain(toy, small_settings, name, steps):
+    made, scores = taken(toy, replace(small_settings(), **CHAINS[name]), [Smooth("smooth")])
+    found = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=steps))
+    first = len(made.sigmas) - 1 - steps if steps else 0
+    if first:  # the velocity of the step before is no part of the last steps
+        condition, here = toy.condition(made.prompts, made.settings).rows(made.groups), made.settings
+        point, sigma = made.latents[:, first - 1].to(toy.device), made.sigmas[first - 1]
+        with torch.no_grad():
+            constant = toy.velocity(point, sigma, condition, toy.guidance_at(sigma, here))
+        chain.velocity_before = lambda *_: constant
+    expected = slope_along(toy, found / found.norm(), lambda: chain(toy, made, first, toy.reward_spread["smooth"][1]))
+    assert expected == pytest.approx(found.norm().item(), rel=5e-3)
+
+
+def test_the_last_steps_of_all_are_the_whole_chain(toy, small_settings):
+    """K as large as the sampler has steps, and 0, which means all."""
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=0))
+    counted = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=made.settings.steps))
+    assert torch.equal(whole, counted) and whole.any()
+
+
+def test_one_call_is_the_slope_of_the_reward_of_predictions(toy, small_settings):
+    """At every level: the mean reward of x̂0 = x - σ·v over all points that were visited."""
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    levels = len(made.sigmas) - 1
+    found = gradient_of(toy, made, scores, replace(STILL, mode="one_call", steps=levels))
+    condition = toy.condition(made.prompts, made.settings).rows(made.groups)
+
+    @torch.no_grad()
+    def mean():
+        total = 0.0
+        for j, sigma in enumerate(made.sigmas[:-1]):
+            x = made.latents[:, j].to(toy.device)
+            total += rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0))
+        return total / levels / toy.reward_spread["smooth"][1]
+
+    assert slope_along(toy, found / found.norm(), mean) == pytest.approx(found.norm().item(), rel=5e-3)
+
+
+def test_low_variance_is_the_slope_of_one_call_from_the_finished_sample(toy, small_settings, monkeypatch):
+    """With noise that is 0 the point is (1-σ)·x̂0, for any number of noises."""
+    made, scores = taken(toy, replace(small_settings(), kind="ode", shared_noise=False), [Smooth("smooth")])
+    monkeypatch.setattr(gradient.torch, "randn", lambda shape, generator: torch.zeros(shape))
+    found = gradient_of(toy, made, scores, replace(STILL, mode="low_variance", steps=2))
+    condition, sigma = toy.condition(made.prompts, made.settings).rows(made.groups), made.sigmas[-2]
+    x = (1 - sigma) * made.final.to(toy.device)
+
+    @torch.no_grad()
+    def mean():
+        return rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0)) / toy.reward_spread["smooth"][1]
+
+    assert slope_along(toy, found / found.norm(), mean) == pytest.approx(found.norm().item(), rel=5e-3)
+
+
+@pytest.mark.parametrize("nested", [1.0, 0.25])
+def test_a_leap_is_the_gradient_of_its_two_steps(toy, small_settings, monkeypatch, nested):
+    """By autograd through the two steps as they are written down, where x_j and x̂0 keep the values that they had."""
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    pairs = torch.tensor([[0, 2], [1, 2], [0, 1], [0, 2], [1, 2], [0, 1]])
+    monkeypatch.setattr(gradient._Backward, "draw", lambda self, count, of, again=0: pairs)
+    found = gradient_of(toy, made, scores, replace(STILL, mode="leap", steps=1, nested=nested))
+    condition, sigmas = toy.condition(made.prompts, made.settings).rows(made.groups), torch.tensor(made.sigmas)
+    rows, parameters = torch.arange(6), toy.policy.trainable_parameters()
+    from_, to = (sigmas[column].view(-1, 1, 1, 1).to(toy.device) for column in pairs.T)
+    x_k, x_j = (made.latents[rows, column].to(toy.device) for column in pairs.T)
+    leapt = x_k - (from_ - to) * toy.velocity(x_k, from_.flatten().cpu(), condition, 1.0)
+    here = x_j + leapt - leapt.detach()
+    inside = nested * here + (1 - nested) * here.detach()
+    end = here - to * toy.velocity(inside, to.flatten().cpu(), condition, 1.0)
+    final = made.final.to(toy.device) + end - end.detach()
+    with toy.decoder(made.texts) as decode:
+        value = Smooth("smooth").differentiable(decode(final), made.texts).mean() / toy.reward_spread["smooth"][1]
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)]).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("mode", gradient.MODES)
+def test_in_parts_it_is_the_same(toy, small_settings, mode):
+    made, scores = taken(toy, small_settings(), [Smooth("smooth"), reward_class("sharpness")()])
+    settings = replace(STILL, mode=mode, steps=2, kl_coefficient=0.5)
+    whole = gradient_of(toy, made, scores, settings)
+    toy.reward_spread = {}
+    parts = gradient_of(toy, made, scores, replace(settings, batch_size=2))
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
+
+
+def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    settings = replace(STILL, mode="one_call", steps=len(made.sigmas) - 1)
+    without = gradient_of(toy, made, scores, settings)
+    toy.reward_spread = {}
+    pulled = gradient_of(toy, made, scores, replace(settings, kl_coefficient=2.0)) - without
+    condition = toy.condition(made.prompts, made.settings).rows(made.groups)
+
+    @torch.no_grad()
+    def distance():
+        total = 0.0
+        for j, sigma in enumerate(made.sigmas[:-1]):
+            x = made.latents[:, j].to(toy.device)
+            v = toy.velocity(x, sigma, condition, 1.0)
+            with toy.policy.reference():
+                total += (v - toy.velocity(x, sigma, condition, 1.0)).square().mean().item()
+        return -2.0 * total / (len(made.sigmas) - 1)
+
+    assert slope_along(toy, pulled / pulled.norm(), distance) == pytest.approx(pulled.norm().item(), rel=5e-3)
+
+
+def test_off_policy_it_follows_the_trajectory_that_the_policy_has_now(toy, small_settings, perturb):
+    """Points of an older policy are walked again, with the same noise: as if this one had sampled."""
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("smooth")])
+    perturb(toy, seed=3, scale=0.05)
+    again, _ = taken(toy, made.settings, [Smooth("smooth")])
+    settings = replace(STILL, mode="last_steps", steps=0)
+    fresh = gradient_of(toy, replace(again, policy_version=toy.policy.version), scores, settings)
+    toy.reward_spread = {}
+    toy.policy.version += 1
+    stale = gradient_of(toy, made, scores, settings)
+    torch.testing.assert_close(stale, fresh, rtol=1e-3, atol=1e-5 * fresh.abs().max().item())
+
+
+def test_rewards_count_by_their_coefficient_in_spreads_of_their_scores(toy, small_settings):
+    """Two rewards of which one is the other times 100: half the coefficient, half the part, whatever the scale."""
+
+    class Larger(Smooth):
+        rescale = 100.0
+
+    made, scores = taken(toy, small_settings(), [Smooth("a"), Larger("b", coefficient=0.5)])
+    both = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
+    toy.reward_spread = {}
+    alone = gradient_of(toy, *taken(toy, small_settings(), [Smooth("a")]), replace(STILL, mode="last_steps", steps=1))
+    torch.testing.assert_close(both, 1.5 * alone, rtol=1e-4, atol=1e-5 * alone.abs().max().item())
+
+
+def test_the_spread_is_the_mean_over_all_updates(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    second = replace(scores, values=3 * scores.values)
+    for each in (scores, second):
+        gradient_of(toy, made, each, STILL)
+    assert toy.reward_spread["a"] == (2, pytest.approx(2 * scores.values.std().item(), rel=1e-5))
+
+
+# -- which samples and rewards take part -------------------------------------------------------------------------------
+
+
+def test_a_reward_without_a_gradient_is_watched(toy, small_settings):
+    jpeg = reward_class("jpeg_compressibility")()
+    made, scores = taken(toy, small_settings(), [jpeg, Smooth("a")])
+    seen = gradient.watched(scores)
+    assert (seen.names, seen.held_out_names, seen.coefficients) == (("a",), ("compressibility",), (1.0,))
+    assert torch.equal(seen.values[:, 0], scores.values[:, 1]) and torch.equal(seen.held_out[:, 0], scores.values[:, 0])
+    assert [reward.held_out for reward in seen.rewards] == [False, True] and not jpeg.held_out
+    with_it = gradient_of(toy, made, scores, STILL)
+    toy.reward_spread = {}
+    assert torch.equal(gradient_of(toy, made, seen, STILL), with_it)
+
+
+def test_without_any_gradient_it_says_which_rewards_are_connected(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [reward_class("jpeg_compressibility")()])
+    with pytest.raises(ValueError, match=r"no trained reward has a gradient \(compressibility\).* Fix: connect one that has: CLIP-T"):
+        gradient.update(toy, made, scores, STILL)
+
+
+def test_a_failed_score_takes_its_sample_out(toy, small_settings):
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("a")])
+    toy.reward_spread = {"a": (10**9, 1.0)}
+    failed = scores.values.clone()
+    failed[2:] = torch.nan
+    found = gradient_of(toy, made, replace(scores, values=failed), replace(STILL, mode="last_steps", steps=2))
+    toy.reward_spread = {"a": (10**9, 1.0)}
+    two = replace(made, groups=made.groups[:2], latents=made.latents[:2], final=made.final[:2], images=made.images[:2])
+    two = replace(two, prompts=made.prompts[:1], share=type(made.share)(range(2), 2))
+    alone = replace(scores, values=scores.values[:2], groups=scores.groups[:2], held_out=scores.held_out[:2])
+    expected = gradient_of(toy, two, alone, replace(STILL, mode="last_steps", steps=2))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_a_gradient_that_is_not_finite_is_dropped_and_named_and_three_end_the_run(toy, small_settings, caplog):
+    class Broken(Smooth):
+        def differentiable(self, images, prompts):
+            return super().differentiable(images, prompts) * torch.where(images.mean() > 2, 1.0, images.new_tensor(torch.nan))
+
+        def score(self, images, prompts):
+            return Smooth.differentiable(self, images, prompts)
+
+    made, scores = taken(toy, small_settings(), [Broken("cracked")])
+    before = [p.detach().clone() for p in toy.policy.trainable_parameters()]
+    for _ in range(2):
+        metrics, _ = gradient.update(toy, made, scores, replace(STILL, learning_rate=1.0))
+        assert metrics["policy/skipped_updates"] == 1
+    assert "gradient of reward 'cracked' (of 12 samples) is not finite" in caplog.text
+    with pytest.raises(gradient.NonFiniteUpdate, match="3 updates in a row.*reward 'cracked'"):
+        gradient.update(toy, made, scores, replace(STILL, learning_rate=1.0))
+    assert all(torch.equal(p, b) for p, b in zip(toy.policy.trainable_parameters(), before, strict=True))
+
+
+# -- beside another update ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("also", ["grpo", "awm"])
+def test_the_other_gradient_is_as_long_as_its_share_says(toy, small_settings, uniform_advantages, also):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    advantages = uniform_advantages(made, scores)
+    alone = gradient_of(toy, made, scores, STILL)
+    toy.reward_spread = {}
+    both = gradient_of(toy, made, scores, replace(STILL, also=also, ratio=0.5), advantages)
+    added = both - alone
+    assert added.norm().item() == pytest.approx(0.5 * alone.norm().item(), rel=1e-4)
+    other = gradient._other(toy, made, advantages, replace(STILL, also=also))
+    toy.policy.forget_gradients()
+    other[0](lambda: None)
+    plain = -torch.cat([p.grad.flatten() for p in toy.policy.trainable_parameters()]).cpu()
+    torch.testing.assert_close(added / added.norm(), plain / plain.norm(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture
+def uniform_advantages():
+    from comfyui_otca.trainer.advantages import fuse
+    from comfyui_otca.trainer.credit import steps
+
+    def of(made, scores):
+        credit = steps.uniform(made.latents, made.final, made.trained)
+        return fuse(scores, credit, "weighted_advantages")
+
+    return of
+
+
+# -- decoding in tiles -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [8, 16, 24])
+def test_tiles_of_a_local_decoder_make_the_same_gradient(tile):
+    """A decoder that sees two positions around each: HALO is enough, wherever the squares begin."""
+    weights = torch.randn(3, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+
+    def decode(latents):
+        mixed = torch.nn.functional.conv2d(latents, weights, padding=2).tanh()
+        return torch.nn.functional.interpolate(mixed, scale_factor=4).movedim(1, -1)
+
+    source = torch.Generator().manual_seed(1)
+    clean = torch.randn(2, 4, 12, 10, generator=source).requires_grad_()
+    pictures = decode(clean)
+    toward = torch.randn(pictures.shape, generator=source)
+    expected = torch.autograd.grad(pictures, clean, toward)[0]
+    for seed in range(3):
+        found = gradient._through_tiles(decode, clean.detach(), toward, tile, torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_begin_elsewhere_in_each_update(monkeypatch, toy, small_settings):
+    begins = []
+    real = gradient._through_tiles
+    monkeypatch.setattr(
+        gradient, "_through_tiles", lambda *args: begins.append(args[4].initial_seed()) or real(*args)
+    )
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    for version in range(3):
+        toy.policy.version = version
+        gradient.update(toy, replace(made, policy_version=version), scores, replace(STILL, tile=16))
+    assert len(set(begins)) == 3
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_at_which_steps_the_gradient_arrived(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [Smooth("a"), reward_class("sharpness")("b", coefficient=0.0)])
+    metrics, found = gradient.update(toy, made, scores, replace(STILL, mode="last_steps", steps=2))
+    steps = len(made.sigmas) - 1
+    assert found.credit.trained == tuple(range(steps))
+    assert not found.credit.weights[:, : steps - 2].any() and (found.credit.weights[:, steps - 2 :] > 0).all()
+    torch.testing.assert_close(found.credit.weights.mean(1), torch.ones(6))
+    assert not found.per_objective[:, 1].any() and found.per_objective[:, 0].all(), "a coefficient of 0 pulls nowhere"
+    assert metrics["gradient/b"] == 0 and metrics["gradient/a"] > 0
+    shares = [metrics.get(f"credit/step/{step}", 0.0) for step in range(steps)]
+    assert shares[: steps - 2] == [0.0] * (steps - 2) and sum(shares) == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mode": "leap", "steps": 0}, "steps = 0: only mode = last_steps takes 0"),
+        ({"mode": "last_steps", "steps": 9}, "steps = 9: the sampler has"),
+        ({"mode": "one_call", "highest_level": 0.01}, "highest_level = 0.01: the sampler's levels are 1.00"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(toy, small_settings, change, says):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    with pytest.raises(ValueError, match=says):
+        gradient.update(toy, made, scores, replace(STILL, **change))

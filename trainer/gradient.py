@@ -1,0 +1,612 @@
+"""The update along the rewards' own gradient: back through reward, decoder and some calls of the network (method.md §10).
+
+J is the mean over samples of Σ_k c_k·R_k/s_k, where c_k is a reward's coefficient and s_k the spread of its scores. Every mode of
+`MODES` is one way to take ∂J/∂x̂0, the *pull* on a decoded latent, back to velocities at points that the rollout visited. There
+it becomes a gradient of the weights, by one backward pass a call. No graph is kept across calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..host import devices, distributed
+from . import grpo, keys, matching
+from .families.base import FlowModel
+from .rewards.base import GroupReward, Reward, score_with_gradient
+from .rollout import sampled_noise, stream
+from .schedule import step_kinds
+from .sde import MIN_STD, transition
+from .types import (
+    THETA,
+    Advantages,
+    Fused,
+    GradientSettings,
+    MatchingSettings,
+    Metrics,
+    NextRollout,
+    Scores,
+    StepCredit,
+    Trajectories,
+    UpdateSettings,
+)
+from .updates import refusals
+from .updates.optimizer import NonFiniteUpdate, Tally, outcome, prepared, take_steps
+
+logger = logging.getLogger(__name__)
+
+MOST_SKIPPED = 3  # updates in a row whose gradient is not finite; then the run ends with the adapter of before them
+HALO = 8  # latent positions around a tile that are decoded with it, and whose gradient is left out
+
+
+def watched(scores: Scores) -> Scores:
+    """The same with the trained rewards that have no gradient held out: they are shown, and nothing follows from them.
+
+    Raises:
+        ValueError: no trained reward has a gradient.
+    """
+    trained = [reward for reward in scores.rewards if not reward.held_out]
+    follows = [reward.has_gradient() for reward in trained]
+    if not any(follows):
+        raise ValueError(str(refusals.of_gradients([reward.name for reward in trained])))
+    held_out = [copy.copy(reward) for reward, has in zip(trained, follows, strict=True) if not has]
+    for reward in held_out:
+        reward.held_out = True
+    there = torch.tensor(follows)
+    others = [reward for reward in scores.rewards if reward.held_out]
+    followed = [reward for reward, has in zip(trained, follows, strict=True) if has]
+    return replace(
+        scores,
+        values=scores.values[:, there],
+        names=tuple(reward.name for reward in followed),
+        coefficients=tuple(c for c, has in zip(scores.coefficients, follows, strict=True) if has),
+        held_out=torch.cat([scores.values[:, ~there], scores.held_out], 1),
+        held_out_names=(*(reward.name for reward in held_out), *scores.held_out_names),
+        rewards=(*followed, *held_out, *others),
+    )
+
+
+def update(
+    model: FlowModel,
+    trajectories: Trajectories,
+    scores: Scores,
+    settings: GradientSettings,
+    advantages: Advantages | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> tuple[Metrics, Advantages]:
+    """Moves the policy by one optimizer step along ∇J, less κ·∇ mean‖v - v_ref‖² at the same points.
+
+    Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of GRPO Step's loss (RTDMD,
+    2605.26108) or of a matching loss, each with its default settings.
+
+    Args:
+        scores: of this process's samples. Trained rewards without a gradient only count as `watched`.
+        on_step: called before every call of the network, and may raise to stop: until the end nothing has changed.
+
+    Returns:
+        Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j, and
+        as objectives the size of each reward's gradient in the picture.
+
+    Raises:
+        NonFiniteUpdate: after three updates in a row without a finite gradient, with the names of the rewards that had none.
+        ValueError: a setting that has no use here, no reward with a gradient, or a gradient that is known to be wrong.
+    """
+    started, policy = time.perf_counter(), model.policy
+    scores = watched(scores)
+    _check(model, trajectories, scores, settings, advantages)
+    trajectories = prepared(model, trajectories)
+    if trajectories.kept:
+        trajectories.kept.take()  # of a rollout that knew nothing of this update
+    model.wish = NextRollout(uses_graphs=False)
+    gathered = distributed.whole(scores)
+    model.reward_spread = _averaged(model.reward_spread, gathered)
+    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings)
+    other = advantages and _other(model, trajectories, advantages, settings)
+
+    def one(_: int) -> None:
+        backward(on_step)
+        if other:
+            _add(policy.trainable_parameters(), lambda: other[0](on_step), settings.ratio)
+
+    try:
+        steps = take_steps(model, trajectories, settings, backward.tally, one, MOST_SKIPPED)
+    except NonFiniteUpdate as error:
+        raise NonFiniteUpdate(f"{error}. {backward.suspects()}") from error
+    if not steps and (suspects := backward.suspects()):
+        logger.warning("%s", suspects)
+    policy.version += steps > 0
+    policy.forget_old()
+    figures = dict(other[1]()) if other else {}
+    figures |= backward.figures() | outcome(model, trajectories, settings, backward.tally, steps, started)
+    return figures, backward.earned(advantages.scores if advantages else gathered, gathered)
+
+
+def calls(trajectories: Trajectories, settings: GradientSettings) -> int:
+    """About how often `on_step` is called, for a progress bar."""
+    samples, steps = len(trajectories.groups), settings.steps or trajectories.settings.transitions
+    each = steps * (2 if settings.mode == "leap" else 1) * (2 if settings.kl_coefficient else 1)
+    return each * -(-samples // (settings.batch_size or samples))
+
+
+def _check(model, trajectories: Trajectories, scores: Scores, settings: GradientSettings, advantages) -> None:
+    misfits = [*refusals.of_gradient_settings(settings, trajectories.settings.transitions)]
+    if advantages is not None and settings.also == "grpo":
+        misfits += refusals.of_ratios(trajectories.settings)
+    misfits += refusals.of_levels(settings, trajectories.sigmas)
+    if misfits:
+        raise ValueError(str(misfits[0]))
+    if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
+        raise ValueError(
+            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step with advantages, "
+            "or of a model with two networks, does not. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
+        )
+    groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)
+    if groups and len(trajectories.prompts) % distributed.world():
+        raise ValueError(
+            str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world()))
+        )
+
+
+# -- the scale of a reward ---------------------------------------------------------------------------------------------
+
+
+def _averaged(spread: dict[str, tuple[int, float]], scores: Scores) -> dict[str, tuple[int, float]]:
+    """The standard deviation of each reward's scores within a batch, averaged over all updates so far: a count and a mean.
+
+    So a coefficient means the same for a cosine and for a sharpness of hundreds, and κ the same beside each. A batch of one
+    sample, or of equal scores, says nothing.
+    """
+    spread = dict(spread)
+    for name, column in zip(scores.names, scores.values.T, strict=True):
+        column = column[column.isfinite()].double()
+        if len(column) > 1 and (here := column.std().item()) > 0:
+            count, mean = spread.get(name, (0, 0.0))
+            spread[name] = count + 1, mean + (here - mean) / (count + 1)
+    return spread
+
+
+# -- the other gradient ------------------------------------------------------------------------------------------------
+
+
+def _other(model, trajectories, advantages: Advantages, settings: GradientSettings):
+    rate, size = settings.learning_rate, settings.batch_size
+    if settings.also == "grpo":
+        return grpo.one_pass(model, trajectories, advantages, UpdateSettings(rate, batch_size=size))
+    also = MatchingSettings(
+        rate, loss=settings.also, old_policy="on_policy", kl_coefficient=0.0, batch_size=size
+    )
+    return matching.one_pass(model, trajectories, advantages, also)
+
+
+def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None], ratio: float) -> None:
+    """Adds to the gradients what `backward` makes, `ratio` times as long as they are; each as the sum over all processes."""
+
+    def taken() -> list[Tensor]:
+        distributed.sum_gradients(parameters)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return gradients
+
+    first = taken()
+    backward()
+    second = taken()
+    lengths = [torch.stack(torch._foreach_norm(each)).norm() for each in (first, second)]
+    scale = torch.where(lengths[1] > 0, ratio * lengths[0] / lengths[1], 0.0)
+    for parameter, one, two in zip(parameters, first, second, strict=True):
+        parameter.grad = (one + scale * two) / distributed.world()  # which are added up once more
+
+
+# -- one update --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them of a visited point, or of
+    the two that a leap joins. `noises`: of each point that is noised afresh."""
+
+    rows: Tensor
+    steps: Tensor
+    noises: tuple[int, ...] = ()
+
+
+class _Backward:
+    """Leaves ∇ of (κ·KL - J) in the weights, part by part."""
+
+    def __init__(self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings):
+        self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
+        self.tally, self.version = Tally(), model.policy.version
+        self.condition = model.condition(trajectories.prompts, trajectories.settings)
+        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+        self.total = max(1, valid) / (distributed.world() if model.policy.trains_shards else 1)
+        self.usable = scores.usable
+        self.rows = torch.arange(len(self.usable)) if model.policy.is_sharded else self.usable.nonzero()[:, 0]
+        self.last = len(trajectories.sigmas) - 2  # the number of the last step
+        self.levels = [j for j in range(self.last + 1) if trajectories.sigmas[j] <= settings.highest_level]
+        self.sizes = torch.zeros(len(self.usable), self.last + 1)  # of ∂J/∂v_j
+        self.by_reward = torch.zeros(len(self.usable), len(scores.names))  # of ∂J/∂picture
+        self.failed: dict[str, int] = {}
+        self.points, self.final = trajectories.latents, trajectories.final
+
+    def __call__(self, on_step: Callable[[], None]) -> None:
+        self.on_step = on_step
+        mode = MODES[self.settings.mode]
+        if mode.through and (self.version, THETA) != (self.trajectories.policy_version, self.trajectories.sampled_with):
+            self._walk_again()
+        for part in mode.parts(self):
+            mode.backward(self, part)
+
+    # what is trained where
+
+    def sigma(self, steps: Tensor) -> Tensor:
+        """[N] float64 on the CPU."""
+        return torch.tensor(self.trajectories.sigmas, dtype=torch.float64)[steps]
+
+    def at(self, rows: Tensor, steps: Tensor) -> Tensor:
+        """The points that the trajectories visited there, on the device."""
+        return devices.upload(self.points[rows, steps], self.model.device)
+
+    def draw(self, count: int, of: Sequence[int], again: int = 0) -> Tensor:
+        """`count` of these steps for each sample, by rising number, [B, count]; alike for a group that a reward compares.
+
+        Another `again` gives an independent draw.
+        """
+        drawn, group_size = [], self.trajectories.share.total // len(self.trajectories.prompts)
+        for row in self.trajectories.share.rows:
+            number = row // group_size if self.whole_groups else row
+            source = stream(self.trajectories.seed, self.version, number, again, branch=(4,))
+            order = torch.randperm(len(of), generator=source)
+            drawn.append(torch.tensor(of)[order[:count]].sort().values)
+        return torch.stack(drawn)
+
+    @property
+    def whole_groups(self) -> bool:
+        return any(isinstance(reward, GroupReward) for reward in self.followed)
+
+    @property
+    def followed(self) -> list[Reward]:
+        return [reward for reward in self.scores.rewards if not reward.held_out]
+
+    def chunks(self, rows: Tensor) -> Iterator[Tensor]:
+        """As many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
+        size = self.settings.batch_size or max(1, len(rows))
+        if not self.whole_groups:
+            yield from rows.split(size)
+            return
+        chunk: list[Tensor] = []
+        for group in self.trajectories.groups[rows].unique():
+            members = rows[self.trajectories.groups[rows] == group]
+            if chunk and sum(map(len, chunk)) + len(members) > size:
+                yield torch.cat(chunk)
+                chunk = []
+            chunk.append(members)
+        if chunk:
+            yield torch.cat(chunk)
+
+    # the network
+
+    def velocity(self, x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+        """v of points x [N, …] at these steps, by as many calls as there are networks for them."""
+        model, settings, levels = self.model, self.trajectories.settings, self.sigma(steps)
+        order, parts, begin = torch.argsort(levels, descending=True, stable=True), [], 0
+        condition = self.condition.rows(self.trajectories.groups[rows])
+        for end in range(1, len(order) + 1):
+            if end < len(order) and model.same_network(float(levels[order[begin]]), float(levels[order[end]])):
+                continue
+            these = order[begin:end]
+            self.on_step()
+            guidance = model.guidance_at(float(levels[these[0]]), settings)
+            there = devices.upload(these, x.device)
+            parts.append(model.velocity(x[there], levels[these], condition.rows(these), guidance))
+            begin = end
+        return torch.cat(parts)[devices.upload(order.argsort(), x.device)]
+
+    def backward(self, velocity: Tensor, slope: Tensor, x: Tensor, rows: Tensor, steps: Tensor, calls: int) -> None:
+        """Adds ∂/∂θ of a call to the gradients, by `slope` ∂J/∂v, with the call's part of the KL term.
+
+        Args:
+            calls: for each sample, in this update; the KL term is their mean.
+        """
+        kl, scale = self.settings.kl_coefficient, self.model.policy.loss_scale.value
+        self.sizes.index_put_((rows, steps), slope.detach().flatten(1).square().mean(1).sqrt().cpu(), accumulate=True)
+        loss = -(velocity * slope).sum()
+        statistics = {}
+        if kl:
+            with torch.no_grad(), self.model.policy.reference():
+                untrained = self.velocity(x.detach(), rows, steps)
+            counted = devices.upload(self.usable[rows], x.device)
+            apart = counted * (velocity - untrained).square().flatten(1).mean(1)
+            divergence = apart.sum() / (self.total * calls)
+            statistics["kl"] = divergence.detach()
+            loss = loss + kl * divergence
+        (loss * scale).backward()
+        self.tally.add(kl * statistics.get("kl", torch.zeros(())), statistics, 1, 1)
+
+    # rewards and decoder
+
+    def pull(self, clean: Tensor, rows: Tensor, calls: int) -> Tensor:
+        """∂J/∂x̂0 [N, …] of latents that are decoded; `calls` of them for each sample share its part of J."""
+        texts, groups = [self.trajectories.texts[row] for row in rows.tolist()], self.trajectories.groups[rows].tolist()
+        tile, clean = self.settings.tile, clean.detach()
+        with self.model.decoder(texts) as decode, torch.enable_grad():
+            if tile:
+                with torch.no_grad():
+                    pictures = decode(clean)
+            else:
+                pictures = decode(clean.requires_grad_())
+            toward = self._toward(pictures.detach(), texts, groups, rows, calls)
+            if tile:
+                return _through_tiles(decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,)))
+            return torch.autograd.grad(pictures, clean, toward)[0]
+
+    def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
+        """∂J/∂picture, added up over the rewards."""
+        toward = torch.zeros_like(pictures)
+        for k, reward in enumerate(self.followed):
+            applies = self.scores.values[rows, k].isfinite() & self.usable[rows]
+            if not applies.any():
+                continue
+            seen = pictures.clone().requires_grad_()
+            scores = score_with_gradient(reward, seen, texts, groups)
+            _, spread = self.model.reward_spread.get(reward.name, (0, 1.0))
+            part = self.scores.coefficients[k] / (spread * self.total * calls)
+            applies = devices.upload(applies, scores.device)
+            worth = torch.where(applies, scores, 0.0).sum() * part
+            (found,) = torch.autograd.grad(worth, seen)
+            finite = found.flatten(1).isfinite().all(1).cpu()
+            if not finite.all():
+                self.failed[reward.name] = self.failed.get(reward.name, 0) + int((~finite).sum())
+            self.by_reward[rows, k] += found.flatten(1).square().mean(1).sqrt().cpu()
+            self.tally.add(-worth.detach().to(toward.device), {}, 1, 1)
+            toward += found
+        return toward
+
+    # off-policy
+
+    def _walk_again(self) -> None:
+        """The same trajectories by the policy as it is now, with the noise that was drawn: what gradients through steps need."""
+        taken, self.points = self.trajectories, self.trajectories.latents.clone()
+        noise = sampled_noise(taken) if any(std >= MIN_STD for std in taken.stds) else None
+        first, ends = self.first_through, []
+        with torch.no_grad():
+            for rows in self.chunks(self.rows):
+                before = None if first == 0 else self._velocity_at(rows, first - 1)
+                for j in range(first, self.last + 1):
+                    v = self._velocity_at(rows, j)
+                    of_x, of_v, of_before = self.slopes(j)
+                    x = of_x * self.at(rows, torch.full_like(rows, j)) + of_v * v
+                    if of_before and before is not None:
+                        x = x + of_before * before
+                    if taken.stds[j] >= MIN_STD and j < self.last and noise is not None:
+                        x = x + taken.stds[j] * devices.upload(noise[rows, taken.trained.index(j)], x.device)
+                    self.points[rows, j + 1], before = x.cpu(), v
+                ends.append(x.cpu())
+        self.final = taken.final.clone()
+        self.final[self.rows] = torch.cat(ends) if ends else self.final[self.rows]
+
+    def _velocity_at(self, rows: Tensor, step: int) -> Tensor:
+        steps = torch.full_like(rows, step)
+        return self.velocity(self.at(rows, steps), rows, steps)
+
+    @property
+    def first_through(self) -> int:
+        """The first of the last K steps."""
+        return max(0, self.last + 1 - self.settings.steps) if self.settings.steps else 0
+
+    def slopes(self, step: int) -> tuple[float, float, float]:
+        """∂/∂x_j, ∂/∂v_j and ∂/∂v_{j-1} of where step j leads; the last one leads to x̂0. Transitions are linear in all three."""
+        taken = self.trajectories
+        kinds, sigmas, settings = step_kinds(taken.settings), taken.sigmas, taken.settings
+        if step == self.last and taken.stds[step] >= MIN_STD:
+            return 1.0, -sigmas[step], 0.0
+        kind, pair = kinds[step], sigmas[step : step + 2]
+        of_x, of_v = (
+            float(transition(kind, v, x, *pair, eta=settings.eta, sigma_after_first=sigmas[1]).mean)
+            for v, x in ((0.0, 1.0), (1.0, 0.0))
+        )
+        if kind == "ode" and settings.ode_solver == "adams_bashforth" and step and kinds[step - 1] == "ode":
+            bent = (pair[1] - pair[0]) ** 2 / (2 * (pair[0] - sigmas[step - 1]))
+            return of_x, of_v + bent, -bent
+        return of_x, of_v, 0.0
+
+    # what it came to
+
+    def suspects(self) -> str:
+        """Names the rewards whose gradient was not finite."""
+        named = ", ".join(f"{name!r} (of {count} samples)" for name, count in sorted(self.failed.items()))
+        return f"the gradient of reward {named} is not finite. Fix: look at its pictures, or disconnect it" if named else ""
+
+    def figures(self) -> dict[str, float]:
+        means = self.tally.means(("loss", "kl"))
+        figures = {"loss": means.get("loss", 0.0)} | ({"kl/penalty": means["kl"]} if "kl" in means else {})
+        for k, name in enumerate(self.scores.names):
+            figures[f"gradient/{name}"] = distributed.whole(self.by_reward[:, k]).mean().item()
+            figures[f"spread/{name}"] = self.model.reward_spread.get(name, (0, 1.0))[1]
+        sizes = distributed.whole(self.sizes).mean(0)
+        shares = len(sizes) * sizes / sizes.sum().clamp(min=torch.finfo(torch.float32).tiny)
+        figures |= {keys.credit_step(step): share for step, share in enumerate(shares.tolist()) if share}
+        return figures | {"gradient_norm": self.tally.gradient_norm}
+
+    def earned(self, shown: Scores, scores: Scores) -> Advantages:
+        """Where the gradient came from, as the heatmap shows credit; of the whole batch."""
+        sizes, by_reward = distributed.whole(self.sizes), distributed.whole(self.by_reward)
+        sizes, by_reward = sizes.nan_to_num(), by_reward.nan_to_num()
+        total = sizes.sum(1, keepdim=True)
+        raw = torch.where(total > 0, sizes / total.clamp(min=torch.finfo(torch.float32).tiny), 0.0)
+        steps, unit = sizes.shape[1], sizes[sizes > 0].mean().item() if sizes.any() else 1.0
+        credit = StepCredit(
+            weights=steps * raw,
+            raw=raw,
+            delta=torch.zeros_like(sizes),
+            similarity=torch.zeros(len(sizes), steps + 1),
+            trained=tuple(range(steps)),
+            method=f"reward_gradient, {self.settings.mode}",
+            sigmas=self.trajectories.sigmas,
+        )
+        share = by_reward / by_reward.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        strength = sizes.sum(1) / unit
+        return Advantages(
+            step_advantage=sizes / unit,
+            per_objective=share * strength[:, None],
+            fused=Fused(strength, share, share * strength[:, None]),
+            valid=scores.usable,
+            scores=scores,
+            credit=credit,
+            metrics={},
+            method="reward_gradient",
+        )
+
+
+def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
+    """(∂picture/∂x̂0)ᵀ·toward, by decoding squares of `tile` pixels with HALO latent positions around them, one after another.
+
+    Where squares begin is drawn for every update: judges learn seams that stand still. A decoder that looks at the whole picture
+    at once, as in its attention and its norms, makes this an estimate.
+    """
+    height, width = clean.shape[-2:]
+    scale = toward.shape[-3] // height
+    side = max(2, tile // scale // 2 * 2)  # some decoders take pairs of positions
+    pull = torch.zeros_like(clean)
+    above, left = (2 * int(torch.randint(side // 2, (), generator=generator)) for _ in range(2))
+    for top in range(-above, height, side):
+        for start in range(-left, width, side):
+            inner = [(max(0, at), min(at + side, end)) for at, end in ((top, height), (start, width))]
+            outer = [(max(0, a - HALO), min(b + HALO, end)) for (a, b), end in zip(inner, (height, width), strict=True)]
+            (y0, y1), (x0, x1) = outer
+            part = clean[..., y0:y1, x0:x1].detach().requires_grad_()
+            made = decode(part)
+            (a0, a1), (b0, b1) = (
+                (scale * (low - begin), scale * (high - begin))
+                for (low, high), (begin, _) in zip(inner, outer, strict=True)
+            )
+            kept = made[..., a0:a1, b0:b1, :]
+            (c0, c1), (d0, d1) = ((scale * low, scale * high) for low, high in inner)
+            pull[..., y0:y1, x0:x1] += torch.autograd.grad(kept, part, toward[..., c0:c1, d0:d1, :])[0]
+    return pull
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+def _one_call(back: _Backward, part: _Part) -> None:
+    """ReFL (2304.05977): x̂0 = x_σ - σ·v at one visited point, decoded; ∂J/∂v = -σ·∂J/∂x̂0."""
+    _from_one_call(back, back.at(part.rows, part.steps), part, min(back.settings.steps, len(back.levels)))
+
+
+def _low_variance(back: _Backward, part: _Part) -> None:
+    """DRaFT-LV (2309.17400): the finished sample is noised again to the last level, by several noises, each with one call."""
+    taken, rows = back.trajectories, part.rows
+    numbers = ((taken.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
+    noise = torch.stack(
+        [torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,))) for n in numbers]
+    )
+    clean, noise = (devices.upload(values, back.model.device) for values in (taken.final[rows], noise))
+    sigma = taken.sigmas[back.last]
+    _from_one_call(back, (1 - sigma) * clean + sigma * noise, part, back.settings.steps)
+
+
+def _from_one_call(back: _Backward, x: Tensor, part: _Part, calls: int) -> None:
+    v = back.velocity(x, part.rows, part.steps)
+    sigma = _beside(back.sigma(part.steps), x)
+    pull = back.pull(x - sigma * v.detach(), part.rows, calls)
+    back.backward(v, -sigma * pull, x, part.rows, part.steps, calls)
+
+
+def _last_steps(back: _Backward, part: _Part) -> None:
+    """DRaFT-K (2309.17400): back through the last K steps of the sampler, their noise held fixed; all of them: the whole chain.
+
+    ∂J/∂x_j = a_j·∂J/∂x_{j+1} + (∂v/∂x)ᵀ·∂J/∂v_j with ∂J/∂v_j = b_j·∂J/∂x_{j+1}, where x_{j+1} = a_j·x_j + b_j·v_j + noise. The KL
+    term at later points counts for earlier ones too, as the distance from the untrained model's velocity there.
+    """
+    rows, first = part.rows, back.first_through
+    pull = back.pull(devices.upload(back.final[rows], back.model.device), rows, 1)
+    after, calls, scale = torch.zeros_like(pull), back.last + 1 - first, back.model.policy.loss_scale.value
+    for j in reversed(range(first, back.last + 1)):
+        steps = torch.full_like(rows, j)
+        x = back.at(rows, steps).requires_grad_(j > first)
+        v = back.velocity(x, rows, steps)
+        of_x, of_v, of_before = back.slopes(j)
+        back.backward(v, of_v * pull + after, x, rows, steps, calls)
+        after, pull = of_before * pull, of_x * pull
+        if x.grad is not None:
+            pull = pull - x.grad / scale
+
+
+def _leap(back: _Backward, part: _Part) -> None:
+    """LeapAlign (2604.15311): from a visited point to another one by one call, and from there to x̂0 by a second.
+
+    x̂_j = x_k - (σ_k - σ_j)·v(x_k) and x̂0 = x_j - σ_j·v(x_j), where x_j and x̂0 take the values that the trajectory had, and only
+    the gradient goes through the leaps. Its part through the second call's own input is multiplied by `nested`. The paper's
+    weights by how near a leap comes to the trajectory are not here.
+    """
+    rows, leaps = part.rows, part.steps.unflatten(1, (-1, 2))
+    calls = 2 * leaps.shape[1]
+    pull = back.pull(devices.upload(back.final[rows], back.model.device), rows, 1) / leaps.shape[1]
+    for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
+        x = back.at(rows, end).requires_grad_()
+        v = back.velocity(x, rows, end)
+        sigma_k, sigma_j = (_beside(back.sigma(steps), x) for steps in (start, end))
+        back.backward(v, -sigma_j * pull, x, rows, end, calls)
+        there = pull - back.settings.nested * x.grad / back.model.policy.loss_scale.value
+        x = back.at(rows, start)
+        v = back.velocity(x, rows, start)
+        back.backward(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)
+
+
+def _beside(values: Tensor, x: Tensor) -> Tensor:
+    return devices.upload(values.to(x.dtype), x.device).view(-1, *[1] * (x.ndim - 1))
+
+
+def _at_levels(back: _Backward) -> Iterator[_Part]:
+    """Each sample at each of its levels, those of one noise first."""
+    drawn = back.draw(back.settings.steps, back.levels)
+    for column in drawn.T:
+        for rows in back.chunks(back.rows):
+            yield _Part(rows, column[rows])
+
+
+def _of_noises(back: _Backward) -> Iterator[_Part]:
+    for number in range(back.settings.steps):
+        for rows in back.chunks(back.rows):
+            yield _Part(rows, torch.full_like(rows, back.last), (number,) * len(rows))
+
+
+def _of_samples(back: _Backward) -> Iterator[_Part]:
+    for rows in back.chunks(back.rows):
+        yield _Part(rows, torch.full_like(rows, back.last))
+
+
+def _of_leaps(back: _Backward) -> Iterator[_Part]:
+    """Two different points for each leap of a sample, the noisier one first."""
+    pairs = torch.cat([back.draw(2, back.levels, again) for again in range(back.settings.steps)], 1)
+    for rows in back.chunks(back.rows):
+        yield _Part(rows, pairs[rows])
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a pull goes back to the weights.
+
+    Attributes:
+        parts: what is taken at once.
+        backward: takes it.
+        through: whether it needs the points and the end of the policy's own trajectory.
+    """
+
+    parts: Callable[[_Backward], Iterator[_Part]]
+    backward: Callable[[_Backward, _Part], None]
+    through: bool = False
+
+
+MODES = {
+    "one_call": Mode(_at_levels, _one_call),
+    "last_steps": Mode(_of_samples, _last_steps, through=True),
+    "low_variance": Mode(_of_noises, _low_variance),
+    "leap": Mode(_of_leaps, _leap),
+}
