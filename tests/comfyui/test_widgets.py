@@ -160,4 +160,4 @@ def test_a_loader_that_nothing_can_be_connected_to_stands_beside_the_graph(canva
         const node = app.graph.nodes.at(-1), [x, y, width, height] = app.canvas.ds.visible_area;
         return node.pos[0] >= x && node.pos[0] + node.size[0] <= x + width && node.pos[1] >= y;
     }"""
-    assert canvas.page.evaluate(seen)
+    canvas.wait(seen)  # the canvas knows what it shows from the next time that it is drawn on
