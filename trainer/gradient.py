@@ -148,9 +148,7 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
         )
     groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)
     if groups and len(trajectories.prompts) % distributed.world():
-        raise ValueError(
-            str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world()))
-        )
+        raise ValueError(str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world())))
 
 
 # -- the scale of a reward ---------------------------------------------------------------------------------------------
@@ -178,9 +176,7 @@ def _other(model, trajectories, advantages: Advantages, settings: GradientSettin
     rate, size = settings.learning_rate, settings.batch_size
     if settings.also == "grpo":
         return grpo.one_pass(model, trajectories, advantages, UpdateSettings(rate, batch_size=size))
-    also = MatchingSettings(
-        rate, loss=settings.also, old_policy="on_policy", kl_coefficient=0.0, batch_size=size
-    )
+    also = MatchingSettings(rate, loss=settings.also, old_policy="on_policy", kl_coefficient=0.0, batch_size=size)
     return matching.one_pass(model, trajectories, advantages, also)
 
 
@@ -219,7 +215,9 @@ class _Part:
 class _Backward:
     """Leaves ∇ of (κ·KL - J) in the weights, part by part."""
 
-    def __init__(self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings):
+    def __init__(
+        self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings
+    ):
         self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
         self.tally, self.version = Tally(), model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
@@ -342,7 +340,9 @@ class _Backward:
                 pictures = decode(clean.requires_grad_())
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)
             if tile:
-                return _through_tiles(decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,)))
+                return _through_tiles(
+                    decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,))
+                )
             return torch.autograd.grad(pictures, clean, toward)[0]
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
@@ -420,7 +420,11 @@ class _Backward:
     def suspects(self) -> str:
         """Names the rewards whose gradient was not finite."""
         named = ", ".join(f"{name!r} (of {count} samples)" for name, count in sorted(self.failed.items()))
-        return f"the gradient of reward {named} is not finite. Fix: look at its pictures, or disconnect it" if named else ""
+        return (
+            f"the gradient of reward {named} is not finite. Fix: look at its pictures, or disconnect it"
+            if named
+            else ""
+        )
 
     def figures(self) -> dict[str, float]:
         means = self.tally.means(("loss", "kl"))
@@ -504,7 +508,10 @@ def _low_variance(back: _Backward, part: _Part) -> None:
     taken, rows = back.trajectories, part.rows
     numbers = ((taken.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
     noise = torch.stack(
-        [torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,))) for n in numbers]
+        [
+            torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,)))
+            for n in numbers
+        ]
     )
     clean, noise = (devices.upload(values, back.model.device) for values in (taken.final[rows], noise))
     sigma = taken.sigmas[back.last]
