@@ -90,8 +90,8 @@ def update(
         on_step: called before every call of the network, and may raise to stop: until the end nothing has changed.
 
     Returns:
-        Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j, and
-        as objectives the size of each reward's gradient in the picture.
+        Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j,
+        and as objectives the size of each reward's gradient in the picture.
 
     Raises:
         NonFiniteUpdate: after three updates in a row without a finite gradient, with the names of the rewards that had none.
@@ -107,7 +107,7 @@ def update(
     gathered = distributed.whole(scores)
     model.reward_spread = _averaged(model.reward_spread, gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings)
-    other = advantages and _other(model, trajectories, advantages, settings)
+    other = None if advantages is None else _other(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
         backward(on_step)
@@ -143,8 +143,8 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
         raise ValueError(str(misfits[0]))
     if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
         raise ValueError(
-            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step with advantages, "
-            "or of a model with two networks, does not. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
+            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step does not with "
+            "advantages, or with two networks. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
         )
     groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)
     if groups and len(trajectories.prompts) % distributed.world():
@@ -204,8 +204,8 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
 
 @dataclass(frozen=True)
 class _Part:
-    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them of a visited point, or of
-    the two that a leap joins. `noises`: of each point that is noised afresh."""
+    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them that of a step, or those
+    of the two that a leap joins. `noises`: the number of each one's fresh noise."""
 
     rows: Tensor
     steps: Tensor
@@ -560,6 +560,7 @@ def _leap(back: _Backward, part: _Part) -> None:
         v = back.velocity(x, rows, end)
         sigma_k, sigma_j = (_beside(back.sigma(steps), x) for steps in (start, end))
         back.backward(v, -sigma_j * pull, x, rows, end, calls)
+        assert x.grad is not None, "the backward pass has just made it"
         there = pull - back.settings.nested * x.grad / back.model.policy.loss_scale.value
         x = back.at(rows, start)
         v = back.velocity(x, rows, start)

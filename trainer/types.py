@@ -51,13 +51,7 @@ WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
-GRADIENT_PARTNERS = (
-    "awm",
-    "grpo",
-    "nft",
-    "dgpo",
-    "dpo",
-)  # what Reward Gradient Step can add: GRPO Step's loss, or a matching loss
+GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …

@@ -62,7 +62,7 @@ def slope_along(model, direction, of, step=5e-5):
 
 @torch.no_grad()
 def chain(model, made, first, scale):
-    """J of the last steps walked again from the point before them, the noise held fixed: a plain loop of the sampler's own steps."""
+    """J of the last steps, walked again with the same noise: a plain loop of the sampler's own steps."""
     settings, condition = made.settings, model.condition(made.prompts, made.settings).rows(made.groups)
     noise = rollout.sampled_noise(made) if any(made.stds) else None
     x, before = made.latents[:, first].to(model.device), None
