@@ -111,8 +111,9 @@ def update(
 
     def one(_: int) -> None:
         backward(on_step)
-        if other:
-            _add(policy.trainable_parameters(), lambda: other[0](on_step), settings.ratio)
+        if other is not None:
+            run, _ = other
+            _add(policy.trainable_parameters(), lambda: run(on_step), settings.ratio)
 
     try:
         steps = take_steps(model, trajectories, settings, backward.tally, one, MOST_SKIPPED)

@@ -260,9 +260,8 @@ def test_a_reward_without_a_gradient_is_watched(toy, small_settings):
 
 def test_without_any_gradient_it_says_which_rewards_are_connected(toy, small_settings):
     made, scores = taken(toy, small_settings(), [reward_class("jpeg_compressibility")()])
-    with pytest.raises(
-        ValueError, match=r"no trained reward has a gradient \(compressibility\).* Fix: connect one that has: CLIP-T"
-    ):
+    says = r"no trained reward has a gradient \(compressibility\).* Fix: connect one that has: CLIP-T"
+    with pytest.raises(ValueError, match=says):
         gradient.update(toy, made, scores, STILL)
 
 

@@ -79,7 +79,8 @@ def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
 
 def of_gradients(connected: Iterable[str]) -> Misfit:
     """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
-    message = f"no trained reward has a gradient ({', '.join(connected) or 'none is connected'}), and Reward Gradient Step follows one"
+    names = ", ".join(connected) or "none is connected"
+    message = f"no trained reward has a gradient ({names}), and Reward Gradient Step follows one"
     fix = (
         "connect one that has: CLIP-T, HPSv2, PickScore, ImageReward, Aesthetic, My Taste, Sharpness, Colorfulness, Variety; or "
         "use GRPO Step or Matching Step, which need none"
