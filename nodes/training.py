@@ -204,8 +204,8 @@ class MatchingStep(_Step):
 class RewardGradientStep(_Step):
     TITLE = "Reward Gradient Step"
     DESCRIPTION = (
-        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Few samples do. It "
-        "needs rewards that have a gradient; the others are only watched. Hold one out: every reward is cheated in the end."
+        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Few samples do; "
+        "rewards need a gradient, and others are only watched. Hold one out: every reward is cheated in the end."
     )
     SEARCH_ALIASES = [*TRAIN, *RL, "refl", "draft", "draft-k", "alignprop", "leapalign", "srpo", "reward backprop"]
     OUTPUT_NODE = True  # its heatmap says where along the trajectory the gradient came from

@@ -112,7 +112,7 @@ def update(
     def one(_: int) -> None:
         backward(on_step)
         if other is not None:
-            run, _ = other
+            run = other[0]
             _add(policy.trainable_parameters(), lambda: run(on_step), settings.ratio)
 
     try:
