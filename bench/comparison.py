@@ -208,6 +208,12 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "otca_centered": changed(credit=TCD, fusion=CENTERED),
     "tcd_only": changed(credit=TCD),
     "moca_only": changed(fusion=moca()),
+    # w_min 0, as `otca analyze --signal` measures it: the credit alone, not mixed with equal weights.
+    "tcd_prediction": changed(
+        credit=credit("TCDWeights", w_min=0.0, floor="affine", normalize="mean", proxy="prediction", model=["model", 0])
+    ),
+    "inverse_variance": changed(credit=credit("InverseVarianceWeights", model=["model", 0], decay=0.95)),
+    "first_5_steps": changed(sampler={"window_length": 5}),  # the other two of the seven are deterministic
     "learned_credit": changed(credit=LEARNED),
     "learned_credit_sampled_3": changed(credit=LEARNED, **grpo_on(3)),
     "nft": changed(**matching("nft", old_policy="gradual")),
