@@ -233,7 +233,7 @@ class Run:
         cut = [self.reader.cut]
         evaluations = self._evaluations(cut.append)
         self.changes(cut.append)
-        warning = verdicts.warning(list(map(json.loads, texts)), evaluations) or self.status().reason
+        warnings = [self.status().reason, *verdicts.warnings(list(map(json.loads, texts)), evaluations).values()]
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -242,7 +242,7 @@ class Run:
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
             # What the trainer would say of the run as it stands, and what of it cannot be shown.
-            "warning": "\n".join(filter(None, [warning, *cut])) or None,
+            "warning": "\n".join(filter(None, [*warnings, *cut])) or None,
         }
 
     def status(self) -> Status:
