@@ -205,8 +205,8 @@ def _refuse_ended(run: Run, graph: Mapping, node: str) -> None:
     if brake is None:
         return
     raise RunError(
-        f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set {brake.input} to "
-        f"{verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, change its run_name"
+        f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set {brake.input} "
+        f"to {verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, change its run_name"
     )
 
 

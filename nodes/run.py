@@ -58,7 +58,7 @@ class TrainingRun(Node):
             RunSettings.best_metric, suggest="metrics", label="keep best by", hint="evaluation/sum", advanced=True
         ).tip(
             "Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-            "reward's name. Empty: the held-out rewards', where a brake may need it."
+            "reward's name. Empty: each held-out reward, if a decline or artefacts may stop the run."
         ),
         "stop_after_decline": integer(3, 0, 1000, label="stop after declines", advanced=True).tip(
             "Ends the run, with its best adapter, when a held-out reward has declined for so many evaluations in a row. "

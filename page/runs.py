@@ -286,6 +286,11 @@ class Run:
         """What every reward came to on the fixed prompts, without the single values."""
         return list(map(_without_values, reading.rows(self.file(EVALUATIONS), check_evaluation)))
 
+    def braked_by(self) -> str | None:
+        """The input of Training Run that asked for the brake by which the run ended."""
+        last = (self._evaluations() or [{}])[-1]
+        return last.get("brake", {}).get("input") if last.get("iteration") == self.iteration() else None
+
     def changes(self, say: Callable[[str], object] = str) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
         rows = reading.rows(self.file(CHANGES), check_changes, say)

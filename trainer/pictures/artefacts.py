@@ -46,8 +46,8 @@ def _high_frequency(luma: Tensor) -> float:
 def _peaks(luma: Tensor, period: int) -> float:
     """exp of the mean of log P(f) − log P(beside f), over all multiples f of 1/period but 0; P: the power spectrum.
 
-    The picture is cut so that these are whole bins. Beside f are the bins at ±1 along both axes, for an f on an axis only along that
-    axis: it has what the picture's borders add.
+    The picture is cut so that these are whole bins. Beside f are the bins at ±1 along both axes; of an f on an axis only those
+    along it, since that axis has what the picture's borders add.
     """
     height, width = (side - side % period for side in luma.shape)
     cut = luma[:height, :width]

@@ -180,8 +180,8 @@ class Run:
     @property
     def adapter_iteration(self) -> int:
         """The iteration that the model is as of: the last one, or that to which a brake went back."""
-        row = self.evaluations[-1] if self.evaluations else {"iteration": None}
-        kept = row.get("brake", {}).get("kept") if row["iteration"] == self.iteration else None
+        row: Mapping = self.evaluations[-1] if self.evaluations else {"iteration": None}
+        kept = (row.get("brake") or {}).get("kept") if row["iteration"] == self.iteration else None
         return self.iteration if kept is None else kept
 
     @property
@@ -468,7 +468,7 @@ class Run:
 
     @writing
     def apply_brake(self, model: FlowModel) -> None:
-        """Where the evaluation of this iteration asks for it: the model goes back to the best adapter, and the run ends by a brake.
+        """Where the evaluation of this iteration asks for a brake: the model goes back to the best adapter, and the run ends.
 
         Each step may be made again, so that a run which was killed amid them comes to the same end. The last one is the line in
         evaluation.jsonl that says so.
@@ -476,7 +476,7 @@ class Run:
         Raises:
             RunError: the best adapter cannot be read.
         """
-        row = self.evaluations[-1] if self.evaluations else {"iteration": None}
+        row: dict = self.evaluations[-1] if self.evaluations else {"iteration": None}
         due = verdicts.brake_due(self.evaluations, self.settings) if row["iteration"] == self.iteration else None
         if due is None:
             return

@@ -282,7 +282,7 @@ class Artefact:
     @property
     def file(self) -> str:
         """Where the run's folder has that picture, before training and now."""
-        return f"{SAMPLES}/{self.iteration:06d}-{self.figure}.png"
+        return f"{SAMPLES}/{self.iteration:06d}-{self.figure.replace('/', '-')}.png"
 
     def __str__(self) -> str:
         limit = LIMITS[self.figure.partition("/")[0]][0]
@@ -313,14 +313,16 @@ def artefact(evaluations: Sequence[Mapping]) -> Artefact | None:
             before, now = (statistics.fmean(values) for values in zip(*pairs, strict=True))
             most = max(range(len(logs)), key=logs.__getitem__)
             errors = mean / error if error else math.inf
-            found.append((mean / math.log(limit), Artefact(name, last["iteration"], before, now, math.exp(mean), errors, most)))
+            found.append(
+                (mean / math.log(limit), Artefact(name, last["iteration"], before, now, math.exp(mean), errors, most))
+            )
     return max(found, key=lambda one: (one[0], one[1].figure))[1] if found else None
 
 
 # --- brakes -----------------------------------------------------------------------------------------------------------
 #
-# A brake ends a run and gives it back its best adapter. What it found stands in the evaluation's row as `brake`, once that adapter
-# is the run's, and holds while the input that asked for it has the same value: another value, and the run goes on.
+# A brake ends a run and gives it back its best adapter. Once that adapter is the run's, the evaluation's row has `brake`, which
+# holds while the input that asked for it has the same value: another value, and the run goes on.
 
 RELEASED = {"stop_after_decline": 0, "artefacts": "warn"}  # values by which a run goes on without the brake
 

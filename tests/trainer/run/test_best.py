@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
@@ -16,10 +16,11 @@ from comfyui_otca.canvas import results
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.training import rows, train
-from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.policy.policy import Policy
+from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import checkpoint, opening, record, verdicts
+from comfyui_otca.trainer.run import evaluation as evaluation_module
 from comfyui_otca.trainer.run.folder import Lines, RunError
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
@@ -188,7 +189,10 @@ def run(small_workflow, tmp_path):
 
     def go(resume=False, ema_decay=0.5, held_out=("accuracy",), **changes):
         said = []
-        nodes = {"OTCA_TrainingRun": {**RUN, **changes}, "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": ema_decay}}
+        nodes = {
+            "OTCA_TrainingRun": {**RUN, **changes},
+            "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": ema_decay},
+        }
         for kind, name in (("Sharpness", "sharpness"), ("ShapesAccuracy", "accuracy")):
             nodes[f"OTCA_Reward{kind}"] = {"held_out": name in held_out}
         workflow = small_workflow(nodes)
@@ -316,7 +320,9 @@ def test_a_declining_run_goes_back_to_its_best(after_each, scripted, small_graph
     assert main(["train", str(path), "--output", str(folder)]) == 0
     said, reason = capsys.readouterr().out, f"stopped by a brake, stop_after_decline = 2, after iteration 3: {TOLD}"
     assert f"{reason}\n" in said and "--resume --set OTCA_TrainingRun.stop_after_decline=0" in said
-    assert "accuracy (held out): 0.515 ± 0.005 -> 0.815 ± 0.005" in said, "the final figures are those of the adapter kept"
+    assert "accuracy (held out): 0.515 ± 0.005 -> 0.815 ± 0.005" in said, (
+        "the final figures are those of the adapter kept"
+    )
     assert len(rows(folder)) == 3
     written = status(folder)
     assert (written["status"], written["reason"], written["total"]) == ("finished", reason, 6)
@@ -422,6 +428,41 @@ def test_without_a_held_out_reward_or_evaluations_it_does_nothing(scripted, run,
     assert len(rows(tmp_path / "run")) == 2
 
 
+@pytest.mark.parametrize("mode", ["off", "warn", "stop"])
+def test_artefacts_are_told_or_end_the_run(scripted, run, tmp_path, monkeypatch, caplog, mode):
+    """From the evaluation after 3 on, every other column of the pictures is black."""
+    evaluate = evaluation_module.rollout.generate
+
+    def spoiled(model, texts, *rest):
+        images = evaluate(model, texts, *rest)
+        if len(rows(tmp_path / "run")) >= 3:
+            images[:, :, ::2] = 0
+        return images
+
+    monkeypatch.setattr(evaluation_module.rollout, "generate", spoiled)
+    scripted([1.0, 1.5, 2.0, 3.0, 3.0], [0.5] * 9)
+    folder = tmp_path / "run"
+    said = run(iterations=4, artefacts=mode, best_metric="evaluation/sharpness" if mode == "stop" else "")
+    found = [record.getMessage() for record in caplog.records if "show artefacts" in record.getMessage()]
+    evaluations = rows(folder, "evaluation.jsonl")
+    assert all(("artefacts" in row) == (mode != "off") for row in evaluations)
+    assert len(rows(folder)) == (3 if mode == "stop" else 4)
+    if mode == "off":
+        assert not found and "show artefacts" not in said
+        return
+    before, now = (sum(row["artefacts"]["high_frequency"]) / 4 for row in (evaluations[0], evaluations[3]))
+    told = f"at iteration 3: high_frequency is {now:.3g}, and was {before:.3g} before training, on the same prompts and seeds"
+    assert told in found[0] and "the limits are × 2 and 4" in found[0]
+    assert "samples/000003-high_frequency.png shows it most" in found[0]
+    with Image.open(folder / "samples" / "000003-high_frequency.png") as picture:
+        assert picture.height > 2 * 120 > picture.width / 2, "one picture above the other"
+    if mode == "stop":
+        assert f"stopped by a brake, artefacts = stop, after iteration 3: pictures show artefacts {told}" in said
+        assert "--resume --set OTCA_TrainingRun.artefacts=warn" in said
+        assert keep(folder) == ("sharpness", 2), "3.0 at 3 was of spoiled pictures"
+        assert same(adapter(folder), load_file(folder / "best" / "lora.safetensors"))
+
+
 def test_a_best_that_cannot_be_read_is_said(scripted, run, tmp_path, monkeypatch):
     scripted([1.0] * 9, DECLINES)
     run(iterations=2, checkpoint_every=1, stop_after_decline=2)
@@ -443,12 +484,13 @@ def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, run, tmp_
 
 
 @pytest.fixture
-def queue(small_workflow, comfyui, monkeypatch):
-    """queue(number, **inputs of Training Run): what the prompt of that number gives on the canvas."""
+def queue(small_graph, comfyui, monkeypatch):
+    """queue(number, **inputs of Training Run): the prompt of that number on the canvas, Save LoRA before Training Run."""
     monkeypatch.setattr(results, "picture", lambda draw: None)
 
     def queued(number, **inputs):
-        workflow = small_workflow({"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2, **inputs}})
+        graph = small_graph({"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2, **inputs}})
+        workflow = Workflow(dict(sorted(graph.items(), key=lambda entry: -int(entry[0]))), NODE_CLASS_MAPPINGS)
         overrides = {(node, name): value + number for node, name, value in workflow.advancing()}
         with torch.inference_mode():
             return workflow.run(overrides=overrides)
@@ -511,6 +553,27 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     place = tmp_path / "whole" / "best"
     found = sorted(str(path.relative_to(place)) for path in place.rglob("*.*"))
     assert found == [".otca", "best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_whole_model_goes_back_too(scripted, small_graph, tmp_path, processes):
+    """Of several processes each has a part of it."""
+    run = {**RUN, "evaluation_seeds": 2 * processes, "stop_after_decline": 2}
+    graph = small_graph({"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": run})
+    del graph["13"]  # Save LoRA has no adapter to save
+    folder, weights = tmp_path / "run", "transformer/diffusion_pytorch_model.safetensors"
+    scripted([1.0] * 9, DECLINES)
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    if processes == 1:
+        assert train(workflow, folder) == 0
+    else:
+        assert together(2, train, workflow, folder) == [0, 0]
+    assert rows(folder, "evaluation.jsonl")[-1]["brake"]["kept"] == 1 and len(rows(folder)) == 3
+    went_back, best_one = (load_file(place / weights) for place in (folder, folder / "best"))
+    assert same(went_back, best_one)
+    saved = load_file(folder / "checkpoints" / "000003" / "adapter.safetensors")
+    for name, value in best_one.items():
+        assert torch.equal(saved[name].to(value.dtype), value), name
 
 
 def test_several_processes_agree_on_both(scripted, small_workflow, tmp_path):
