@@ -22,7 +22,7 @@ from ..host.text import plain_name
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
-from ..trainer.run import checkpoint
+from ..trainer.run import checkpoint, verdicts
 from ..trainer.run.folder import CHECKPOINTS, RunError
 from ..trainer.run.opening import belongs, close_run, keep_open, run_at, run_of, taken
 from ..trainer.run.record import Run
@@ -114,7 +114,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     node = _run_node(graph, sampler)
     if node is None:
         return (
-            f"{_standing(model)}: no Training Run records it"
+            f"{standing(model)}: no Training Run records it"
             if model.policy.version
             else "not recorded: no Training Run"
         )
@@ -122,11 +122,12 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     if run is not None and run.asked == asked:
         run.check_claim()
         _undo_what_is_not_on_record(run, model)
-        return _standing(model)
-    if run is not None:
-        let_go(run)
-    _open(model, asked, graph, node)
-    return _standing(model)
+    else:
+        if run is not None:
+            let_go(run)
+        run = _open(model, asked, graph, node)
+    _refuse_ended(run, graph, node)
+    return standing(model)
 
 
 def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
@@ -153,8 +154,12 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
 
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
     """Checks, before an update, that it is for the run that sampled. An update that is not recorded can be undone afterwards."""
-    run = run_of(model)
-    if here() and check(model, graph, node_id) is None and run is not None and run.stands_at(model):
+    if not here():
+        return
+    recorded, run = check(model, graph, node_id), run_of(model)
+    if recorded is not None:
+        _refuse_ended(recorded, graph, lineage.runs_below(graph, node_id)[0])
+    elif run is not None and run.stands_at(model):
         run.save_once(model)
 
 
@@ -194,7 +199,18 @@ def forget() -> None:
     _last_key.clear()
 
 
-def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
+def _refuse_ended(run: Run, graph: Mapping, node: str) -> None:
+    """Raises RunError for a run that a brake has ended, until the graph releases the brake."""
+    brake = run.brake(vars(run.settings) | lineage.constants(graph[node]))
+    if brake is None:
+        return
+    raise RunError(
+        f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set {brake.input} "
+        f"to {verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, change its run_name"
+    )
+
+
+def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> Run:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
     resumed = _begun_with(model).where.run
     begun = _folders.get(asked)
@@ -223,6 +239,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     for earlier in [key for key, path in _folders.items() if path == run.folder]:
         del _folders[earlier]  # such as that of a graph that failed before its first iteration
     _folders[asked] = run.folder
+    run.apply_brake(model)  # of an evaluation after which its process was killed
+    return run
 
 
 def _as_resumed(model: FlowModel, run: Run) -> int:
@@ -286,11 +304,13 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
     run.owns(model)
 
 
-def _standing(model: FlowModel) -> str:
+def standing(model: FlowModel) -> str:
+    """Which run the model's adapter belongs to, and as of which iteration, for a human."""
     if (run := run_of(model)) is None:
         return "the adapter as the last graph left it"
     if run.iteration:
-        return f"{run.folder.name}, iteration {run.iteration}"
+        back = f", back at iteration {run.adapter_iteration}" if run.adapter_iteration != run.iteration else ""
+        return f"{run.folder.name}, iteration {run.iteration}{back}"
     where = str(_begun_with(model).where)
     return f"new run {run.folder.name}" + (f", from {where}" if where else "")
 

@@ -66,7 +66,7 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     history = read_lines(folder / METRICS)
     evaluations = read_lines(folder / EVALUATIONS)
     changes = read_changes(folder)
-    stands, best = status.read(folder), read_own(folder, f"{BEST}/{BEST_FIGURES}") or {}
+    stands, best = status.read(folder), read_own(folder / BEST, BEST_FIGURES) or {}
     body = [
         _head(folder, history, stands, graph.planned_iterations(workflow)),
         *_warnings(history, evaluations, stands),
@@ -111,7 +111,7 @@ def _head(folder: Path, history: Sequence[Mapping], written: status.Status, plan
 
 
 def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> Iterable[str]:
-    warnings = [written.error, written.reason, verdicts.warning(history, evaluations)]
+    warnings = [written.error, written.reason, *verdicts.warnings(history, evaluations).values()]
     warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
     if warned:
         warnings.append(

@@ -233,7 +233,7 @@ class Run:
         cut = [self.reader.cut]
         evaluations = self._evaluations(cut.append)
         self.changes(cut.append)
-        warning = verdicts.warning(list(map(json.loads, texts)), evaluations) or self.status().reason
+        warnings = [self.status().reason, *verdicts.warnings(list(map(json.loads, texts)), evaluations).values()]
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -242,7 +242,7 @@ class Run:
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
             # What the trainer would say of the run as it stands, and what of it cannot be shown.
-            "warning": "\n".join(filter(None, [warning, *cut])) or None,
+            "warning": "\n".join(filter(None, [*warnings, *cut])) or None,
         }
 
     def status(self) -> Status:
@@ -285,6 +285,11 @@ class Run:
     def evaluations(self) -> list[dict]:
         """What every reward came to on the fixed prompts, without the single values."""
         return list(map(_without_values, reading.rows(self.file(EVALUATIONS), check_evaluation)))
+
+    def braked_by(self) -> str | None:
+        """The input of Training Run that asked for the brake by which the run ended."""
+        last = (self._evaluations() or [{}])[-1]
+        return last.get("brake", {}).get("input") if last.get("iteration") == self.iteration() else None
 
     def changes(self, say: Callable[[str], object] = str) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""

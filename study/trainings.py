@@ -148,6 +148,7 @@ def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, ru
         "evaluation_seeds": settings.evaluation_seeds,
         "best_metric": "",
         "stop_after_decline": 0,  # so that all see equally many samples
+        "artefacts": "warn",
         "wandb_project": "",
     }
     if settings.budget is not None:

@@ -18,6 +18,7 @@ const LINE = { width: 200, height: 26 };
 const ROW_HEIGHT = 34;
 const AROUND = 34; // heading and paddings
 const EMPTY_HEIGHT = 56;
+const BRAKE_HEIGHT = 120; // six lines that say why the run ended
 
 /** @type {OurWidget} */
 export const curvesWidget = {
@@ -33,8 +34,9 @@ class Curves {
   /** @type {Change[]} */
   changes = [];
   heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
+  brake = h("p.otca-warning", { role: "status" });
   list = h("ul.otca-curves-list");
-  root = h("div.otca-curves", {}, this.heading, this.list);
+  root = h("div.otca-curves", {}, this.heading, this.brake, this.list);
 
   /**
    * @param {GraphNode} node
@@ -44,18 +46,20 @@ class Curves {
     this.node = node;
     this.comfy = comfy;
     comfy.passGesturesToGraph(this.root);
-    const least = () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT);
+    const rows = () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT);
+    const least = () => rows() + (this.brake.textContent ? BRAKE_HEIGHT : 0);
     comfy.addElement(node, "otca_curves", this.root, { least });
   }
 
   /**
-   * An iteration was recorded: {run, iteration}.
+   * An iteration was recorded: {run, iteration, brake}; brake says why the run ended there, if it did.
    *
    * @param {string} kind
    * @param {any} data
    */
   async show(kind, data) {
     if (kind !== "run") return;
+    setText(this.brake, data.brake ?? "");
     const last = this.rows.at(-1)?.iteration ?? 0;
     if (data.run !== this.run || data.iteration < last) {
       Object.assign(this, { run: data.run, rows: [] });
