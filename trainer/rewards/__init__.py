@@ -23,6 +23,7 @@ REWARDS = {
     "brightness": "pixels.Brightness",
     "colorfulness": "pixels.Colorfulness",
     "sharpness": "pixels.Sharpness",
+    "relative_words": "relative.RelativeWords",
     "variety": "variety.Variety",
     "video_align": "video_align.VideoAlign",
     "video_score": "video.VideoScore",

@@ -36,12 +36,14 @@ class Reward(Resident, ABC):
         rescale: multiplies the score.
         bounds: (lowest, highest) of the rescaled score, or None.
         groups_only: it may only be asked about pictures that are trained on, because an answer is expensive.
+        reads_prompt: a word more in the prompt can change its score.
         tolerance: by how much `differentiable` may differ from `score`; of scores beyond ±1, as a share of them.
     """
 
     rescale: float = 1.0
     bounds: tuple[float, float] | None = None
     groups_only: bool = False
+    reads_prompt: bool = True
     tolerance: float = 1e-3
 
     def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):

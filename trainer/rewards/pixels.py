@@ -18,6 +18,8 @@ JPEG_QUALITY = 95
 class JpegCompressibility(Reward):
     """Minus the size of the picture as a JPEG of quality 95, in kilobytes (DDPO, 2305.13301)."""
 
+    reads_prompt = False
+
     def __init__(self, name: str = "compressibility", coefficient: float = 1.0, held_out: bool = False):
         super().__init__(name, coefficient, held_out)
 
@@ -28,6 +30,8 @@ class JpegCompressibility(Reward):
 class JpegIncompressibility(Reward):
     """The size of the picture as a JPEG of quality 95, in kilobytes (DDPO, 2305.13301)."""
 
+    reads_prompt = False
+
     def __init__(self, name: str = "incompressibility", coefficient: float = 1.0, held_out: bool = False):
         super().__init__(name, coefficient, held_out)
 
@@ -37,6 +41,8 @@ class JpegIncompressibility(Reward):
 
 class SmoothReward(Reward):
     """Its score is read off the pixels by a formula that has a gradient itself."""
+
+    reads_prompt = False
 
     @abstractmethod
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor: ...

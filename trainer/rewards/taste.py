@@ -165,6 +165,7 @@ class TasteReward(NetworkReward):
         RewardError: it is another encoder.
     """
 
+    reads_prompt = False
     network: features.Clip | features.Encoder
 
     def __init__(self, name: str, head: Head, encoder: str = "", **use):

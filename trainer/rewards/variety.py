@@ -23,6 +23,7 @@ class Variety(GroupReward, NetworkReward):
     """
 
     groups_only = False  # an evaluation has groups too: the seeds of a prompt
+    reads_prompt = False
     network: Clip | Encoder
 
     def __init__(self, name: str = "variety", *, model: str = "shapes-clip", **use):
