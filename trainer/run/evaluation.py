@@ -18,7 +18,7 @@ from ..families.base import FlowModel, frame_size
 from ..pictures import grids
 from ..policy.files import read_tensors, write_tensors
 from ..prompts import prompt_lines
-from ..rewards.base import score
+from ..rewards.base import one_by_one, score
 from ..types import Prompt, Report, RunSettings, metadata_of
 from .folder import SAMPLES
 from .verdicts import Artefact, by_prompt
@@ -76,8 +76,17 @@ def evaluate(
     with model.forwards.uncounted():
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
     asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
-    values = distributed.whole(score([judge for _, judge in asked], images, texts)[: len(rows)])
+    judges = [judge for _, judge in asked]
+    alone = one_by_one(judges)
+    columns = dict(zip(alone, distributed.whole(score(alone, images, texts)[: len(rows)]).T, strict=True))
     images = distributed.whole(images[: len(rows)])
+    if compared := [
+        judge for judge in judges if judge not in alone
+    ]:  # those see a prompt's pictures of all seeds together
+        groups = [number % len(prompts) for number in range(len(pairs))]
+        seen = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
+        columns |= zip(compared, seen.T, strict=True)
+    values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
     row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "rewards": {}}
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
