@@ -59,6 +59,13 @@ REWARDS: dict[str, Graph] = {
         "sharpness": node("RewardSharpness", coefficient=0.1),
         "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
     },
+    # Where the gradient of the one trained reward can be followed, and the exact judge is never trained on.
+    "followed": {
+        "clip_t": node("RewardClipT", model="scenes-clip", coefficient=1.0),
+        "judge": node("RewardScenes", coefficient=1.0, name="judge", strict=True, held_out=True),
+        "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
+        "sharpness": node("RewardSharpness", coefficient=1.0, held_out=True),
+    },
     "shapes": {
         "judge": node("RewardShapesAccuracy", coefficient=1.0, held_out=False, name="judge"),
         "colorfulness": node("RewardColorfulness", coefficient=1.0),
@@ -90,7 +97,7 @@ def sampler(world: str) -> dict[str, Any]:
 
 def base(world: str) -> Graph:
     """Uniform GRPO: seven of eight steps, four prompts of twelve samples."""
-    rewards = REWARDS[world]
+    rewards, world = REWARDS[world], "scenes" if world == "followed" else world
     stack = {f"reward_{number}": [name, 0] for number, name in enumerate(rewards, 1)}
     evaluation = (PROMPTS / f"{world}_eval.txt").read_text(encoding="utf-8").strip()
     return {
@@ -194,6 +201,31 @@ def vipo(graph: Graph) -> None:
     changed(spatial=spatial, fusion={"credit": ["spatial", 0]})(graph)
 
 
+def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Callable[[Graph], None]:
+    """Reward gradients: two deterministic samples of each of eight prompts, in five steps; neither credit nor fusion.
+
+    Args:
+        variety: coefficient of Variety among the rewards; 0: it is not there.
+    """
+
+    def change(graph: Graph) -> None:
+        how = {"kind": "ode", "steps": 5, "group_size": 2, "shared_noise": False, "keep_graph": "off"}
+        source = {"model": ["model", 0], "trajectories": ["sampler", 0], "scores": ["stack", 0]}
+        update = node("RewardGradientStep", **source, mode=mode, steps=steps, learning_rate=1e-3, **inputs)
+        changed(sampler=how, prompts={"prompts_per_iteration": 8}, update=update, credit=None, fusion=None)(graph)
+        if variety:
+            graph["variety"] = node("RewardVariety", model="scenes-clip", coefficient=variety)
+            graph["stack"]["inputs"]["reward_5"] = ["variety", 0]
+
+    return change
+
+
+FOLLOWED: dict[str, Callable[[Graph], None]] = {
+    "one_call": following("one_call", 2),
+    "last_2_steps": following("last_steps", 2),
+    "leap": following("leap", 1),
+    "leap_variety": following("leap", 1, variety=0.5),
+}
 METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),
     "uniform_5_steps": changed(sampler={"steps": 5}),
@@ -251,13 +283,13 @@ METHODS: dict[str, Callable[[Graph], None]] = {
 
 def graph(method: str, world: str) -> Graph:
     made = base(world)
-    METHODS[method](made)
+    (METHODS | FOLLOWED)[method](made)
     return made
 
 
 def write_methods(options: argparse.Namespace) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
-    for method in METHODS:
+    for method in METHODS | (FOLLOWED if options.world == "followed" else {}):
         text = json.dumps(graph(method, options.world), indent=1)
         (options.folder / f"{method}.json").write_text(text + "\n", encoding="utf-8")
 
