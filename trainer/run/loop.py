@@ -113,7 +113,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     began = time.monotonic()
     try:
         for iteration in range(start, total):
-            if run.early_stop() or run.meter.spent(run.history):
+            if run.early_stop() or run.spent():
                 break
             workflow.run(overrides=at(iteration), targets=every)
             say(_line(run, total, began, start))
@@ -147,7 +147,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
 
 
 def _ended_early(run: Run, total: int) -> str | None:
-    return (run.meter.spent(run.history) or run.early_stop()) if run.iteration < total else None
+    return (run.spent() or run.early_stop()) if run.iteration < total else None
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def _summary(run: Run, total: int, say: Say) -> None:
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {' -> '.join(means)}")
     if warning := run.warning():
         say(warning)
-    if spent := run.meter.spent(run.history):
+    if spent := run.spent():
         say(spent)
     elif (reason := run.early_stop()) and run.iteration < total:
         say(f"stopped early: {reason}. To continue nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
@@ -261,7 +261,7 @@ def _line(run: Run, total: int, began: float, start: int) -> str:
     seconds = int((total - run.iteration) * (time.monotonic() - began) / max(1, run.iteration - start))
     number, left = f"{run.iteration}/{total}", f"ETA {seconds // 60}:{seconds % 60:02d}"
     if budget is not None:
-        number, left = str(run.iteration), f"{budget.share(run.history):.0%} of {budget}"
+        number, left = str(run.iteration), f"{budget.share(run.history, run.evaluations):.0%} of {budget}"
     return (
         f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
     )
