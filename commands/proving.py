@@ -1,4 +1,4 @@
-"""`otca prove`: the whole path of a training on this machine, and what came of it."""
+"""`otca prove` and `otca card`: what a training came to, for others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..host import environment
 from . import options
-from .options import OF_ALL_NODES, WORKFLOW, arg, command, count
+from .options import COMFYUI, OF_ALL_NODES, PERMISSIONS, WORKFLOW, arg, command, count
 
 
 @command(
@@ -45,3 +45,28 @@ def prove(arguments: argparse.Namespace) -> int:
     except WorkflowError as refused:
         options.print_problems(refused.problems)
         return options.EXIT_BAD_INPUT
+
+
+@command(
+    "card",
+    "write a model card of a run, with its LoRA, to upload yourself",
+    arg("workflow", "a run's folder", type=options.folder, metavar="RUN"),
+    arg("--output", "an empty folder (default: card in the run)", type=options.folder, metavar="DIR"),
+    COMFYUI,
+    PERMISSIONS,
+)
+def card(arguments: argparse.Namespace) -> int:
+    """Writes README.md with the base model, recipe, figures with errors and pictures before and after; beside it the LoRA, which
+    ComfyUI and diffusers load, and the workflow. The licence is left to you. Nothing is uploaded."""
+    from ..page import card
+    from ..trainer.workflow.problem import WorkflowError
+
+    arguments.set = []
+    run = arguments.workflow
+    card.adapters(run)
+    try:
+        print(*card.make(options.load(arguments), run, arguments.output or run / "card"), sep="\n")
+    except WorkflowError as refused:
+        options.print_problems(refused.problems)
+        return options.EXIT_BAD_INPUT
+    return 0

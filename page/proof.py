@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..bundle import contents, making, packages
 from ..host.files import write_text
@@ -21,9 +22,13 @@ from ..study.statistics import bracketed, number
 from ..trainer.pictures import grids
 from ..trainer.run import budget, status
 from ..trainer.run.folder import EVALUATIONS, METRICS, SAMPLES, WORKFLOW, Say, json_line, read_lines
+from ..trainer.run.verdicts import comparable
 from ..trainer.workflow.running import NodeError, Workflow
 from . import run_page
 from .run_page import card, duration, section, table
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FOLDER, PAGE = "proof", "proof.html"
 _PAIRS, _WIDTH = 12, 480  # pictures before and after, and the pixels of each
@@ -138,25 +143,33 @@ def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
 
 
 def _pairs(run: Path, evaluations: Sequence[Mapping]) -> str:
-    """Pictures of the same noise side by side, cut out of the sheets of the first and of the last evaluation."""
-    if len(evaluations) < 2:
-        return ""
-    sheets = []
+    shown = []
+    for prompt, *both in pairs(run / SAMPLES, evaluations, _PAIRS):
+        pictures = zip(both, ("before", "after"), strict=True)
+        html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
+        shown.append(card(html, prompt, "pair"))
+    said = '<p class="quiet">Left before training, right after it.</p>'
+    return f'{said}<div class="cards">{"".join(shown)}</div>' if shown else ""
+
+
+def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tuple[str, Image, Image]]:
+    """Prompts, and pictures of the same noise, cut out of the sheets of the first and of the last evaluation in that folder.
+
+    Empty if there are not two evaluations, or a sheet is gone.
+    """
+    if len(evaluations) < 2 or not evaluations[0]["rewards"] or not comparable(evaluations[0], evaluations[-1]):
+        return []
+    prompts, sheets = evaluations[0].get("prompts") or [""], []
+    count = len(next(iter(evaluations[0]["rewards"].values()))["values"])
+    captions = [prompts[i % len(prompts)] for i in range(min(count, grids.MOST_SHOWN))]
     for row in (evaluations[0], evaluations[-1]):
-        image = run_page.opened(run / SAMPLES / f"{row['iteration']:06d}.png")
-        count = len(next(iter(row["rewards"].values()))["values"]) if row["rewards"] else 0
-        captions = [row["prompts"][i % len(row["prompts"])] for i in range(min(count, grids.MOST_SHOWN))]
+        image = run_page.opened(samples / f"{row['iteration']:06d}.png")
         layout = grids.found_in(image.size, captions) if image else None
         if image is None or layout is None:
-            return ""
+            return []
         boxes = [layout.box(i) for i in range(len(captions))]
         sheets.append([image.crop((x, y, x + width, y + height)) for x, y, width, height in boxes])
-    shown = []
-    for i in range(0, len(captions), -(-len(captions) // _PAIRS)):
-        both = zip((sheets[0][i], sheets[1][i]), ("before", "after"), strict=True)
-        pictures = "".join(run_page.in_page(image, f"{when}: {captions[i]}", _WIDTH) for image, when in both)
-        shown.append(card(pictures, captions[i], "pair"))
-    return f'<p class="quiet">Left before training, right after it.</p><div class="cards">{"".join(shown)}</div>'
+    return list(zip(captions, *sheets, strict=True))[:: -(-len(captions) // most)]
 
 
 def _machine(known: Facts, files: Sequence[str]) -> str:

@@ -269,7 +269,7 @@ def verdict(found: Sequence[Change]) -> list[str]:
 
 
 def hardware() -> dict[str, str]:
-    """Of this machine, in words; nothing that says which one it is."""
+    """This machine in words; nothing that says which one it is."""
     import psutil
     import torch
 
@@ -286,7 +286,7 @@ def hardware() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes."""
+    """The versions of what computes."""
     from ..host import comfyui
 
     found = {"Python": platform.python_version()}
