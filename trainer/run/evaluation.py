@@ -118,9 +118,9 @@ def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: 
     if alike:
         _before_after(folder, stills, captions, iteration)
     path = folder / SAMPLES / f"{iteration:06d}"
-    grids.save(grids.sample_grid(stills[:32], captions[:32]), path.with_suffix(".png"))
+    grids.save(grids.sample_grid(stills[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN]), path.with_suffix(".png"))
     if images.ndim == 5:
-        grids.save_video(images[:32], captions[:32], path.with_suffix(".mp4"))
+        grids.save_video(images[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN], path.with_suffix(".mp4"))
 
 
 def grid_periods(model: FlowModel, images: Tensor) -> tuple[int, int]:

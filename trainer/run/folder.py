@@ -119,7 +119,7 @@ FILES: dict[str, OwnFile] = {
     ),
     BUDGET: OwnFile(
         fields={
-            "unit": one_of("forwards", "seconds"),
+            "unit": one_of("forwards", "seconds", "seconds by the clock"),
             "amount": ("a number above 0", lambda value: is_number(value) and value > 0),
             "evaluations": WHOLE,
         }

@@ -114,7 +114,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     began = time.monotonic()
     try:
         for iteration in range(start, total):
-            if run.brake() or run.meter.spent(run.history):
+            if run.brake() or run.spent():
                 break
             workflow.run(overrides=at(iteration), targets=every)
             say(_line(run, total, began, start))
@@ -148,7 +148,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
 
 
 def _why_ended(run: Run, total: int) -> str | None:
-    return (run.meter.spent(run.history) if run.iteration < total else None) or run.reason
+    return (run.spent() if run.iteration < total else None) or run.reason
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ def _summary(run: Run, total: int, say: Say) -> None:
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {' -> '.join(means)}")
     for warning in run.warnings().values():
         say(warning)
-    if spent := run.meter.spent(run.history):
+    if spent := run.spent():
         say(spent)
     elif brake := run.brake():
         released = f"{brake.input}={verdicts.RELEASED[brake.input]}"
@@ -264,7 +264,7 @@ def _line(run: Run, total: int, began: float, start: int) -> str:
     seconds = int((total - run.iteration) * (time.monotonic() - began) / max(1, run.iteration - start))
     number, left = f"{run.iteration}/{total}", f"ETA {seconds // 60}:{seconds % 60:02d}"
     if budget is not None:
-        number, left = str(run.iteration), f"{budget.share(run.history):.0%} of {budget}"
+        number, left = str(run.iteration), f"{budget.share(run.history, run.evaluations):.0%} of {budget}"
     return (
         f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
     )

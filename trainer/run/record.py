@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -292,10 +293,8 @@ class Run:
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
-        final = self.iteration == last or self.meter.spent(self.history) is not None
-        on_canvas = self.node is not None
-        save_due = final or self.iteration % self.settings.checkpoint_every == 0
-        if on_canvas and (save_due or model.policy.is_adapted):
+        on_canvas, every = self.node is not None, self.settings.evaluate_every or self.settings.checkpoint_every
+        if on_canvas and (self._save_due(last) or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
             self.save_once(model)
         if self.settings.evaluate_every and not self._evaluated(0):
@@ -305,11 +304,11 @@ class Run:
                 with model.policy.holding_reference():
                     self._keep_best(model, 0)
         self._show_lines()  # not sooner: steps go up
-        if final or self.meter.due(self.history, self.settings.evaluate_every or self.settings.checkpoint_every):
+        if self._is_last(last) or self.meter.due(self.history, every, self.evaluations):
             self._evaluate_now(model, report, on_step)
         # After the evaluation: else a run killed amid it would resume without.
         self.apply_brake(model)
-        if not on_canvas and save_due:
+        if not on_canvas and self._save_due(last):
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
             raise self._nothing_learned(failing(report.advantages.scores) or ())
@@ -318,6 +317,16 @@ class Run:
             logger.warning("iteration %d: %s", self.iteration, warnings[kind])
         self._warned = set(warnings)
         self.meter.restart()
+
+    def spent(self) -> str | None:
+        """Why the run should end here, if it has a budget, which evaluations may use up too."""
+        return self.meter.spent(self.history, self.evaluations)
+
+    def _is_last(self, last: int) -> bool:
+        return self.iteration == last or self.spent() is not None
+
+    def _save_due(self, last: int) -> bool:
+        return self._is_last(last) or self.iteration % self.settings.checkpoint_every == 0
 
     def _add_iteration(self, model: FlowModel, report: Report) -> None:
         row = {"iteration": self.iteration + 1, **report.metrics, **model.forwards.take()}
@@ -357,7 +366,7 @@ class Run:
 
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
-        prompts = evaluation.prompts(self.settings, self.evaluations, report)
+        began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, on_step)
         if self.settings.artefacts != OFF:
@@ -366,7 +375,7 @@ class Run:
         if len(set(noise)) > 1:
             change = {"node": "Evaluation", "input": "noise by", "before": noise[0] or "seed", "now": noise[1]}
             self._graphs.note([change], iteration)
-        self._append(EVALUATIONS, row)
+        self._append(EVALUATIONS, {**row, budget.EVALUATED: budget.slowest(time.monotonic() - began)})
         if self.writes:
             self._show_evaluation(images, captions, row)
 

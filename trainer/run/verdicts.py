@@ -40,16 +40,16 @@ def same_beginnings(before: Mapping, after: Mapping) -> bool:
 
 def differences(before: Mapping, after: Mapping, name: str) -> list[float]:
     """Later minus earlier score of every pair of prompt and seed that was scored both times."""
-    return [change for change in _changes(before, after, name) if measured(change)]
+    return [change for change in changes_by_pair(before, after, name) if measured(change)]
 
 
 def change(before: Mapping, after: Mapping, name: str) -> tuple[float, float]:
     """The mean of `differences`, and its standard error, clustered by prompt; NaN for fewer than two pairs."""
-    changes = _changes(before, after, name)
+    changes = changes_by_pair(before, after, name)
     return standard_error(changes, by_prompt(before.get("prompts"), len(changes)))[:2]
 
 
-def _changes(before: Mapping, after: Mapping, name: str) -> list[float]:
+def changes_by_pair(before: Mapping, after: Mapping, name: str) -> list[float]:
     """The same of every pair, NaN where one of both scores is missing."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
     return [new - old if measured(old) and measured(new) else math.nan for old, new in pairs]
