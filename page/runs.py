@@ -283,8 +283,14 @@ class Run:
         return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
 
     def evaluations(self) -> list[dict]:
-        """What every reward came to on the fixed prompts, without the single values."""
-        return list(map(_without_values, reading.rows(self.file(EVALUATIONS), check_evaluation)))
+        """What every reward came to on the fixed prompts, without the single values. The last row also says how far it has come:
+        `since` which iteration, and of each reward the `rise` and its standard error."""
+        rows = self._evaluations()
+        if found := verdicts.rises(rows):
+            rows[-1]["since"], rises = found
+            for name, rise in rises.items():
+                rows[-1]["rewards"][name]["rise"] = [value if verdicts.measured(value) else None for value in rise]
+        return list(map(_without_values, rows))
 
     def changes(self, say: Callable[[str], object] = str) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""

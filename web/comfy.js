@@ -508,6 +508,15 @@ export function onExecution({ started, failed }) {
 }
 
 /**
+ * Calls back with how many prompts are in the queue, the one that runs included.
+ *
+ * @param {(waiting: number) => void} callback
+ */
+export function onQueue(callback) {
+  api.addEventListener("status", ({ detail }) => callback(detail?.exec_info?.queue_remaining ?? 0));
+}
+
+/**
  * The id of the workflow that a prompt was made from: another may have been opened since, before it even started.
  *
  * @param {string} prompt its id

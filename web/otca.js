@@ -52,9 +52,12 @@ function deliver(kind, data, id) {
   }
 }
 
-/** @param {string} kind */
-function deliverToAll(kind) {
-  for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
+/**
+ * @param {string} kind
+ * @param {object} data
+ */
+function deliverToAll(kind, data = {}) {
+  for (const { id } of comfy.allNodes()) deliver(kind, data, id);
 }
 
 /** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
@@ -109,6 +112,7 @@ comfy.app.registerExtension({
       failed: (message, id, workflow) =>
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
+    comfy.onQueue((waiting) => deliverToAll("queue", { waiting }));
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));

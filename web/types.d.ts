@@ -306,7 +306,8 @@ type Row = { iteration: number } & Record<string, Value>;
 
 interface Evaluation {
   iteration: number;
-  rewards: Record<string, { mean: Value; std: Value; standard_error: Value; held_out: boolean }>;
+  rewards: Record<string, { mean: Value; std: Value; standard_error: Value; held_out: boolean; rise?: [Value, Value] }>;
+  since?: number; // of the last one: the first evaluation that it can be compared with, since which is each `rise` ± its error
 }
 
 /** Values that were changed from this iteration on, a line each. */

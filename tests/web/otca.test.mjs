@@ -135,6 +135,49 @@ test("what was missed while the connection was lost is fetched when it is back",
   assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations");
 });
 
+test("evaluations are dots with a rise and two rows of pictures, and the queue's end is foreseen", async (context) => {
+  const node = made(12, RUN);
+  await load("a", node);
+  const rows = (...iterations) => iterations.map((iteration) => ({ iteration, "reward/judge/mean": 0.3 }));
+  const figures = (mean, more) => ({ mean, std: 0.4, standard_error: 0.05, held_out: false, ...more });
+  const evaluations = [
+    { iteration: 0, rewards: { judge: figures(0.3) } },
+    { iteration: 2, since: 0, rewards: { judge: figures(0.42, { rise: [0.12, 0.04] }) } },
+  ];
+  const pictures = [{ prompt: "a red circle", seed: 0, box: [8, 8, 40, 40] }];
+  const grids = [0, 2].map((iteration) => ({ iteration, file: `00000${iteration}.png`, size: [56, 80], pictures }));
+  api.answers.set("/otca/runs/mine/metrics?after=0", { rows: rows(1), evaluations: evaluations.slice(0, 1), changes: [] });
+  api.answers.set("/otca/runs/mine/metrics?after=1", { rows: rows(2), evaluations, changes: [] });
+  api.answers.set("/otca/runs/mine/samples", { grids: grids.slice(0, 1) });
+  let now = 1000;
+  context.mock.method(performance, "now", () => now);
+  const ends = async (iteration, seconds) => {
+    send("execution_start", {});
+    now += 1000 * seconds;
+    send("otca.result", { kind: "run", node: "12", data: { run: "mine", iteration, workflow_id: "a" } });
+    await settled();
+  };
+  send("status", { exec_info: { queue_remaining: 21 } });
+  await ends(1, 100);
+  assert.equal(textOf(node, "otca-curves-heading"), "mine · 1 iteration");
+  assert.deepEqual([node.roots[0].all("otca-curves-rise").length, node.roots[0].all("otca-strip")[0].hidden], [0, true]);
+  api.answers.set("/otca/runs/mine/samples", { grids });
+  await ends(2, 4);
+  send("status", { exec_info: { queue_remaining: 20 } });
+  assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations · about 80 s left");
+  assert.equal(textOf(node, "otca-curves-value"), "0.3 → 0.42");
+  assert.equal(textOf(node, "otca-curves-rise"), "+12 points since the start ± 4");
+  const [dots] = node.roots[0].all("otca-evaluation");
+  assert.equal(dots.getAttribute("d").match(/M/g).length, 2);
+  assert.deepEqual(node.roots[0].all("otca-curves-axis")[0].children.map((tick) => tick.textContent), ["0.3", "0.4"]);
+  assert.equal(node.roots[0].all("otca-strip")[0].hidden, false);
+  const names = node.roots[0].all("otca-strip-name").map((name) => name.textContent);
+  assert.deepEqual(names, ["before training", "iteration 2"]);
+  const [before, after] = node.roots[0].all("otca-strip-picture").map((picture) => picture.style.backgroundImage);
+  assert.match(before, /samples-000000\.png/);
+  assert.match(after, /samples-000002\.png/);
+});
+
 test("a result is shown in the workflow that made it; of a script's the server knows whether this is its graph", async () => {
   const node = made(1, LOADER);
   await load("a", node);
