@@ -71,7 +71,8 @@ class Runs:
         except FileNotFoundError:  # nothing was trained yet
             return []
         summaries = [self._summary(self._run(name)) for name in names if is_id(name)]
-        return sorted(filter(None, summaries), key=lambda summary: summary["started"], reverse=True)
+        listed = (summary for summary in summaries if summary and not _never_began(summary))
+        return sorted(listed, key=lambda summary: summary["started"], reverse=True)
 
     def all(self) -> list[Run]:
         """Every run that can be looked at."""
@@ -410,6 +411,12 @@ def _without_values(row: dict) -> dict:
     for figures in row["rewards"].values():
         figures.pop("values", None)
     return row
+
+
+def _never_began(summary: dict[str, Any]) -> bool:
+    """Whether a prompt on the canvas failed, or was taken back, before the first iteration: the next one takes the folder."""
+    begun = summary["iteration"] or summary["has_checkpoint"] or summary["status"] in ("running", "failed")
+    return summary["place"] == status.CANVAS and not begun
 
 
 def is_id(name: str) -> bool:

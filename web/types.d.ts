@@ -212,6 +212,9 @@ interface Scores {
   places?: number[] | null; // [B], of a ranking
 }
 
+/** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration. */
+type Coming = { run: string; iteration: number; other: [string, number] | null };
+
 /** A picture that a node wrote, as ComfyUI's /view takes it. */
 type PictureFile = { filename: string; subfolder: string; type: string };
 

@@ -26,6 +26,25 @@ def test_last_results_of_a_graph(site):
     assert site.post("/otca/results", {**asked, "workflow": 7}).status == 400
 
 
+def test_a_prompt_that_ended_before_the_first_iteration_leaves_no_run_in_the_list(site, made, this_process):
+    """On the canvas a run's folder is begun before the first picture is made."""
+    made("never", rows=0, status={**this_process, "status": "idle", "place": "canvas"})
+    made("headless", rows=0, status={"status": "stopped", "place": "headless"})
+    made("trained", rows=1, status={"status": "idle", "place": "canvas"})
+    listed = {}
+    for at_work in (True, False):
+        site.canvas.at_work = at_work
+        listed[at_work] = {run["id"] for run in site.get("/otca/runs").json["runs"]}
+    assert listed == {True: {"headless", "trained", "never"}, False: {"headless", "trained"}}
+
+
+def test_which_run_a_graph_would_go_on_with(site):
+    node = {"class_type": "OTCA_TrainingRun", "inputs": {}}
+    said = site.post("/otca/coming", {"prompt": {"12": node, "2": node}}).json
+    assert said == {"12": {"run": "first", "iteration": 22, "other": None}}
+    assert site.post("/otca/coming", {"prompt": {"1": 7}}).status == 400
+
+
 NOT_THERE = [
     ("node=8&sample=0&step=0", 404, "Fix: run the graph again"),
     ("node=9&sample=0&step=8", 400, "there are 8 steps"),

@@ -5,6 +5,7 @@ import { decimate, dotPath, errorBars, extent, linePath, lonePoints, niceTicks, 
 import { count, significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { learned, secondsToCome } from "../lib/learned.js";
+import { resumeOnCanvas } from "../lib/newrun.js";
 import { formatDuration, mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
 import { stripView } from "./strip.js";
@@ -13,6 +14,13 @@ const TEXT = {
   empty: t("No iteration yet. Press Run: each Run is one iteration."),
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
+  goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
+  begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
+  goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
+  nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
+  held: t("Fix: switch off hold samples."),
+  same: t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value."),
+  failed: t("Resume on canvas"),
   heldOut: t("held out"),
   line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
   rise: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
@@ -20,9 +28,10 @@ const TEXT = {
 
 const LINE = { width: 200, height: 40 };
 const ROW_HEIGHT = 78;
-const AROUND = 46; // headings and paddings
+const AROUND = 66; // headings and paddings
+const SIDES = 40;
 const WIDE = 440; // from here on two curves stand beside each other
-const EMPTY_HEIGHT = 56;
+const EMPTY_HEIGHT = 84;
 const TICKS = 2;
 
 /** @type {OurWidget} */
@@ -45,7 +54,12 @@ class Curves {
   began = 0; // when the prompt that runs was begun; 0: none runs
   waiting = 0; // prompts, the one that runs included
   heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
+  coming = h("span");
+  goOn = h("button.otca-button", { type: "button", hidden: true, onclick: () => this.continueOther() });
+  nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
   list = h("ul.otca-curves-list");
+  /** @type {Coming["other"]} */
+  other = null;
 
   /**
    * @param {GraphNode} node
@@ -55,7 +69,8 @@ class Curves {
     this.node = node;
     this.comfy = comfy;
     this.strip = stripView(comfy);
-    this.root = h("div.otca-curves", {}, this.heading, this.list, this.strip.element);
+    const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.goOn);
+    this.root = h("div.otca-curves", {}, this.heading, coming, this.nothing, this.list, this.strip.element);
     comfy.passGesturesToGraph(this.root);
     comfy.addElement(node, "otca_curves", this.root, { least: () => this.least() });
   }
@@ -68,17 +83,26 @@ class Curves {
   }
 
   /**
-   * An iteration was recorded: {run, iteration}; a prompt began; the queue's length has changed: {waiting}.
+   * An iteration was recorded: {run, iteration}; a prompt began; it has nothing to do; the queue's length has changed: {waiting};
+   * which run would go on: Coming.
    *
    * @param {string} kind
    * @param {any} data
    */
   show(kind, data) {
-    if (kind === "started") this.began = performance.now();
+    if (kind === "started") {
+      this.began = performance.now();
+      this.nothing.hidden = true;
+    }
+    if (kind === "cached") {
+      this.nothing.hidden = false;
+      setText(this.nothing, `${TEXT.nothing} ${this.comfy.samplesAreHeld() ? TEXT.held : TEXT.same}`);
+    }
     if (kind === "queue") {
       this.waiting = data.waiting;
       if (this.rows.length) this.entitle();
     }
+    if (kind === "coming") this.foresee(data);
     if (kind === "run") return this.recorded(data);
   }
 
@@ -110,7 +134,27 @@ class Curves {
   /** @param {string} run */
   async showPictures(run) {
     const { grids } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(run)}/samples`);
-    if (run === this.run) this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - AROUND);
+    if (run === this.run) this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - SIDES);
+  }
+
+  /** @param {Coming} coming */
+  foresee({ run, iteration, other }) {
+    setText(this.coming, iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run));
+    this.other = other;
+    this.goOn.hidden = !other;
+    if (other) setText(this.goOn, TEXT.goOn(...other));
+    if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
+  }
+
+  async continueOther() {
+    if (!this.other) return;
+    const [id, iteration] = this.other;
+    try {
+      const { prompt } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(id)}/workflow`);
+      await resumeOnCanvas(this.comfy, { id, iteration }, prompt);
+    } catch (error) {
+      this.comfy.toast("error", TEXT.failed, error.message);
+    }
   }
 
   entitle() {
