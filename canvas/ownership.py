@@ -8,11 +8,13 @@ loop decides.
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
+import re
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +25,8 @@ from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint, verdicts
-from ..trainer.run.folder import CHECKPOINTS, RunError
-from ..trainer.run.opening import belongs, close_run, keep_open, run_at, run_of, taken
+from ..trainer.run.folder import CHECKPOINTS, METRICS, WORKFLOW, RunError, read_own
+from ..trainer.run.opening import belongs, close_run, held, keep_open, run_at, run_of, taken
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage
 from . import here
@@ -152,6 +154,50 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     )
 
 
+@dataclass(frozen=True)
+class Coming:
+    """What the next prompt of a graph would train.
+
+    Attributes:
+        iteration: that the run stands at; 0 for a new one.
+        other: where it is a new one, a run of the same name and structure that could be continued instead, and its iteration.
+    """
+
+    run: str
+    iteration: int = 0
+    other: tuple[str, int] | None = None
+
+
+def coming(graph: Mapping, node: str) -> Coming:
+    """Which run the next prompt of this graph would go on with, as `take_up` would decide it. Raises RunError as that does."""
+    asked = _asked(graph, node)
+    loader = lineage.loader_above(graph, node)
+    resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
+    begun = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _folders.get(asked)
+    if begun is not None and (iteration := _stands_at(begun)):
+        return Coming(begun.name, iteration)
+    return Coming(_free_folder(asked, logger.debug).name, other=_last_of_kind(asked))
+
+
+def _stands_at(folder: Path) -> int:
+    """The iteration that a run would go on from."""
+    run, saved = run_at(folder), checkpoint.complete(folder / CHECKPOINTS)
+    return run.iteration if run is not None else int(saved[-1].name) if saved else 0
+
+
+def _last_of_kind(asked: Asked) -> tuple[str, int] | None:
+    """The run that was trained last under that name, or under NAME-2, NAME-3 …, by a graph of that structure."""
+    folder, structure = asked
+    found = []
+    for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
+        if re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name)) and not held(path) and (iteration := _stands_at(path)):
+            graph = read_own(path, WORKFLOW, logger.debug) or {}
+            nodes = (id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE)
+            if any(lineage.structure(graph, id_) == structure for id_ in nodes):
+                found.append(((path / METRICS).stat().st_mtime, path.name, iteration))
+    return max(found)[1:] if found else None
+
+
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
     """Checks, before an update, that it is for the run that sampled. An update that is not recorded can be undone afterwards."""
     if not here():
@@ -269,7 +315,7 @@ def _as_new(model: FlowModel, run: Run) -> int:
     return 0
 
 
-def _free_folder(asked: Asked) -> Path:
+def _free_folder(asked: Asked, say: Callable[..., object] = logger.warning) -> Path:
     """The folder that was asked for, or the first of NAME-2, NAME-3 … in which nothing is on record."""
     wanted, number = asked[0], 1
     folder = wanted
@@ -280,7 +326,7 @@ def _free_folder(asked: Asked) -> Path:
         message = (
             "%s holds another run, so this one is %s. To continue the former, choose it as resume_run beside the model"
         )
-        logger.warning(message, wanted, folder.name)
+        say(message, wanted, folder.name)
     return folder
 
 

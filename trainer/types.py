@@ -228,7 +228,7 @@ class RunSettings:
     """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
 
     checkpoint_every: int = 25
-    evaluate_every: int = 50  # 0: never
+    evaluate_every: int = 10  # 0: never
     evaluation_prompts: str = ""
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with

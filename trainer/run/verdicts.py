@@ -49,6 +49,14 @@ def change(before: Mapping, after: Mapping, name: str) -> tuple[float, float]:
     return standard_error(changes, by_prompt(before.get("prompts"), len(changes)))[:2]
 
 
+def rises(evaluations: Sequence[Mapping]) -> tuple[int, dict[str, tuple[float, float]]] | None:
+    """How far each reward has come: `change` between the last evaluation and the first one that is comparable with it, and the
+    iteration of that; None where there is none but the last."""
+    *earlier, last = evaluations or ({},)
+    first = next((row for row in earlier if comparable(row, last)), None)
+    return first and (first["iteration"], {name: change(first, last, name) for name in last["rewards"]})
+
+
 def changes_by_pair(before: Mapping, after: Mapping, name: str) -> list[float]:
     """The same of every pair, NaN where one of both scores is missing."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
