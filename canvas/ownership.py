@@ -190,7 +190,11 @@ def _last_of_kind(asked: Asked) -> tuple[str, int] | None:
     folder, structure = asked
     found = []
     for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
-        if re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name)) and not held(path) and (iteration := _stands_at(path)):
+        if (
+            re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name))
+            and not held(path)
+            and (iteration := _stands_at(path))
+        ):
             graph = read_own(path, WORKFLOW, logger.debug) or {}
             nodes = (id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE)
             if any(lineage.structure(graph, id_) == structure for id_ in nodes):
