@@ -75,7 +75,7 @@ class Made:
 
 
 def make(name: str, build: dict | None = None, **options) -> Made:
-    """As Make Trainable does it, rank 4. Weights in float16 are computed in, as on a GPU, and not cast as ComfyUI does on a CPU."""
+    """As Make Trainable does it, rank 4. float16 is computed in, as on a GPU; on a CPU ComfyUI would cast it."""
     import comfy.model_management
 
     build = build or {}
