@@ -201,7 +201,7 @@ class RewardMyTaste(NetworkReward):
 
 
 class RewardColorfulness(RewardNode):
-    TITLE = "Reward: Colourfulness"
+    TITLE = "Reward: Colorfulness"
     DESCRIPTION = "How colourful the picture is, by Hasler and Süsstrunk's measure."
     SEARCH_ALIASES = [*REWARD, "colour", "color", "saturation", "vivid"]
     KIND = "colorfulness"
