@@ -271,8 +271,11 @@ class RewardGradientStep(_Step):
             model, trajectories, scores, settings, advantages, stopping.progress(calls), decoder
         )
         found = replace(found, credit=replace(found.credit, node=node_id))
-        shown = {
-            "credit": lambda: payloads.credit(found.credit, trajectories),
-            "advantages": lambda: payloads.advantages(node_id, found),
-        }
+        followed = gradient.watched(scores)  # advantages may be of more rewards
+
+        def came_from():
+            shown = payloads.advantages(node_id, replace(found, scores=followed))
+            return {**shown, "watched": list(followed.held_out_names)}
+
+        shown = {"credit": lambda: payloads.credit(found.credit, trajectories), "advantages": came_from}
         return results.shown(node_id, (model, report(metrics, trajectories, found)), shown, trajectories)
