@@ -1,12 +1,16 @@
 """The methods that bench/COMPARISON.md compares, and whether a workflow learns.
 
     python -m comfyui_otca.bench.comparison methods FOLDER [--world shapes]
+    python -m comfyui_otca.bench.comparison rewards FOLDER
     python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N]
         [--evaluation-seeds S] [--categories NAME]
 
 `methods` writes the workflow of each for the scenes world or the shapes world: one base graph (uniform credit, weighted
 advantages, GRPO) and a table of what each method changes in it. To see how two methods differ, read two entries. `otca compare
 FOLDER/*.json` trains them.
+
+`rewards` is of a comparison in FOLDER: it prints what each reward gave half way and at the end, with its paired difference to
+the baseline, and writes trainings.jsonl there, the means of every training, those that chose a rate among them.
 
 `learning` trains workflows over several seeds, each run a process of its own (`otca train`), --jobs of them side by side;
 finished runs are not repeated. It prints each reward on fixed pairs of prompt and seed before and after, its rise in units of
@@ -31,6 +35,8 @@ from typing import Any
 
 import numpy as np
 
+from ..study.comparison import Outcome, read
+from ..study.statistics import bracketed, clustered, plus_minus
 from ..trainer.errors import standard_error
 from ..trainer.rewards.scenes import parse_caption
 from .common import table
@@ -52,6 +58,13 @@ REWARDS: dict[str, Graph] = {
         "clip_t": node("RewardClipT", model="scenes-clip", coefficient=0.5),
         "sharpness": node("RewardSharpness", coefficient=0.1),
         "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
+    },
+    # Where the gradient of the one trained reward can be followed, and the exact judge is never trained on.
+    "followed": {
+        "clip_t": node("RewardClipT", model="scenes-clip", coefficient=1.0),
+        "judge": node("RewardScenes", coefficient=1.0, name="judge", strict=True, held_out=True),
+        "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
+        "sharpness": node("RewardSharpness", coefficient=1.0, held_out=True),
     },
     "shapes": {
         "judge": node("RewardShapesAccuracy", coefficient=1.0, held_out=False, name="judge"),
@@ -84,7 +97,7 @@ def sampler(world: str) -> dict[str, Any]:
 
 def base(world: str) -> Graph:
     """Uniform GRPO: seven of eight steps, four prompts of twelve samples."""
-    rewards = REWARDS[world]
+    rewards, world = REWARDS[world], "scenes" if world == "followed" else world
     stack = {f"reward_{number}": [name, 0] for number, name in enumerate(rewards, 1)}
     evaluation = (PROMPTS / f"{world}_eval.txt").read_text(encoding="utf-8").strip()
     return {
@@ -159,13 +172,8 @@ LEARNED = credit(
 )
 
 
-def grpo_on(steps: int) -> dict[str, Any]:
-    """So many steps of each sample are trained; a kept graph would hold all of them."""
-    return {"sampler": {"keep_graph": "off"}, "update": {"sampled_steps": steps}}
-
-
-def matching(loss: str, levels: int = 4, steps: int = 8, **inputs: Any) -> dict[str, Any]:
-    """Forward-process updates on deterministic samples, at so many noise levels of each."""
+def matching(loss: str, steps: int = 8, **inputs: Any) -> dict[str, Any]:
+    """Forward-process updates on deterministic samples, at four noise levels of each."""
     update = node(
         "MatchingStep",
         model=["model", 0],
@@ -173,7 +181,7 @@ def matching(loss: str, levels: int = 4, steps: int = 8, **inputs: Any) -> dict[
         advantages=["fusion", 0],
         learning_rate=6e-4,
         loss=loss,
-        sampled_steps=levels,
+        sampled_steps=4,
         **{"beta": 0.0, "kl_coefficient": 1e-4} | inputs,
     )
     how = {"kind": "ode", "steps": steps, "shared_noise": False, "keep_graph": "off"}
@@ -193,39 +201,54 @@ def vipo(graph: Graph) -> None:
     changed(spatial=spatial, fusion={"credit": ["spatial", 0]})(graph)
 
 
+def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Callable[[Graph], None]:
+    """Reward gradients: two deterministic samples of each of eight prompts, in five steps; neither credit nor fusion.
+
+    Args:
+        variety: coefficient of Variety among the rewards; 0: it is not there.
+    """
+
+    def change(graph: Graph) -> None:
+        how = {"kind": "ode", "steps": 5, "group_size": 2, "shared_noise": False, "keep_graph": "off"}
+        source = {"model": ["model", 0], "trajectories": ["sampler", 0], "scores": ["stack", 0]}
+        update = node("RewardGradientStep", **source, mode=mode, steps=steps, learning_rate=1e-3, **{"kl_coefficient": 1.0} | inputs)
+        changed(sampler=how, prompts={"prompts_per_iteration": 8}, update=update, credit=None, fusion=None)(graph)
+        if variety:
+            graph["variety"] = node("RewardVariety", model="scenes-clip", coefficient=variety)
+            graph["stack"]["inputs"]["reward_5"] = ["variety", 0]
+
+    return change
+
+
+FOLLOWED: dict[str, Callable[[Graph], None]] = {
+    "one_call": following("one_call", 2),
+    "last_2_steps": following("last_steps", 2),
+    "leap": following("leap", 1),
+    "leap_variety": following("leap", 1, variety=0.5),
+}
 METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),
-    "uniform_2_prompts": changed(prompts={"prompts_per_iteration": 2}),
-    "uniform_1_prompt": changed(prompts={"prompts_per_iteration": 1}),
-    "uniform_8_prompts": changed(prompts={"prompts_per_iteration": 8}),
     "uniform_5_steps": changed(sampler={"steps": 5}),
-    "uniform_5_steps_2_prompts": changed(sampler={"steps": 5}, prompts={"prompts_per_iteration": 2}),
-    "sampled_2": changed(**grpo_on(2)),
-    "sampled_3": changed(**grpo_on(3)),
-    "sampled_4": changed(**grpo_on(4)),
-    "sampled_3_2_prompts": changed(**grpo_on(3), prompts={"prompts_per_iteration": 2}),
+    "sampled_3": changed(sampler={"keep_graph": "off"}, update={"sampled_steps": 3}),  # a kept graph would hold all
     "otca": changed(credit=TCD, fusion=moca()),
     "otca_centered": changed(credit=TCD, fusion=CENTERED),
     "tcd_only": changed(credit=TCD),
     "moca_only": changed(fusion=moca()),
+    # w_min 0, as `otca analyze --signal` measures it: the credit alone, not mixed with equal weights.
+    "tcd_prediction": changed(
+        credit=credit("TCDWeights", w_min=0.0, floor="affine", normalize="mean", proxy="prediction", model=["model", 0])
+    ),
+    "inverse_variance": changed(credit=credit("InverseVarianceWeights", model=["model", 0], decay=0.95)),
+    "first_5_steps": changed(sampler={"window_length": 5}),  # the other two of the seven are deterministic
     "learned_credit": changed(credit=LEARNED),
-    "learned_credit_sampled_3": changed(credit=LEARNED, **grpo_on(3)),
     "nft": changed(**matching("nft", old_policy="gradual")),
-    "nft_on_policy": changed(**matching("nft", old_policy="on_policy")),
     "awm": changed(**matching("awm", old_policy="on_policy")),
-    "awm_2": changed(**matching("awm", levels=2, old_policy="on_policy")),
-    "awm_5_steps": changed(**matching("awm", steps=5, old_policy="on_policy")),
-    "awm_5_steps_2": changed(**matching("awm", levels=2, steps=5, old_policy="on_policy")),
     "awm_5_steps_2_prompts": changed(
         **matching("awm", steps=5, old_policy="on_policy"), prompts={"prompts_per_iteration": 2}
     ),
-    "awm_5_steps_otca": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=TCD, fusion=CENTERED),
-    "awm_5_steps_learned_credit": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=LEARNED),
-    "awm_learned_credit": changed(**matching("awm", old_policy="on_policy"), credit=LEARNED),
     "dgpo": changed(**matching("dgpo", old_policy="gradual")),
     "dpo": changed(**matching("dpo", old_policy="on_policy")),
     "dppo": changed(update={"objective": "dppo", "clip_range": 1e-5, "epochs": 2}, sampler={"keep_graph": "off"}),
-    "clipped_2_epochs": changed(update={"epochs": 2}, sampler={"keep_graph": "off"}),
     "precise": changed(sampler={"kind": "precise"}),
     "mix_grpo": changed(
         window=node("MixGRPOWindow", iteration=0, steps=8, length=4, mode="progressive", every=25, stride=1),
@@ -260,15 +283,52 @@ METHODS: dict[str, Callable[[Graph], None]] = {
 
 def graph(method: str, world: str) -> Graph:
     made = base(world)
-    METHODS[method](made)
+    (METHODS | FOLLOWED)[method](made)
     return made
 
 
 def write_methods(options: argparse.Namespace) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
-    for method in METHODS:
+    for method in METHODS | (FOLLOWED if options.world == "followed" else {}):
         text = json.dumps(graph(method, options.world), indent=1)
         (options.folder / f"{method}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# -- every reward of a comparison --------------------------------------------------------------------------------------
+
+
+def rewards(options: argparse.Namespace) -> None:
+    written = json.loads((options.folder / "comparison.json").read_text(encoding="utf-8"))
+    runs = {}
+    for row in written["workflows"]:
+        folder = options.folder / row["name"] / f"lr{row['learning_rate']:g}"
+        runs[row["name"]] = {seed: read(folder / f"seed{seed}") for seed in row["seeds"]}
+    print("\n\n".join(_rewards(runs, written["facts"]["baseline"], number) for number in (1, -1)))
+    lines = []
+    for folder in sorted(options.folder.glob("*/lr*/seed*")):
+        run, (*_, method, rate, seed) = read(folder), folder.parts
+        means = {name: np.round(values, 4).tolist() for name, values in run.means.items()}
+        known = {"method": method, "rate": float(rate[2:]), "seed": int(seed[4:]), "iterations": run.iterations}
+        lines.append(json.dumps(known | {"forwards": run.used["forwards"].tolist(), **means}) + "\n")
+    (options.folder / "trainings.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def _rewards(runs: dict[str, dict[int, Outcome]], baseline: str, number: int) -> str:
+    """The first or last evaluation: for each method and reward the mean, and the difference to the baseline of the same seeds."""
+    base = runs[baseline]
+    first = next(iter(base.values()))
+    rows = [["before", "", *(cell for values in first.means.values() for cell in (f"{values[0]:.3f}", ""))]]
+    for method, by_seed in runs.items():
+        shared = np.repeat(list(by_seed), len(first.prompts)), [*first.prompts] * len(by_seed)
+        cells = []
+        for name in first.values:
+            after = np.array([run.values[name][number] for run in by_seed.values()])  # [seeds, pictures]
+            apart = after - [base[seed].values[name][number] for seed in by_seed]
+            cells.append(plus_minus(clustered(after.ravel(), *shared), ".3f"))
+            cells.append("" if method == baseline else bracketed(clustered(apart.ravel(), *shared), "+.3f"))
+        rows.append([method, str(len(by_seed)), *cells])
+    head = [cell for name in first.values for cell in (name, f"minus {baseline}")]
+    return table((f"after {first.used['forwards'][number]:,.0f} forwards", "seeds", *head), rows)
 
 
 # -- does it learn? ----------------------------------------------------------------------------------------------------
@@ -371,6 +431,9 @@ def main() -> None:
     methods.add_argument("folder", type=Path)
     methods.add_argument("--world", choices=list(REWARDS), default="scenes")
     methods.set_defaults(work=write_methods)
+    told = parts.add_parser("rewards")
+    told.add_argument("folder", type=Path)
+    told.set_defaults(work=rewards)
     learns = parts.add_parser("learning")
     learns.add_argument("workflows", nargs="+", type=Path)
     learns.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -8,11 +8,13 @@ loop decides.
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
+import re
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +24,9 @@ from ..host.text import plain_name
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
-from ..trainer.run import checkpoint
-from ..trainer.run.folder import CHECKPOINTS, RunError
-from ..trainer.run.opening import belongs, close_run, keep_open, run_at, run_of, taken
+from ..trainer.run import checkpoint, verdicts
+from ..trainer.run.folder import CHECKPOINTS, METRICS, WORKFLOW, RunError, read_own
+from ..trainer.run.opening import belongs, close_run, held, keep_open, run_at, run_of, taken
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage
 from . import here
@@ -114,7 +116,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     node = _run_node(graph, sampler)
     if node is None:
         return (
-            f"{_standing(model)}: no Training Run records it"
+            f"{standing(model)}: no Training Run records it"
             if model.policy.version
             else "not recorded: no Training Run"
         )
@@ -122,11 +124,12 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     if run is not None and run.asked == asked:
         run.check_claim()
         _undo_what_is_not_on_record(run, model)
-        return _standing(model)
-    if run is not None:
-        let_go(run)
-    _open(model, asked, graph, node)
-    return _standing(model)
+    else:
+        if run is not None:
+            let_go(run)
+        run = _open(model, asked, graph, node)
+    _refuse_ended(run, graph, node)
+    return standing(model)
 
 
 def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
@@ -151,10 +154,58 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     )
 
 
+@dataclass(frozen=True)
+class Coming:
+    """What the next prompt of a graph would train.
+
+    Attributes:
+        iteration: that the run stands at; 0 for a new one.
+        other: where it is a new one, a run of the same name and structure that could be continued instead, and its iteration.
+    """
+
+    run: str
+    iteration: int = 0
+    other: tuple[str, int] | None = None
+
+
+def coming(graph: Mapping, node: str) -> Coming:
+    """Which run the next prompt of this graph would go on with, as `take_up` would decide it. Raises RunError as that does."""
+    asked = _asked(graph, node)
+    loader = lineage.loader_above(graph, node)
+    resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
+    begun = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _folders.get(asked)
+    if begun is not None and (iteration := _stands_at(begun)):
+        return Coming(begun.name, iteration)
+    return Coming(_free_folder(asked, logger.debug).name, other=_last_of_kind(asked))
+
+
+def _stands_at(folder: Path) -> int:
+    """The iteration that a run would go on from."""
+    run, saved = run_at(folder), checkpoint.complete(folder / CHECKPOINTS)
+    return run.iteration if run is not None else int(saved[-1].name) if saved else 0
+
+
+def _last_of_kind(asked: Asked) -> tuple[str, int] | None:
+    """The run that was trained last under that name, or under NAME-2, NAME-3 …, by a graph of that structure."""
+    folder, structure = asked
+    found = []
+    for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
+        if re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name)) and not held(path) and (iteration := _stands_at(path)):
+            graph = read_own(path, WORKFLOW, logger.debug) or {}
+            nodes = (id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE)
+            if any(lineage.structure(graph, id_) == structure for id_ in nodes):
+                found.append(((path / METRICS).stat().st_mtime, path.name, iteration))
+    return max(found)[1:] if found else None
+
+
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
     """Checks, before an update, that it is for the run that sampled. An update that is not recorded can be undone afterwards."""
-    run = run_of(model)
-    if here() and check(model, graph, node_id) is None and run is not None and run.stands_at(model):
+    if not here():
+        return
+    recorded, run = check(model, graph, node_id), run_of(model)
+    if recorded is not None:
+        _refuse_ended(recorded, graph, lineage.runs_below(graph, node_id)[0])
+    elif run is not None and run.stands_at(model):
         run.save_once(model)
 
 
@@ -194,7 +245,18 @@ def forget() -> None:
     _last_key.clear()
 
 
-def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
+def _refuse_ended(run: Run, graph: Mapping, node: str) -> None:
+    """Raises RunError for a run that a brake has ended, until the graph releases the brake."""
+    brake = run.brake(vars(run.settings) | lineage.constants(graph[node]))
+    if brake is None:
+        return
+    raise RunError(
+        f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set {brake.input} "
+        f"to {verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, change its run_name"
+    )
+
+
+def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> Run:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
     resumed = _begun_with(model).where.run
     begun = _folders.get(asked)
@@ -223,6 +285,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     for earlier in [key for key, path in _folders.items() if path == run.folder]:
         del _folders[earlier]  # such as that of a graph that failed before its first iteration
     _folders[asked] = run.folder
+    run.apply_brake(model)  # of an evaluation after which its process was killed
+    return run
 
 
 def _as_resumed(model: FlowModel, run: Run) -> int:
@@ -251,7 +315,7 @@ def _as_new(model: FlowModel, run: Run) -> int:
     return 0
 
 
-def _free_folder(asked: Asked) -> Path:
+def _free_folder(asked: Asked, say: Callable[..., object] = logger.warning) -> Path:
     """The folder that was asked for, or the first of NAME-2, NAME-3 … in which nothing is on record."""
     wanted, number = asked[0], 1
     folder = wanted
@@ -262,7 +326,7 @@ def _free_folder(asked: Asked) -> Path:
         message = (
             "%s holds another run, so this one is %s. To continue the former, choose it as resume_run beside the model"
         )
-        logger.warning(message, wanted, folder.name)
+        say(message, wanted, folder.name)
     return folder
 
 
@@ -286,11 +350,13 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
     run.owns(model)
 
 
-def _standing(model: FlowModel) -> str:
+def standing(model: FlowModel) -> str:
+    """Which run the model's adapter belongs to, and as of which iteration, for a human."""
     if (run := run_of(model)) is None:
         return "the adapter as the last graph left it"
     if run.iteration:
-        return f"{run.folder.name}, iteration {run.iteration}"
+        back = f", back at iteration {run.adapter_iteration}" if run.adapter_iteration != run.iteration else ""
+        return f"{run.folder.name}, iteration {run.iteration}{back}"
     where = str(_begun_with(model).where)
     return f"new run {run.folder.name}" + (f", from {where}" if where else "")
 

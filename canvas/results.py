@@ -7,9 +7,11 @@ last: the next prompt drops it from the cache long before there is another heatm
 
 from __future__ import annotations
 
+import contextlib
 import io
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..host import comfyui, devices, paths
@@ -168,6 +170,19 @@ def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: Sampl
     if (run := run_of(model)) is not None:
         assert run.node is not None  # every run on the canvas has it
         makes_run(run.node, run.folder.name)
+
+
+def coming(graph: Mapping) -> dict[str, dict]:
+    """{Training Run node: which run the next prompt of the graph would go on with}, where that can be said."""
+    from ..trainer.run.folder import RunError
+    from . import ownership
+
+    said = {}
+    for node, entry in graph.items():
+        if entry["class_type"] == RUN_NODE:
+            with contextlib.suppress(RunError):  # the prompt itself will say so
+                said[node] = asdict(ownership.coming(graph, node))
+    return said
 
 
 def makes_run(node: str, run: str) -> None:

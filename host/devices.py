@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,23 @@ def free_memory(device: torch.device) -> int:
     import psutil
 
     return psutil.virtual_memory().available
+
+
+def peak_memory() -> dict[str, int]:
+    """The most bytes that this process has had of each kind of memory so far, where the system says it."""
+    import torch
+
+    found = {}
+    if torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            if peak := torch.cuda.max_memory_reserved(number):
+                found[torch.cuda.get_device_name(number)] = peak
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        found["main memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return found
 
 
 QUEUES = {"cuda"}  # accelerators that take copies of main memory in turn, without the host waiting for them

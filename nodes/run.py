@@ -9,8 +9,8 @@ from .. import canvas
 from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
 from ..host.text import plain_name
-from ..trainer.types import RunSettings
-from .inputs import Node, complaint, integer, lines, socket, text
+from ..trainer.types import ARTEFACTS, RunSettings
+from .inputs import Node, choice, complaint, integer, lines, socket, text
 from .training import TRAIN
 
 logger = logging.getLogger(__name__)
@@ -58,15 +58,18 @@ class TrainingRun(Node):
             RunSettings.best_metric, suggest="metrics", label="keep best by", hint="evaluation/sum", advanced=True
         ).tip(
             "Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-            "reward's name. Empty: none is kept."
+            "reward's name. Empty: each held-out reward, if a decline or artefacts may stop the run."
         ),
-        "stop_after_decline": integer(
-            RunSettings.stop_after_decline, 0, 1000, label="stop after declines", advanced=True
-        ).tip(
-            "Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: never."
+        "stop_after_decline": integer(3, 0, 1000, label="stop after declines", advanced=True).tip(
+            "Ends the run, with its best adapter, when a held-out reward has declined for so many evaluations in a row. "
+            "0: never."
         ),
         "wandb_project": text(RunSettings.wandb_project, label="W&B project", hint="none", advanced=True).tip(
             "Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none."
+        ),
+        "artefacts": choice(ARTEFACTS, RunSettings.artefacts, advanced=True).tip(
+            "Compares each evaluation's pictures with the untrained model's: noise, clipped colours, grids. stop: ends the "
+            "run, with its best adapter."
         ),
     }
     HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}
@@ -111,8 +114,10 @@ class TrainingRun(Node):
         results.makes_run(node_id, run.folder.name)
         with _marked(run, iterations, node_id):
             run.record(model, report, last=iterations, on_step=stopping.check_stop)
-        results.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
+            _renew_copies(run, model)
+        results.shows_owner(prompt, node_id, ownership.standing(model))
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
+        payload["brake"] = run.reason
         return results.shown(node_id, (results.picture(run.curves),), {"run": lambda: payload})
 
 
@@ -128,7 +133,8 @@ def _marked(run, iterations, node):
     except Exception as error:
         run.mark("failed", iterations, str(error), node=node)
         raise
-    run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
+    ended = run.iteration >= iterations or run.brake() is not None
+    run.mark("finished" if ended else "idle", iterations, reason=run.reason)
 
 
 class SaveLoRA(Node):
@@ -170,10 +176,24 @@ class SaveLoRA(Node):
         run = run if run is not None and comfyui.executes(run.node) else None
         identity = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, comfyui.canvas_of(extra_pnginfo)) | identity
-        files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)
+        name = _free_name(model, run, filename)
+        files = lora.save_named(model, paths.lora_folder(), name, metadata)
         if run is None:
             _saved_outside.setdefault(model, set()).update(files)
+        else:
+            _copies.setdefault(run, {})[name] = metadata
         return {"ui": {"text": [str(path) for path in files]}, "result": ()}
+
+
+_copies = weakref.WeakKeyDictionary()  # run: {name of a file that Save LoRA wrote of it: the file's metadata}
+
+
+def _renew_copies(run, model):
+    """After a brake: ComfyUI may have run Save LoRA before Training Run, and so before the model went back to its best."""
+    from ..trainer.policy import lora
+
+    for name, metadata in _copies.pop(run, {}).items() if run.brake() else ():
+        lora.save_named(model, paths.lora_folder(), name, metadata)
 
 
 _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run

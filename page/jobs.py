@@ -20,7 +20,7 @@ from ..host import claim, environment, files, headless_comfyui, own_folders, pat
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..trainer.checks import preflight
-from ..trainer.run import status
+from ..trainer.run import status, verdicts
 from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import foreign
@@ -141,7 +141,7 @@ class Jobs:
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
         """Continues from the last checkpoint, to `iterations` in all; returns a line for a human where something differs.
 
-        A run that stop_after_decline has ended, or would end, continues without that rule.
+        A run that a brake has ended continues without that brake.
 
         Raises:
             Refused: 400, or 409 where there is nothing to do.
@@ -174,8 +174,9 @@ class Jobs:
                 raise Refused(409, f"{why}. Fix: remove it") from error
             changes, message = [], None
             if ended := run.status().reason:
-                message = f"continues without stop_after_decline, which would end it at once: {ended}"
-                changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
+                name = run.braked_by() or "stop_after_decline"
+                message = f"continues without {name}, which would end it at once: {ended}"
+                changes = ["--set", f"{RUN_NODE}.{name}={verdicts.RELEASED[name]}"]
             if graph != begun:
                 run.write(WORKFLOW, graph)
             self._begin(run, total, [*gpus.arguments(), *changes, "--resume"])

@@ -71,6 +71,7 @@ RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 ID = text(LONGEST_ID, "give the workflow's id, or leave it out", least=0)
 BYPASSED = {"prompt": Field(json_object, required=True), "workflow": Field(json_object, required=True)}
+COMING = {"prompt": Field(json_object, required=True)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(optional(ID))}
 # What is asked by a query.
 AFTER = {"after": count(0)}
@@ -84,6 +85,7 @@ class Live(Protocol):
     def Busy(self) -> type[Exception]: ...
 
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
+    def coming(self, graph: Mapping) -> dict[str, dict]: ...
     def preview_png(self, node: str, sample: int, step: int, workflow: str | None, made_by: str) -> bytes: ...
     def release(self) -> int: ...
     def let_go(self, run: str) -> None: ...
@@ -163,6 +165,7 @@ def add_routes(
         routes.get(path)(answered(handler))
     for path, handler in {
         "/otca/results": served(shown.results, RESULTS),
+        "/otca/coming": served(shown.coming, COMING),
         "/otca/bypassed": served(shown.bypassed, BYPASSED),
         "/otca/release": served(shown.release),
         "/otca/suggestions": served(partial(suggestions.of_graph, jobs.node_classes), suggestions.ASKED),
@@ -207,6 +210,9 @@ class Shown:
 
     def results(self, prompt: dict, workflow: str | None) -> dict[str, Any]:
         return self.live.results_of(self.jobs.read(prompt).graph, workflow)
+
+    def coming(self, prompt: dict) -> dict[str, Any]:
+        return self.live.coming(self.jobs.read(prompt).graph)
 
     def bypassed(self, prompt: dict, workflow: dict) -> dict[str, Any]:
         return {"prompt": as_meant(prompt, workflow)}

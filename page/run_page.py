@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..host import extras, paths
 from ..host.extras import MissingPackage
@@ -37,6 +37,9 @@ from ..trainer.run.folder import (
 from ..trainer.run.verdicts import comparable, measured
 from ..trainer.workflow import graph, lineage
 from ..trainer.workflow.declared import read_node
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 
@@ -66,33 +69,39 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     history = read_lines(folder / METRICS)
     evaluations = read_lines(folder / EVALUATIONS)
     changes = read_changes(folder)
-    stands, best = status.read(folder), read_own(folder, f"{BEST}/{BEST_FIGURES}") or {}
+    stands, best = status.read(folder), read_own(folder / BEST, BEST_FIGURES) or {}
+    warned = [f'<p class="warning">{escape(text)}</p>' for text in warnings(history, evaluations, stands)]
     body = [
         _head(folder, history, stands, graph.planned_iterations(workflow)),
-        *_warnings(history, evaluations, stands),
-        _section("Rewards", _curves(history, evaluations, [row["iteration"] for row in changes])),
-        _section("Changes", _changes(changes)),
-        _section("Evaluations", _evaluations(evaluations, best)),
-        _section("Pictures", _pictures(folder)),
-        _section("Credit over time", _credit(history)),
-        _section("Time", _time(history)),
-        _section("Workflow", _workflow(workflow, node_classes)),
+        *warned,
+        section("Rewards", curves(history, evaluations, [row["iteration"] for row in changes])),
+        section("Changes", _changes(changes)),
+        section("Evaluations", evaluation_table(evaluations, best)),
+        section("Pictures", _pictures(folder)),
+        section("Credit over time", _credit(history)),
+        section("Time", time_table(history)),
+        section("Workflow", workflow_cards(workflow, node_classes)),
     ]
+    return whole(folder.resolve().name, body)
+
+
+def whole(title: str, body: Iterable[str]) -> str:
+    """The page of that title, of these parts."""
     template = (paths.ASSETS / "report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(title=escape(folder.resolve().name), body="\n".join(filter(None, body)))
+    return Template(template).substitute(title=escape(title), body="\n".join(filter(None, body)))
 
 
-def _card(content: str, caption: str = "", kind: str = "wide") -> str:
+def card(content: str, caption: str = "", kind: str = "wide") -> str:
     shown = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure class="card"><div class="{kind}">{content}</div>{shown}</figure>'
 
 
-def _table(heads: Iterable[str], lines: Iterable[str]) -> str:
+def table(heads: Iterable[str], lines: Iterable[str]) -> str:
     """A table of lines of HTML; the heads are text."""
     return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{''.join(lines)}</table>"
 
 
-def _section(heading: str, content: str) -> str:
+def section(heading: str, content: str) -> str:
     return f"<section><h2>{heading}</h2>\n{content}</section>" if content else ""
 
 
@@ -110,23 +119,24 @@ def _head(folder: Path, history: Sequence[Mapping], written: status.Status, plan
     return f'<h1>{escape(folder.resolve().name)} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>'
 
 
-def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> Iterable[str]:
-    warnings = [written.error, written.reason, verdicts.warning(history, evaluations)]
+def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> list[str]:
+    """What a person should know of a run: an error, a brake, a warning."""
+    found = [written.error, written.reason, *verdicts.warnings(history, evaluations).values()]
     warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
     if warned:
-        warnings.append(
+        found.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
         )
     masked = sum(row.get("groups/masked_samples") or 0 for row in history)
     if masked:
-        warnings.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
-    return [f'<p class="warning">{escape(text)}</p>' for text in warnings if text]
+        found.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
+    return list(filter(None, found))
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
+def curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
     if not history:
         return '<p class="quiet">No iteration is on record yet.</p>'
     try:
@@ -151,10 +161,10 @@ def _changes(changes: Sequence[Mapping]) -> str:
         for row in changes
         for change in row["changes"]
     ]
-    return f'<div class="card wide">{_table(("from iteration", "change"), lines)}</div>' if lines else ""
+    return f'<div class="card wide">{table(("from iteration", "change"), lines)}</div>' if lines else ""
 
 
-def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
+def evaluation_table(evaluations: Sequence[Mapping], best: Mapping) -> str:
     """Means and standard errors, and beneath each how far it has come since the first, in standard deviations there."""
     if not evaluations:
         return ""
@@ -173,7 +183,7 @@ def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
     caption += f"{first['iteration']} in standard deviations of that evaluation, coloured beyond two standard errors."
     if best:
         caption += f" ★ best by {best['metric']} ({best['value']:.4g}): its adapter is in {BEST}/."
-    return _card(_table(["iteration", *heads], lines), caption)
+    return card(table(["iteration", *heads], lines), caption)
 
 
 def _figure(first: Mapping, row: Mapping, name: str) -> str:
@@ -196,33 +206,43 @@ def _figure(first: Mapping, row: Mapping, name: str) -> str:
 
 
 def _pictures(folder: Path) -> str:
-    pictures = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
+    both = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
     grids = sorted((p for p in (folder / SAMPLES).glob("*.png") if p.stem.isdecimal()), key=lambda p: int(p.stem))
     count = min(MOST_SAMPLES, len(grids))
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     over_time = [_picture(path, f"Evaluation at iteration {int(path.stem)}.") for path in chosen]
-    shown = [_picture(path, caption) for path, caption in pictures if path.is_file()]
+    found = [_picture(path, caption) for path, caption in both if path.is_file()]
     if over_time:
-        shown.append(
+        found.append(
             f"<details><summary>Over time: {count} of {len(grids)} evaluations</summary>{''.join(over_time)}</details>"
         )
-    return "\n".join(shown)
+    return "\n".join(found)
 
 
 def _picture(path: Path, caption: str) -> str:
+    image = opened(path)
+    return card(in_page(image, caption), caption) if image else ""
+
+
+def opened(path: Path) -> Image | None:
+    """A picture of a run; None, with a line in the log, if it cannot be shown."""
     from PIL import Image
 
     try:
-        with os.fdopen(open_plain(path), "rb") as file, Image.open(file) as opened:
-            image = opened.convert("RGB")
+        with os.fdopen(open_plain(path), "rb") as file, Image.open(file) as content:
+            return content.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         logger.warning("%s cannot be shown, and is left out (%s)", path, error)
-        return ""
-    image.thumbnail((MOST_PIXELS, 100 * MOST_PIXELS))
+        return None
+
+
+def in_page(image: Image, words: str, most: int = MOST_PIXELS) -> str:
+    """A picture as HTML that holds it, at most so many pixels wide. `words`: for who does not see it."""
+    image.thumbnail((most, 100 * most))
     with io.BytesIO() as content:
         image.save(content, "JPEG", quality=88, subsampling=0)
         data = base64.b64encode(content.getvalue()).decode()
-    return _card(f'<img src="data:image/jpeg;base64,{data}" alt="{escape(caption)}">', caption)
+    return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(words)}">'
 
 
 # --- credit and time --------------------------------------------------------------------------------------------------
@@ -232,10 +252,10 @@ def _credit(history: Sequence[Mapping]) -> str:
     steps = heatmaps.credit_steps(history)
     if not steps or extras.wrong("", "plots", "matplotlib"):  # which the curves have said
         return ""
-    return _card(figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps])))
+    return card(figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps])))
 
 
-def _time(history: Sequence[Mapping]) -> str:
+def time_table(history: Sequence[Mapping]) -> str:
     """Where the seconds went: phases, and within the rewards' each of them."""
     history = [row for row in history if measured(row.get("seconds/iteration"))]  # and none that was lost
     if not history:
@@ -254,17 +274,17 @@ def _time(history: Sequence[Mapping]) -> str:
         )
     rate = statistics.median(row.get("samples_per_second") or 0.0 for row in history)
     caption = (
-        f"{_duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
+        f"{duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
         "counted. Medians of an iteration, and shares of all."
     )
-    return _card(_table(("phase", "an iteration", "share", ""), lines), caption)
+    return card(table(("phase", "an iteration", "share", ""), lines), caption)
 
 
 def _seconds(history: Sequence[Mapping], phase: str) -> list[float]:
     return [row.get(f"seconds/{phase}") or 0.0 for row in history]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
@@ -272,7 +292,7 @@ def _duration(seconds: float) -> str:
 # --- the workflow -----------------------------------------------------------------------------------------------------
 
 
-def _workflow(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
+def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
     """Every node with its values, and the graph itself."""
     cards = []
     for node, entry in workflow.items():

@@ -71,7 +71,8 @@ class Runs:
         except FileNotFoundError:  # nothing was trained yet
             return []
         summaries = [self._summary(self._run(name)) for name in names if is_id(name)]
-        return sorted(filter(None, summaries), key=lambda summary: summary["started"], reverse=True)
+        listed = (summary for summary in summaries if summary and not _never_began(summary))
+        return sorted(listed, key=lambda summary: summary["started"], reverse=True)
 
     def all(self) -> list[Run]:
         """Every run that can be looked at."""
@@ -233,7 +234,7 @@ class Run:
         cut = [self.reader.cut]
         evaluations = self._evaluations(cut.append)
         self.changes(cut.append)
-        warning = verdicts.warning(list(map(json.loads, texts)), evaluations) or self.status().reason
+        warnings = [self.status().reason, *verdicts.warnings(list(map(json.loads, texts)), evaluations).values()]
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -242,7 +243,7 @@ class Run:
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
             # What the trainer would say of the run as it stands, and what of it cannot be shown.
-            "warning": "\n".join(filter(None, [warning, *cut])) or None,
+            "warning": "\n".join(filter(None, [*warnings, *cut])) or None,
         }
 
     def status(self) -> Status:
@@ -283,8 +284,19 @@ class Run:
         return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
 
     def evaluations(self) -> list[dict]:
-        """What every reward came to on the fixed prompts, without the single values."""
-        return list(map(_without_values, reading.rows(self.file(EVALUATIONS), check_evaluation)))
+        """What every reward came to on the fixed prompts, without the single values. The last row also says how far it has come:
+        `since` which iteration, and of each reward the `rise` and its standard error."""
+        rows = self._evaluations()
+        if found := verdicts.rises(rows):
+            rows[-1]["since"], rises = found
+            for name, rise in rises.items():
+                rows[-1]["rewards"][name]["rise"] = [value if verdicts.measured(value) else None for value in rise]
+        return list(map(_without_values, rows))
+
+    def braked_by(self) -> str | None:
+        """The input of Training Run that asked for the brake by which the run ended."""
+        last = (self._evaluations() or [{}])[-1]
+        return last.get("brake", {}).get("input") if last.get("iteration") == self.iteration() else None
 
     def changes(self, say: Callable[[str], object] = str) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
@@ -404,6 +416,12 @@ def _without_values(row: dict) -> dict:
     for figures in row["rewards"].values():
         figures.pop("values", None)
     return row
+
+
+def _never_began(summary: dict[str, Any]) -> bool:
+    """Whether a prompt on the canvas failed, or was taken back, before the first iteration: the next one takes the folder."""
+    begun = summary["iteration"] or summary["has_checkpoint"] or summary["status"] in ("running", "failed")
+    return summary["place"] == status.CANVAS and not begun
 
 
 def is_id(name: str) -> bool:

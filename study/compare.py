@@ -21,6 +21,7 @@ from ..host.files import write_text
 from ..host.json_files import read_json
 from ..inference import loading
 from ..trainer import rollout
+from ..trainer.groups import distances
 from ..trainer.networks import features
 from ..trainer.pictures import grids
 from ..trainer.run.budget import FORWARDS
@@ -229,17 +230,13 @@ def _judge(settings: Settings, baseline: Outcome) -> str:
 def pairwise_distance(points: Tensor) -> float:
     """How much pictures of one prompt differ: the mean over prompts, and over the pairs of a prompt's pictures, of 1 - cos.
 
-    The mean cosine of the pairs of unit vectors u is (|Σu|² - S) / (S (S - 1)).
-
     Args:
         points: features [P, S, D] of the pictures; the distance is NaN for S = 1.
     """
-    units = torch.nn.functional.normalize(points.double(), dim=-1)
-    count = points.shape[1]
+    prompts, count = points.shape[:2]
     if count < 2:
         return math.nan
-    cosines = (units.sum(1).square().sum(-1) - count) / (count * (count - 1))
-    return 1 - cosines.mean().item()
+    return distances(points.flatten(0, 1).double(), torch.arange(prompts).repeat_interleave(count)).mean().item()
 
 
 def _diversity(training: Training, settings: Settings, untrained: bool = False) -> float:

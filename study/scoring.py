@@ -51,6 +51,8 @@ def parse_reward(text: str) -> Reward:
         converted = {name: _converted(value, declared[name].default) for name, value in options.items()}
     except ValueError as error:
         raise ValueError(f"--reward {text!r}: {error}") from error
+    if isinstance(other := converted.get("reward"), str):  # of a reward that asks another
+        converted["reward"] = parse_reward(other)
     reward = made(**converted)
     reward.rescale, reward.bounds = rescale, bounds
     return reward

@@ -35,7 +35,7 @@ from ..trainer.groups import group_advantages, per_group
 from ..trainer.pictures import grids
 from ..trainer.policy.files import read_metadata, read_tensors, write_tensors
 from ..trainer.rewards import REWARDS, Reward, reward_class
-from ..trainer.rewards.base import score_with_gradient, trained_first
+from ..trainer.rewards.base import GroupReward, one_by_one, score_with_gradient, trained_first
 from ..trainer.run.folder import RunError, json_line
 from ..trainer.sde import sensitivities
 from ..trainer.types import Prompts, SamplerSettings, StepCredit, Trajectories
@@ -71,7 +71,7 @@ class Signal:
     Attributes:
         signal: ⟨g_j, G⟩/|G| of each step.
         noise: √E|g_j|² of each step.
-        halves: the cosine of two halves of G, and `cosine` what follows for that of G with its estimate.
+        halves: the cosine of two halves of the estimate of G; `cosine`: what follows for that of all of it with G.
         winner: the best credit, if batches are enough to say so; `beside` it are those that cannot be told apart from it.
     """
 
@@ -124,7 +124,7 @@ def _reward(workflow: Workflow, stack: str, name: str | None) -> Reward:
     sources = [source for source, _ in links if "OTCA_REWARD" in workflow.node_class(source).RETURN_TYPES]
     outputs = workflow.run(targets=sources)
     rewards = trained_first([value for source in sources for value in outputs[source] if isinstance(value, Reward)])
-    able = [reward for reward in rewards if reward.has_gradient()]
+    able = [reward for reward in one_by_one(rewards) if reward.has_gradient()]
     if name is not None:
         chosen = [reward for reward in rewards if reward.name == name]
         if not chosen:
@@ -132,9 +132,10 @@ def _reward(workflow: Workflow, stack: str, name: str | None) -> Reward:
                 f"--reward {name!r}: the Reward Stack has no reward of that name. Fix: one of "
                 f"{', '.join(reward.name for reward in able or rewards)}"
             )
-        rewards, able = chosen, [reward for reward in chosen if reward.has_gradient()]
+        rewards, able = chosen, [reward for reward in one_by_one(chosen) if reward.has_gradient()]
     if not able:
-        kinds = ", ".join(kind for kind in REWARDS if reward_class(kind).has_gradient())
+        made = {kind: reward_class(kind) for kind in REWARDS}
+        kinds = ", ".join(k for k, kind in made.items() if kind.has_gradient() and not issubclass(kind, GroupReward))
         raise ValueError(
             f"--signal compares with the exact gradient of a reward, and {', '.join(repr(r.name) for r in rewards)} "
             f"{'has' if len(rewards) == 1 else 'have'} none. These kinds have one: {kinds}. Fix: connect one of them to the "
@@ -361,13 +362,13 @@ def _check_row(row: dict) -> None:
 
 
 def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -> Signal:
-    """Efficiencies with paired intervals: each resample draws batches and parts of G, the same for all credits.
+    """Efficiencies with paired intervals: each resample draws batches and parts of G, the same for all credits. So batches are
+    taken as independent draws, and within one nothing is: not its prompts, and not the samples of a group.
 
     ⟨E g, G⟩ has no bias, since no sample of g is in G, and |G|² is the mean of ⟨G_m, G_n⟩ of different parts. The signal of a
     step is that of its exact expectation, but for the noise in a group's spread; a credit that tells samples apart adds what it
-    has beyond its mean weights. The weights of
-    INVERSE are those of the resample; those of BEST, w_j ∝ max(0, ⟨g_j, G⟩)/E|g_j|², are found on one half of the batches and of
-    G and judged on the other, both ways.
+    has beyond its mean weights. The weights of INVERSE are those of the resample; those of BEST, w_j ∝ max(0, ⟨g_j, G⟩)/E|g_j|²,
+    are found on one half of the batches and of G and judged on the other, both ways.
 
     Args:
         rows: of N batches, see `_Measure.line`.

@@ -23,7 +23,7 @@ from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow
 from . import comparison, fairness
 
-_ANY_NUMBER = 10**6  # of iterations if a budget ends a training …
+ANY_NUMBER = 10**6  # of iterations if a budget ends a training …
 _CHECKPOINT_EVERY = 25  # … and what a kill may cost it
 DIVERGED = "diverged"  # what the state of such a training begins with
 _NON_FINITE = "NonFiniteUpdate"  # what an update raises then, see grpo.py
@@ -148,12 +148,13 @@ def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, ru
         "evaluation_seeds": settings.evaluation_seeds,
         "best_metric": "",
         "stop_after_decline": 0,  # so that all see equally many samples
+        "artefacts": "warn",
         "wandb_project": "",
     }
     if settings.budget is not None:
         run_settings |= {
-            "iterations": _ANY_NUMBER,
-            "evaluate_every": _ANY_NUMBER,
+            "iterations": ANY_NUMBER,
+            "evaluate_every": ANY_NUMBER,
             "checkpoint_every": _CHECKPOINT_EVERY,
             "evaluation_steps": settings.evaluation_steps,
         }

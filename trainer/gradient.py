@@ -23,7 +23,7 @@ from ..host import devices, distributed
 from . import grpo, keys, matching
 from .families.base import FlowModel
 from .native.model import NativeModel
-from .rewards.base import GroupReward, Reward, score_with_gradient
+from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
 from .rollout import sampled_noise, stream
 from .schedule import step_kinds
 from .sde import MIN_STD, transition
@@ -117,6 +117,7 @@ def update(
         trajectories.kept.take()  # of a rollout that knew nothing of this update
     model.wish = NextRollout(uses_graphs=False)
     gathered = distributed.whole(scores)
+    _check_new(model, trajectories, scores)
     model.reward_spread = _averaged(model.reward_spread, gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings, decoders)
     other = None if advantages is None else _other(model, trajectories, advantages, settings)
@@ -170,6 +171,18 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
     groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)
     if groups and len(trajectories.prompts) % distributed.world():
         raise ValueError(str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world())))
+
+
+def _check_new(model, trajectories: Trajectories, scores: Scores) -> None:
+    """Raises RewardError for a reward that is followed for the first time, if its gradient is of other scores than it gives."""
+    rows = (trajectories.groups == trajectories.groups[:1]).nonzero()[:, 0]
+    for reward in (
+        reward for reward in scores.rewards if not reward.held_out and reward.name not in model.reward_spread
+    ):
+        some = rows if isinstance(reward, GroupReward) else rows[:4]
+        images = devices.upload(trajectories.images[some], model.device)
+        texts = [trajectories.texts[row] for row in some.tolist()]
+        check_paths(reward, images, texts, trajectories.groups[some].tolist())
 
 
 # -- the scale of a reward ---------------------------------------------------------------------------------------------

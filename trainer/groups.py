@@ -40,6 +40,22 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     return advantages.to(rewards.dtype)
 
 
+def distances(points: Tensor, groups: Tensor) -> Tensor:
+    """1 - cos of each point to the others of its group, in the mean, [B]; 0 for one that is alone. It has a gradient.
+
+    With unit vectors u, Σu of the group and its size S, the mean cosine of a point to the others is (u·Σu - 1) / (S - 1).
+
+    Args:
+        points: [B, D].
+        groups: [B] group numbers.
+    """
+    units = torch.nn.functional.normalize(points, dim=-1)
+    alike = (groups[:, None] == groups).to(units)
+    others = alike.sum(1) - 1
+    cosines = ((units * (alike @ units)).sum(1) - 1) / others.clamp(min=1)
+    return torch.where(others > 0, 1 - cosines, 0.0)
+
+
 def advantage_parts(columns: Tensor, groups: Tensor, valid: Tensor, std_scope: str = "group") -> Tensor:
     """What each column contributes to `group_advantages` of their sum, which is linear in them: [B, K], adding up to it.
 

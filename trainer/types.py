@@ -197,6 +197,9 @@ class MatchingSettings:
     ema_decay: float = 0.0
 
 
+ARTEFACTS = OFF, WARN, STOP = "off", "warn", "stop"
+
+
 @dataclass(frozen=True)
 class GradientSettings:
     """How the policy is moved along the gradient of the rewards. Fields that `UpdateSettings` has mean the same here."""
@@ -225,14 +228,15 @@ class RunSettings:
     """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
 
     checkpoint_every: int = 25
-    evaluate_every: int = 50  # 0: never
+    evaluate_every: int = 10  # 0: never
     evaluation_prompts: str = ""
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with
     keep_checkpoints: int = 2
     best_metric: str = ""  # of evaluations; empty: none is kept as the best
-    stop_after_decline: int = 0  # evaluations in a row; 0: never
+    stop_after_decline: int = 0  # evaluations in a row; 0: never, as in graphs that were saved before a new node had 3
     wandb_project: str = ""  # empty: none
+    artefacts: str = WARN  # what is done about them: one of ARTEFACTS
 
 
 @dataclass(frozen=True)

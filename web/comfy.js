@@ -229,6 +229,25 @@ export async function lastResults() {
   return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
 }
 
+/** Which run each Training Run of the open workflow would go on with: {id: Coming}. */
+export async function comingRuns() {
+  const { output } = await exportedGraph();
+  if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_TrainingRun")) return {};
+  return postJson("/otca/coming", { prompt: output });
+}
+
+const graph = new EventTarget(); // tells of what we change ourselves, which ComfyUI does not hear of
+
+/**
+ * Calls back when the open workflow was changed, by the user or by us.
+ *
+ * @param {() => void} callback
+ */
+export function onGraphChanged(callback) {
+  api.addEventListener("graphChanged", () => callback());
+  graph.addEventListener("changed", () => callback());
+}
+
 /** What the open workflow asks for beyond its own data: see /otca/permissions/wants. */
 export async function workflowsWants() {
   const { output } = await exportedGraph();
@@ -487,24 +506,42 @@ export function onReconnected(callback) {
 }
 
 /**
- * Calls back when a prompt starts: started(); and when one of its nodes fails, unless the next prompt has started by then:
- * failed(message, id, workflow), workflow being the id of the one that was queued, as far as it has one.
+ * Calls back when a prompt starts: started(); with the nodes that it has nothing to do for: cached(ids, workflow); and when one of
+ * its nodes fails: failed(message, id, workflow); both unless the next prompt has started by then. `workflow` is the id of the one
+ * that was queued, as far as it has one.
  *
  * @param {object} callbacks
  * @param {() => void} callbacks.started
+ * @param {(ids: string[], workflow: string | undefined) => void} callbacks.cached
  * @param {(message: string, id: string, workflow: string | undefined) => void} callbacks.failed
  */
-export function onExecution({ started, failed }) {
+export function onExecution({ started, cached, failed }) {
   let starts = 0;
   api.addEventListener("execution_start", () => {
     starts += 1;
     started();
+  });
+  api.addEventListener("execution_cached", async ({ detail }) => {
+    const before = starts;
+    const ids = detail.nodes.map(String).filter((/** @type {string} */ id) => findNode(id)?.type === "OTCA_TrainingRun");
+    if (!ids.length) return;
+    const workflow = await workflowOf(detail.prompt_id);
+    if (starts === before) cached(ids, workflow);
   });
   api.addEventListener("execution_error", async ({ detail }) => {
     const before = starts;
     const workflow = await workflowOf(detail.prompt_id);
     if (starts === before) failed(detail.exception_message, String(detail.node_id), workflow);
   });
+}
+
+/**
+ * Calls back with how many prompts are in the queue, the one that runs included.
+ *
+ * @param {(waiting: number) => void} callback
+ */
+export function onQueue(callback) {
+  api.addEventListener("status", ({ detail }) => callback(detail?.exec_info?.queue_remaining ?? 0));
 }
 
 /**
@@ -694,6 +731,7 @@ export function setWidget(node, name, value) {
   widget.value = value;
   widget.callback?.(value);
   node.setDirtyCanvas(true, true);
+  graph.dispatchEvent(new Event("changed"));
 }
 
 /** Makes lists of files on the canvas know what was written since the page was loaded. */

@@ -52,9 +52,12 @@ function deliver(kind, data, id) {
   }
 }
 
-/** @param {string} kind */
-function deliverToAll(kind) {
-  for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
+/**
+ * @param {string} kind
+ * @param {object} data
+ */
+function deliverToAll(kind, data = {}) {
+  for (const { id } of comfy.allNodes()) deliver(kind, data, id);
 }
 
 /** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
@@ -88,6 +91,10 @@ const replaySoon = soon(replay);
 const showWantsSoon = soon(
   () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
+const foreseeSoon = soon(async () => {
+  const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
+  for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
+});
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
@@ -106,9 +113,17 @@ comfy.app.registerExtension({
     comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),
+      cached: (ids, workflow) => {
+        if (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) for (const id of ids) deliver("cached", {}, id);
+      },
       failed: (message, id, workflow) =>
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
+    comfy.onQueue((waiting) => {
+      deliverToAll("queue", { waiting });
+      if (!waiting) foreseeSoon();
+    });
+    comfy.onGraphChanged(foreseeSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
@@ -139,6 +154,7 @@ comfy.app.registerExtension({
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();
+    foreseeSoon();
     showWantsSoon();
   },
 });

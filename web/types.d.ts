@@ -214,6 +214,9 @@ interface Scores {
   places?: number[] | null; // [B], of a ranking
 }
 
+/** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration. */
+type Coming = { run: string; iteration: number; other: [string, number] | null };
+
 /** A picture that a node wrote, as ComfyUI's /view takes it. */
 type PictureFile = { filename: string; subfolder: string; type: string };
 
@@ -308,7 +311,8 @@ type Row = { iteration: number } & Record<string, Value>;
 
 interface Evaluation {
   iteration: number;
-  rewards: Record<string, { mean: Value; std: Value; standard_error: Value; held_out: boolean }>;
+  rewards: Record<string, { mean: Value; std: Value; standard_error: Value; held_out: boolean; rise?: [Value, Value] }>;
+  since?: number; // of the last one: the first evaluation that it can be compared with, since which is each `rise` ± its error
 }
 
 /** Values that were changed from this iteration on, a line each. */

@@ -19,6 +19,7 @@ class RewardNode(Node):
     FUNCTION = "build"
     KIND: str
     HELD_OUT = False
+    COMPARES = False  # whether it scores a picture against the others of its group
     MODEL_INPUTS: tuple[str, ...] = ()  # inputs that name a model's folder or file
 
     NETWORK: Mapping[str, Input] = {}  # the inputs of a network

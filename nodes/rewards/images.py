@@ -2,7 +2,7 @@
 
 from ...host import extras, paths, search
 from ...trainer.types import HPS_PROVIDERS
-from ..inputs import choice, complaint, found, number, switch, text
+from ..inputs import choice, complaint, found, number, socket, switch, text
 from .base import JUDGE, REWARD, NetworkReward, RewardNode
 
 MARKER = "preprocessor_config.json"
@@ -198,6 +198,52 @@ class RewardMyTaste(NetworkReward):
         from ...trainer.rewards import taste
 
         return float("nan") if path is None else taste.find(path).stat().st_mtime_ns
+
+
+class RewardVariety(RewardClipT):
+    TITLE = "Reward: Variety"
+    DESCRIPTION = (
+        "How far the picture is from the others of its prompt, against a model that draws one picture from all seeds."
+    )
+    SEARCH_ALIASES = [*REWARD, "diversity", "variety", "mode collapse", "group distance"]
+    KIND = "variety"
+    COMPARES = True
+
+
+class RewardRelativeWords(RewardNode):
+    TITLE = "Reward: Relative Words"
+    DESCRIPTION = (
+        "Asks another reward twice, with a good word before the prompt and with a bad one. The score is the difference."
+    )
+    SEARCH_ALIASES = [*REWARD, "srpo", "relative reward", "control words", "semantic relative preference"]
+    KIND = "relative_words"
+
+    REQUIRED = {
+        "reward": socket("OTCA_REWARD").tip(
+            "A reward that reads the prompt, such as CLIP-T or HPSv2.1. Its coefficient, held out, factor and bounds "
+            "play no part here."
+        ),
+        "good": text("photo").tip(
+            'The word or phrase that you want more of: the other reward is asked with "photo. " before the prompt.'
+        ),
+        "bad": text("plastic render").tip(
+            "The word or phrase that you want less of. An empty one: the prompt by itself."
+        ),
+    }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, good="", bad="", clip=""):
+        from ...trainer.rewards import relative
+
+        linked = good is None or bad is None
+        return complaint("good", relative.check_words, None if linked else good, bad) or super().VALIDATE_INPUTS(clip)
+
+
+class RewardBrightness(RewardNode):
+    TITLE = "Reward: Brightness"
+    DESCRIPTION = "How bright the picture is: the mean of all its red, green and blue."
+    SEARCH_ALIASES = [*REWARD, "bright", "dark", "exposure", "luminance"]
+    KIND = "brightness"
 
 
 class RewardColorfulness(RewardNode):

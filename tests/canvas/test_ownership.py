@@ -328,6 +328,32 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     assert len(figures(runs / "one-2")) == 1
 
 
+def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
+    """A graph that was opened again went on with the old run, and after a restart with a new one, without a word."""
+
+    def said(tab, resume_run="", **names):
+        graph = {id_: {**entry, "inputs": {**entry["inputs"]}} for id_, entry in tab.workflow.graph.items()}
+        graph["1"]["inputs"]["resume_run"] = resume_run
+        graph["12"]["inputs"] |= names
+        return results.coming(graph).get("12")
+
+    one, two = tabs("one"), tabs("two")
+    assert said(one) == {"run": "one", "iteration": 0, "other": None}
+    one.queue(), one.queue(), two.queue()
+    assert said(one) == {"run": "one", "iteration": 2, "other": None}
+    assert said(two) == {"run": "two", "iteration": 1, "other": None}
+    assert said(tabs("one")) == said(one), "another tab of the same graph"
+    another = said(tabs("one", {"OTCA_LoadFlowModel": {"lora_rank": 2}}))
+    assert another == {"run": "one-2", "iteration": 0, "other": None}, "its adapter has another form"
+
+    for run in list(opening._open.values()):  # as if ComfyUI was started again
+        opening.close_run(run)
+    ownership.forget()
+    assert said(one) == {"run": "one-2", "iteration": 0, "other": ("one", 2)}
+    assert said(one, resume_run="one") == {"run": "one", "iteration": 2, "other": None}
+    assert said(one, run_name=["20", 0]) is None, "the prompt itself says what is wrong"
+
+
 def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):
     """What the graph samples, it samples from what the last one left."""
     one = tabs("one")

@@ -58,6 +58,10 @@ def test_templates_one_after_the_other_each_begin_fresh(canvas, once, everything
         assert untimed(comfyui.run_folder(f"r1-{name}")) == untimed(tmp_path / name), name
 
 
+# What Training Run says of the run that goes on.
+SAYS = "text => document.querySelector('.otca-curves-coming span')?.textContent === text"
+
+
 def test_new_run_by_one_click(small, run_name):
     """The loader says whose the adapter is; the button on Training Run takes the next free name, and a fresh adapter."""
     small.run_and_wait()
@@ -69,7 +73,9 @@ def test_new_run_by_one_click(small, run_name):
         "name => app.graph.getNodeById(12).widgets.find(widget => widget.name === 'run_name').value === name",
         f"{run_name}-2",
     )
+    small.wait(SAYS, f"The next Run begins a new run: {run_name}-2.")
     small.run_and_wait()
+    small.wait(SAYS, f"The next Run continues {run_name}-2 (1).")
     assert [len(small.comfyui.metrics(name)) for name in (run_name, f"{run_name}-2")] == [1, 1]
     small.wait(
         "text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {run_name}-2, iteration 1"
@@ -77,7 +83,7 @@ def test_new_run_by_one_click(small, run_name):
 
 
 def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
-    """R3: its id was fixed, and results were found by it."""
+    """R3: its id was fixed, and results were found by it. Only which run its next Run continues, it says."""
     small.run_and_wait()
     small.show(9)
     small.wait(
@@ -85,6 +91,6 @@ def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
     )
     small.load(TEMPLATES["otca"].canvas)
     small.show(9)
+    small.wait("() => /^The next Run/.test(document.querySelector('.otca-curves-coming span')?.textContent)")
     small.page.wait_for_timeout(1000)
     assert small.page.locator(".otca-heatmap-empty").first.is_visible()
-    assert small.page.locator(".otca-curves-heading").first.inner_text().startswith("No iteration yet")

@@ -36,6 +36,9 @@ class FakeLive:
     def results_of(self, prompt, workflow):
         return {node: {"credit": {"node": node, "workflow": workflow}} for node in prompt if node == "1:9"}
 
+    def coming(self, graph):
+        return {node: {"run": "first", "iteration": 22, "other": None} for node in graph if node == "12"}
+
     def preview_png(self, node, sample, step, workflow, made_by):
         if node != "9":
             raise LookupError(f"the trajectories of node {node} are gone. Fix: run the graph again")

@@ -26,6 +26,25 @@ def test_last_results_of_a_graph(site):
     assert site.post("/otca/results", {**asked, "workflow": 7}).status == 400
 
 
+def test_a_prompt_that_ended_before_the_first_iteration_leaves_no_run_in_the_list(site, made, this_process):
+    """On the canvas a run's folder is begun before the first picture is made."""
+    made("never", rows=0, status={**this_process, "status": "idle", "place": "canvas"})
+    made("headless", rows=0, status={"status": "stopped", "place": "headless"})
+    made("trained", rows=1, status={"status": "idle", "place": "canvas"})
+    listed = {}
+    for at_work in (True, False):
+        site.canvas.at_work = at_work
+        listed[at_work] = {run["id"] for run in site.get("/otca/runs").json["runs"]}
+    assert listed == {True: {"headless", "trained", "never"}, False: {"headless", "trained"}}
+
+
+def test_which_run_a_graph_would_go_on_with(site):
+    node = {"class_type": "OTCA_TrainingRun", "inputs": {}}
+    said = site.post("/otca/coming", {"prompt": {"12": node, "2": node}}).json
+    assert said == {"12": {"run": "first", "iteration": 22, "other": None}}
+    assert site.post("/otca/coming", {"prompt": {"1": 7}}).status == 400
+
+
 NOT_THERE = [
     ("node=8&sample=0&step=0", 404, "Fix: run the graph again"),
     ("node=9&sample=0&step=8", 400, "there are 8 steps"),
@@ -232,8 +251,25 @@ def test_evaluations_come_without_single_values(site, made):
             "evaluation.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode() + b'{"iteration": 4, "re'
         }
     )
+    first, last = site.get("/otca/runs/first/metrics").json["evaluations"]
+    assert first == {"iteration": 0, "rewards": {"clip_t": figures}}
+    assert last == {"iteration": 2, "since": 0, "rewards": {"clip_t": {**figures, "rise": [0.0, 0.0]}}}
+
+
+def test_the_last_evaluation_says_how_far_it_has_come(site, made):
+    def row(iteration, prompts, *values):
+        figures = {"mean": sum(values) / len(values), "std": 0.1, "standard_error": 0.0, "held_out": False}
+        return {"iteration": iteration, "prompts": prompts, "rewards": {"clip_t": {**figures, "values": values}}}
+
+    lines = [row(0, ["x"], 9.0), row(2, ["a", "b"], 0.1, 0.2), row(4, ["a", "b"], 0.9, 0.9), row(6, ["a", "b"], 0.3, 0.8)]
+    made(files={"evaluation.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()})
     evaluations = site.get("/otca/runs/first/metrics").json["evaluations"]
-    assert evaluations == [{"iteration": i, "rewards": {"clip_t": figures}} for i in (0, 2)]
+    assert [row.get("since") for row in evaluations] == [None, None, None, 2], "with other prompts nothing is compared"
+    # +0.2 and +0.6: their mean, and √(2/1 · (0.2² + 0.2²) / 2²)
+    assert evaluations[-1]["rewards"]["clip_t"]["rise"] == pytest.approx([0.4, 0.2])
+    (site.folder / "first" / "evaluation.jsonl").write_text("".join(json.dumps(row(i, ["a"], 0.5)) + "\n" for i in (0, 2)))
+    (*_, last) = site.get("/otca/runs/first/metrics").json["evaluations"]
+    assert last["rewards"]["clip_t"]["rise"] == [0.0, None], "one picture has no error"
 
 
 # --- pictures, log, workflow, adapter -------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_what_is_no_title_leaves_the_class_name(small_graph):
         assert [problem for problem in workflow.validate() if problem.severity == "error"] == [], meta
         assert {workflow.title(node) for node in content} == {entry["class_type"] for entry in content.values()}
         assert all(name.startswith("OTCA_") for name in graph.settings(content)), meta
-        run_page._workflow(content, NODE_CLASS_MAPPINGS)
+        run_page.workflow_cards(content, NODE_CLASS_MAPPINGS)
 
 
 def test_titles_are_text_of_one_short_line(small_graph):

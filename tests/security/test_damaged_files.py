@@ -16,10 +16,11 @@ from comfyui_otca.bench.reliability import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page as report
-from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record
+from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record, verdicts
 from comfyui_otca.trainer.run import loop as run
 from comfyui_otca.trainer.run.folder import read_lines, read_own
 
+STOPPED = verdicts.Brake("stop_after_decline", 3, "enough was seen", "evaluation/sum")
 JSON = ("status.json", "workflow.json", "metrics.jsonl", "evaluation.jsonl", "checkpoints/000006/state.json")
 
 
@@ -32,7 +33,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
     model = load_toy()
     monkeypatch.setattr(run, "trained_model", lambda workflow: model)
     monkeypatch.setattr(run, "_targets", lambda workflow: ([], []))
-    monkeypatch.setattr(record.Run, "early_stop", lambda run: "enough was seen")
+    monkeypatch.setattr(record.Run, "brake", lambda run, settings=None: STOPPED)
 
     def go_on(name, damage):
         folder = tmp_path / "run"
@@ -209,7 +210,7 @@ def test_iterations_that_were_lost_leave_a_gap(finished_run, tmp_path, monkeypat
     page = report.page(folder, NODE_CLASS_MAPPINGS)
     assert "in 3 iterations" in page, "only those that are known have a time"
     read = record.Run(folder, record.RunSettings(1, 1), {})
-    assert read.warning() is None and read.curves() is not None
+    assert read.warnings() == {} and read.curves() is not None
 
 
 def test_a_page_leaves_out_a_picture_that_is_none(finished_run, tmp_path, caplog):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from comfyui_otca.trainer import gradient, rollout
-from comfyui_otca.trainer.rewards import reward_class
-from comfyui_otca.trainer.rewards.base import Reward, score_stack
+from comfyui_otca.trainer.rewards import RewardError, reward_class
+from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score_stack
 from comfyui_otca.trainer.sde import adams_bashforth, transition
 from comfyui_otca.trainer.types import GradientSettings, Prompts
 
@@ -265,6 +265,45 @@ def test_without_any_gradient_it_says_which_rewards_are_connected(toy, small_set
         gradient.update(toy, made, scores, STILL)
 
 
+def test_a_gradient_of_other_scores_is_refused_with_both(toy, small_settings):
+    class Other(Smooth):
+        def differentiable(self, images, prompts):
+            return super().differentiable(images, prompts) + 0.5
+
+        def score(self, images, prompts):
+            return Smooth.differentiable(self, images, prompts)
+
+    made, scores = taken(toy, small_settings(), [Other("two-faced")])
+    given = scores.values[0, 0].item()
+    with pytest.raises(RewardError, match=rf"'two-faced' gives sample 0 the score {given:.6g}, and {given + 0.5:.6g}"):
+        gradient.update(toy, made, scores, STILL)
+    assert toy.policy.version == 0 and not toy.reward_spread
+
+
+def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
+    """Whatever the batch size: in parts of one sample there would be nothing to compare."""
+
+    class Spread(GroupReward):
+        """Mean squared distance of the pictures' means to those of the others."""
+
+        def differentiable_groups(self, samples, prompts, groups):
+            means, groups = samples.flatten(1).double().mean(1) * 30, torch.tensor(groups, device=samples.device)
+            same = (groups[:, None] == groups) & ~torch.eye(len(groups), dtype=torch.bool, device=samples.device)
+            return (((means[:, None] - means) ** 2 * same).sum(1) / same.sum(1)).float()
+
+        def score_groups(self, samples, prompts, groups):
+            return self.differentiable_groups(samples, prompts, groups).tolist()
+
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Spread("spread")])
+    whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2))
+    toy.reward_spread = {}
+    parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2, batch_size=1))
+    assert whole.any()
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
+    levels = gradient._Backward(toy, made, gradient.watched(scores), 6, STILL).draw(2, [0, 1, 2])
+    assert all(torch.equal(levels[0], row) for row in levels[:3]), "a group is at one level"
+
+
 def test_a_failed_score_takes_its_sample_out(toy, small_settings):
     made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("a")])
     toy.reward_spread = {"a": (10**9, 1.0)}
@@ -281,13 +320,12 @@ def test_a_failed_score_takes_its_sample_out(toy, small_settings):
 
 def test_a_gradient_that_is_not_finite_is_dropped_and_named_and_three_end_the_run(toy, small_settings, caplog):
     class Broken(Smooth):
-        def differentiable(self, images, prompts):
-            return super().differentiable(images, prompts) * torch.where(
-                images.mean() > 2, 1.0, images.new_tensor(torch.nan)
-            )
+        """√0 has no slope."""
 
-        def score(self, images, prompts):
-            return Smooth.differentiable(self, images, prompts)
+        def differentiable(self, images, prompts):
+            return super().differentiable(images, prompts) + (0 * images).flatten(1).mean(1).sqrt()
+
+        score = differentiable
 
     made, scores = taken(toy, small_settings(), [Broken("cracked")])
     before = [p.detach().clone() for p in toy.policy.trainable_parameters()]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.groups import gain_advantages, group_advantages, neutral, per_group, total_reward
+from comfyui_otca.trainer.groups import distances, gain_advantages, group_advantages, neutral, per_group, total_reward
 
 NAN = float("nan")
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -185,3 +185,22 @@ def test_what_does_not_apply_says_nothing_for_or_against_a_sample():
     assert filled.tolist() == [[20.0, 1.0], [22.0, 1.0], [21.0, 3.0], [21.0, 4.0], [21.0, 5.0]]
     per_step = neutral(values[:, None].expand(5, 3, 2), torch.tensor([0, 0, 1, 1, 1]), counts)
     assert torch.equal(per_step, filled[:, None].expand(5, 3, 2))
+
+
+# --- distances ------------------------------------------------------------------------------------------------------------
+
+
+def test_distances_by_hand():
+    points = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0], [-1.0, 0.0], [0.5, 0.5]])
+    # The first group is x, y, x: cosines 0, 1; 0, 0; 1, 0. Of the second, one is opposed to what is alone in the third: no pair.
+    groups = torch.tensor([0, 0, 0, 1, 7])
+    assert distances(points, groups).tolist() == pytest.approx([0.5, 1.0, 0.5, 0.0, 0.0])
+    assert distances(points[[0, 3]], torch.tensor([0, 0])).tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_distances_have_a_gradient_through_the_whole_group_and_no_other():
+    points = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    groups = torch.tensor([0, 0, 0, 1, 2])
+    assert torch.autograd.gradcheck(lambda x: distances(x, groups), points)
+    distances(points, groups)[0].backward()
+    assert (points.grad.norm(dim=1) > 0).tolist() == [True, True, True, False, False]

@@ -37,6 +37,8 @@ api.fetchApi = async (route, options) => {
   return { ok: true, json: async () => structuredClone(api.answers.get(route)) };
 };
 
+api.apiURL = (route) => `/api${route}`;
+
 api.queuePrompt = async () => ({ node_errors: {} });
 api.getWorkflowTemplates = async () => ({});
 

@@ -98,16 +98,15 @@ test("the widgets of a workflow end when another is loaded, inside subgraphs too
   assert.deepEqual([intervals.size, observers.size], [0, 0]);
 });
 
-test("where a LoRA was saved is said once, not at every Run", async () => {
-  const toasts = [];
-  app.extensionManager.toast.add = (toast) => toasts.push(`${toast.summary} ${toast.detail}`);
+test("Save LoRA says on itself which file it wrote", async () => {
   const node = made(13, { name: "OTCA_SaveLoRA", output: [] });
   await load("a", node);
-  node.onExecuted({ text: ["loras/mine.safetensors"] });
-  node.onExecuted({ text: ["loras/mine.safetensors"] });
-  node.onExecuted({ text: ["loras/mine-2.safetensors", "loras/mine.safetensors"] });
+  const [line] = node.roots[0].all("otca-owner");
+  assert.equal(line.textContent, "");
+  node.onExecuted({ text: ["/models/loras/mine-2.safetensors", "C:\\loras\\low.safetensors"] });
   node.onExecuted(null);
-  assert.deepEqual(toasts, ["LoRA saved loras/mine.safetensors", "LoRA saved loras/mine-2.safetensors"]);
+  assert.equal(line.textContent, "Saved: mine-2.safetensors, low.safetensors");
+  assert.match(line.title, /^.models.loras.mine-2/);
 });
 
 test("the widgets of a node that is removed end with it", async () => {
@@ -133,6 +132,49 @@ test("what was missed while the connection was lost is fetched when it is back",
   send("reconnected");
   await settled();
   assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations");
+});
+
+test("evaluations are dots with a rise and two rows of pictures, and the queue's end is foreseen", async (context) => {
+  const node = made(12, RUN);
+  await load("a", node);
+  const rows = (...iterations) => iterations.map((iteration) => ({ iteration, "reward/judge/mean": 0.3 }));
+  const figures = (mean, more) => ({ mean, std: 0.4, standard_error: 0.05, held_out: false, ...more });
+  const evaluations = [
+    { iteration: 0, rewards: { judge: figures(0.3) } },
+    { iteration: 2, since: 0, rewards: { judge: figures(0.42, { rise: [0.12, 0.04] }) } },
+  ];
+  const pictures = [{ prompt: "a red circle", seed: 0, box: [8, 8, 40, 40] }];
+  const grids = [0, 2].map((iteration) => ({ iteration, file: `00000${iteration}.png`, size: [56, 80], pictures }));
+  api.answers.set("/otca/runs/mine/metrics?after=0", { rows: rows(1), evaluations: evaluations.slice(0, 1), changes: [] });
+  api.answers.set("/otca/runs/mine/metrics?after=1", { rows: rows(2), evaluations, changes: [] });
+  api.answers.set("/otca/runs/mine/samples", { grids: grids.slice(0, 1) });
+  let now = 1000;
+  context.mock.method(performance, "now", () => now);
+  const ends = async (iteration, seconds) => {
+    send("execution_start", {});
+    now += 1000 * seconds;
+    send("otca.result", { kind: "run", node: "12", data: { run: "mine", iteration, workflow_id: "a" } });
+    await settled();
+  };
+  send("status", { exec_info: { queue_remaining: 21 } });
+  await ends(1, 100);
+  assert.equal(textOf(node, "otca-curves-heading"), "mine · 1 iteration");
+  assert.deepEqual([node.roots[0].all("otca-curves-rise").length, node.roots[0].all("otca-strip")[0].hidden], [0, true]);
+  api.answers.set("/otca/runs/mine/samples", { grids });
+  await ends(2, 4);
+  send("status", { exec_info: { queue_remaining: 20 } });
+  assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations · about 80 s left");
+  assert.equal(textOf(node, "otca-curves-value"), "0.3 → 0.42");
+  assert.equal(textOf(node, "otca-curves-rise"), "+12 points since the start ± 4");
+  const [dots] = node.roots[0].all("otca-evaluation");
+  assert.equal(dots.getAttribute("d").match(/M/g).length, 2);
+  assert.deepEqual(node.roots[0].all("otca-curves-axis")[0].children.map((tick) => tick.textContent), ["0.3", "0.4"]);
+  assert.equal(node.roots[0].all("otca-strip")[0].hidden, false);
+  const names = node.roots[0].all("otca-strip-name").map((name) => name.textContent);
+  assert.deepEqual(names, ["before training", "iteration 2"]);
+  const [before, after] = node.roots[0].all("otca-strip-picture").map((picture) => picture.style.backgroundImage);
+  assert.match(before, /samples-000000\.png/);
+  assert.match(after, /samples-000002\.png/);
 });
 
 test("a result is shown in the workflow that made it; of a script's the server knows whether this is its graph", async () => {
@@ -178,6 +220,71 @@ test("a run goes on where the headless trainer would: its names, its seeds, and 
   assert.equal(value(run, "run_name"), "quickstart-2");
   assert.deepEqual([value(loader, "resume_run"), value(loader, "start_from")], ["quickstart-2", ""]);
   assert.equal(value(sampler, "seed"), 7 + 42);
+});
+
+test("a run that goes on lets samples move on that were held", async () => {
+  const { resumeOnCanvas } = await import("../../web/lib/newrun.js");
+  const comfy = await import("../../web/comfy.js");
+  const [run, loader, sampler] = [made(12, RUN), made(1, LOADER), made(3, { name: "OTCA_SDESampler", output: [] })];
+  const control = { name: "control_after_generate", value: "fixed" };
+  run.widgets.push({ name: "run_name", value: "quickstart" });
+  sampler.widgets.push({ name: "seed", value: 9, linkedWidgets: [control] });
+  await load("a", run, loader, sampler);
+  await resumeOnCanvas(comfy, { id: "quickstart", iteration: 3 }, { 3: { inputs: { seed: 7 } } });
+  assert.deepEqual([control.value, sampler.widgets[0].value], ["increment", 10]);
+});
+
+test("which run goes on is said, and another one can be chosen", async () => {
+  const [run, loader] = [made(12, RUN), made(1, LOADER)];
+  run.widgets.push({ name: "run_name", value: "quickstart" });
+  loader.widgets.push({ name: "resume_run", value: "" });
+  comfyuiMakes.prompt = () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: {} } }, workflow: {} });
+  api.answers.set("/otca/results", {});
+  api.answers.set("/otca/permissions/wants", { wants: [] });
+  const foreseen = async (coming) => {
+    api.answers.set("/otca/coming", { 12: coming });
+    send("graphChanged");
+    await new Promise((done) => setTimeout(done, 150));
+    await settled();
+  };
+  await load("a", run, loader);
+  await foreseen({ run: "quickstart-3", iteration: 0, other: ["quickstart-2", 22] });
+  const said = () => run.roots[0].all("otca-curves-coming")[0].children.filter((part) => !part.hidden && !part.getAttribute("hidden"));
+  assert.equal(said()[0].textContent, "The next Run begins a new run: quickstart-3.");
+  const button = run.roots[0].all("otca-button")[0];
+  assert.equal(button.textContent, "Continue quickstart-2 (22)");
+  api.answers.set("/otca/runs/quickstart-2/workflow", { prompt: {} });
+  button.click();
+  await settled();
+  const value = (node, name) => node.widgets.find((widget) => widget.name === name).value;
+  assert.deepEqual([value(run, "run_name"), value(loader, "resume_run")], ["quickstart-2", "quickstart-2"]);
+
+  const rows = [{ iteration: 22, "reward/judge/mean": 0.5 }];
+  api.answers.set("/otca/runs/quickstart-2/metrics?after=0", { rows, evaluations: [], changes: [] });
+  await foreseen({ run: "quickstart-2", iteration: 22, other: null });
+  assert.equal(said()[0].textContent, "The next Run continues quickstart-2 (22).");
+  assert.ok(button.hidden);
+  assert.equal(textOf(run, "otca-curves-heading"), "quickstart-2 · 22 iterations", "and its curves are there");
+  comfyuiMakes.prompt = null;
+});
+
+test("a Run that has nothing to do says so, in the workflow that was queued", async () => {
+  const node = made(12, RUN);
+  node.type = "OTCA_TrainingRun";
+  await load("a", node);
+  const [said] = node.roots[0].all("otca-curves-nothing");
+  for (const [workflow, hidden] of [["b", true], ["a", false]]) {
+    api.answers.set("/queue", { queue_running: [queued(workflow, workflow)], queue_pending: [] });
+    send("execution_start", {});
+    send("execution_cached", { nodes: ["1", "12"], prompt_id: workflow });
+    await settled();
+    assert.equal(said.hidden, hidden, workflow);
+  }
+  assert.match(said.textContent, /^This Run had nothing to do: .* Fix: let the seed/);
+  send("execution_start", {});
+  send("execution_cached", { nodes: ["1"], prompt_id: "a" });
+  await settled();
+  assert.ok(said.hidden, "the next one trains");
 });
 
 /** The server's queue item of a prompt. */

@@ -78,6 +78,9 @@ test("the newest run is shown until one that is there is chosen", () => {
   assert.equal(runs.shownRun([newest, older], "a"), older);
   assert.equal(runs.shownRun([newest, older], "deleted"), newest);
   assert.equal(runs.shownRun([], "a"), undefined);
+  const training = { id: "b", status: "running" };
+  assert.equal(runs.shownRun([newest, training, older], null), training, "what is in training comes before what is newest");
+  assert.equal(runs.shownRun([newest, training, older], "a"), older);
 });
 
 test("a run that was resumed, or is shorter than what is known, is read anew", () => {

@@ -65,7 +65,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "scores", message, "choose a credit that asks no reward")
             continue
         for name, (source, _) in graph.nodes[stack].links.items():
-            if graph.only_of_groups(source):
+            if graph.only_of_groups(source) or getattr(graph.nodes[source].cls, "COMPARES", False):
                 message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
                 fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
                 yield graph.problem(node_id, "scores", message, fix)

@@ -142,7 +142,9 @@ class _Graph:
     def only_of_groups(self, reward: str) -> bool:
         """Whether it may be asked about the pictures that are trained on, and about no others."""
         limited = getattr(self.nodes[reward].cls, "only_of_groups", None)
-        return limited is not None and limited(**self.values[reward])
+        wrapped = self.nodes[reward].links.get("reward")
+        itself = limited is not None and limited(**self.values[reward])
+        return itself or (wrapped is not None and self.only_of_groups(wrapped[0]))
 
     def titles(self, node_ids: Iterable[str]) -> str:
         return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))

@@ -35,6 +35,7 @@ ENCODING, SAMPLING, DECODING, SCORING, UPDATE = ("encoding prompts", "sampling",
 # Files of the rewards that have a network (docs/rewards.md), by node.
 REWARDS = {
     "OTCA_RewardClipT": 1_700_000_000,
+    "OTCA_RewardVariety": 1_700_000_000,
     "OTCA_RewardAesthetic": 1_700_000_000,
     "OTCA_RewardPickScore": 3_900_000_000,
     "OTCA_RewardHPSv2": 3_900_000_000,

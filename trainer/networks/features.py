@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class Clip(Network):
 
     def pictures_with_gradient(self, images: Tensor) -> Tensor:
         """The same with a gradient in the pictures, which may be on any device."""
-        return self._seen(preprocess.with_gradient(images, self.processor))
+        return self._seen(self._pixels_with_gradient(images))
 
     def _seen(self, pixels: Tensor) -> Tensor:
         pixels = pixels.to(self.device, self.dtype)
@@ -77,6 +78,9 @@ class Clip(Network):
 
     def _pixels(self, images: Tensor) -> Tensor:
         return preprocess.prepared(self.processor, images)
+
+    def _pixels_with_gradient(self, images: Tensor) -> Tensor:
+        return preprocess.with_gradient(self.processor, images)
 
     def _cleaned(self, text: str) -> str:
         return text
@@ -111,14 +115,16 @@ def kind_of(folder: Path) -> type[Encoder | Clip]:
     return Clip if kind == "clip" else Encoder
 
 
-def of_layers(network: Encoder | Clip, images: Tensor) -> Tensor:
+def of_layers(
+    network: Encoder | Clip, images: Tensor, prepare: Callable[[Any, Tensor], Tensor] = preprocess.prepared
+) -> Tensor:
     """[B, D] float32 on the CPU: means over all tokens at a third, two thirds and the end of the layers, and the pooled output.
 
     The last layer describes what a picture shows. Taste is also about how it is shown (colours, size, softness), which
-    earlier layers still hold.
+    earlier layers still hold. They have a gradient in the pictures if `prepare` is `preprocess.with_gradient`.
     """
     tower = getattr(network.model, "vision_model", network.model)
-    pixels = preprocess.prepared(network.processor, images)
+    pixels = prepare(network.processor, images)
     output = tower(pixel_values=pixels.to(network.device, network.dtype), output_hidden_states=True)
     layers = output.hidden_states
     chosen = {round((len(layers) - 1) * part / 3) for part in (1, 2, 3)}
@@ -153,7 +159,13 @@ class Encoder(_Vision):
 
     def pictures(self, images: Tensor) -> Tensor:
         """[B, D] float32."""
-        pixels = preprocess.prepared(self.processor, images)
+        return self._seen(preprocess.prepared(self.processor, images))
+
+    def pictures_with_gradient(self, images: Tensor) -> Tensor:
+        """The same with a gradient in the pictures, which may be on any device."""
+        return self._seen(preprocess.with_gradient(self.processor, images))
+
+    def _seen(self, pixels: Tensor) -> Tensor:
         return self.model(pixel_values=pixels.to(self.device, self.dtype)).pooler_output.float()
 
 

@@ -6,6 +6,8 @@ it gives the same on every machine.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..pictures.media import eight_bits
+from . import RewardError
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -44,42 +47,106 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
     return _normalised(torch.from_numpy(np.stack(cropped)).permute(0, 3, 1, 2) / 255)
 
 
-def with_gradient(images: Tensor, processor: Any) -> Tensor:
-    """What transformers' `CLIPImageProcessor` makes of pictures [B, H, W, 3], [B, 3, h, w], differentiable.
+def with_gradient(processor: Any, images: Tensor) -> Tensor:
+    """`prepared` with a gradient in the pictures, which may be on any device.
 
-    Torch's antialiased bicubic filter is Pillow's. The gradient goes through the rounding to 8 bits as if it did nothing.
+    Raises:
+        RewardError: the processor resizes by a filter that is neither Pillow's bilinear nor its bicubic one.
     """
-    pictures = _rounded(images.float()).permute(0, 3, 1, 2)
+    levels, (height, width) = _levels(images), images.shape[1:3]
     if processor.do_resize:
-        size, (height, width) = processor.size, images.shape[1:3]
-        if short := size.get("shortest_edge"):
-            sides = [int(short * side / min(height, width)) for side in (height, width)]
+        if processor.resample not in _FILTERS:
+            raise RewardError(
+                f"its network's pictures are resized by Pillow's filter {processor.resample}, which has no gradient here. Fix: "
+                "choose another network, or hold the reward out"
+            )
+        if short := processor.size.get("shortest_edge"):
+            sides = int(short * height / min(height, width)), int(short * width / min(height, width))
         else:
-            sides = [size["height"], size["width"]]
-        for side in ([height, sides[1]], sides):  # rows first, then columns, each rounded, as Pillow does it
-            if side != list(pictures.shape[2:]):
-                pictures = _rounded(F.interpolate(pictures, side, mode="bicubic", antialias=True).clamp(0, 1))
-    if processor.do_center_crop:
+            sides = processor.size["height"], processor.size["width"]
+        levels = _resized(levels, sides, processor.resample)
+    if getattr(processor, "do_center_crop", False):  # not every processor of transformers 4 can crop
         crop = processor.crop_size["height"], processor.crop_size["width"]
-        above, left = ((side - part) // 2 for side, part in zip(pictures.shape[2:], crop, strict=True))
-        pictures = pictures[:, :, above : above + crop[0], left : left + crop[1]]
-    mean, std = (pictures.new_tensor(values).view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
-    return (pictures - mean) / std
+        above, left = ((side - part) // 2 for side, part in zip(levels.shape[2:], crop, strict=True))
+        levels = levels[:, :, above : above + crop[0], left : left + crop[1]]
+    pictures = levels / 255
+    return _normalised(pictures, processor.image_mean, processor.image_std) if processor.do_normalize else pictures
 
 
-def _rounded(pictures: Tensor) -> Tensor:
-    return pictures + (eight_bits(pictures).to(pictures.device) / 255 - pictures).detach()
+def centre_crop_with_gradient(images: Tensor, size: int) -> Tensor:
+    """`centre_crop` with a gradient in the pictures, which may be on any device."""
+    height, width = images.shape[1:3]
+    sides = int(size * height / min(height, width)), int(size * width / min(height, width))
+    levels = _resized(_levels(images), sides, Image.Resampling.BICUBIC)
+    above, left = (round((side - size) / 2) for side in sides)
+    return _normalised(levels[:, :, above : above + size, left : left + size] / 255)
+
+
+def _levels(images: Tensor) -> Tensor:
+    """[B, 3, H, W] whole numbers from 0 to 255, of pictures [B, H, W, 3], with the gradient of what they were rounded from."""
+    levels = (images.float() * 255).permute(0, 3, 1, 2)
+    return _through(levels, levels.round())
+
+
+def _through(values: Tensor, rounded: Tensor) -> Tensor:
+    return values + (rounded - values).detach()
+
+
+def _resized(levels: Tensor, sides: tuple[int, int], resample: int) -> Tensor:
+    """[B, 3, *sides], as Pillow resizes: one axis after the other, with 8 bits after each."""
+    first = _first_axis(*levels.shape[2:], *sides, resample)
+    # float64 holds Pillow's sums of integers, so that halves are rounded as it rounds them.
+    return _along(levels.double(), sides, resample, (first, 5 - first)).to(levels.dtype)
+
+
+def _along(levels: Tensor, sides: tuple[int, int], resample: int, axes: Sequence[int]) -> Tensor:
+    for axis in axes:
+        if levels.shape[axis] != sides[axis - 2]:
+            weights = _weights(levels.shape[axis], sides[axis - 2], resample).to(levels.device)
+            levels = (levels.movedim(axis, -1) @ weights).movedim(-1, axis).clamp(0, 255)
+            levels = _through(levels, (levels + 0.5).floor())
+    return levels
+
+
+@functools.lru_cache(maxsize=32)
+def _first_axis(height: int, width: int, tall: int, wide: int, resample: int) -> int:
+    """Along which of [B, 3, H, W] Pillow resizes first: for some sizes its versions differ, so this one is shown noise."""
+    noise = torch.randint(0, 256, (height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    resized = np.array(Image.fromarray(noise.numpy()).resize((wide, tall), resample))
+    across = _along(noise[None, None].double(), (tall, wide), resample, (3, 2))
+    return 3 if (across[0, 0].numpy() == resized).all() else 2
+
+
+@functools.lru_cache(maxsize=32)
+def _weights(size: int, wanted: int, resample: int) -> Tensor:
+    """[size, wanted] float64: the share that each pixel of a row has in each pixel of the resized row; Pillow's are multiples
+    of 2**-22."""
+    scale = size / wanted
+    centres = (torch.arange(wanted, dtype=torch.float64) + 0.5) * scale
+    pixels = torch.arange(size, dtype=torch.float64)[:, None] + 0.5
+    shares = _FILTERS[resample](((pixels - centres) / max(scale, 1.0)).abs())
+    return (shares / shares.sum(0) * 2**22).round() / 2**22
+
+
+_FILTERS: dict[int, Callable[[Tensor], Tensor]] = {
+    Image.Resampling.BILINEAR: lambda x: (1 - x).clamp(min=0),
+    # Keys' cubic convolution with a = -1/2.
+    Image.Resampling.BICUBIC: lambda x: torch.where(
+        x < 1, (1.5 * x - 2.5) * x**2 + 1, torch.where(x < 2, ((2.5 - 0.5 * x) * x - 4) * x + 2, 0.0)
+    ),
+}
 
 
 def letterbox(images: Tensor, size: int) -> Tensor:
     """[B, 3, size, size], normalised: long side to `size` by torch's bicubic filter with antialiasing, the rest black.
 
-    As HPSv2's `ResizeMaxSize`: black is set before normalising, and overshoot of the filter stays.
+    As HPSv2's `ResizeMaxSize`: black is set before normalising, and overshoot of the filter stays. It has a gradient in the
+    pictures.
     """
     height, width = images.shape[1:3]
     scale = size / max(height, width)
     resized = [round(side * scale) for side in (height, width)]
-    pictures = (eight_bits(images) / 255).permute(0, 3, 1, 2)
+    pictures = _levels(images) / 255
     if scale != 1:
         pictures = F.interpolate(pictures, resized, mode="bicubic", antialias=True)
     above, left = ((size - side) // 2 for side in resized)
@@ -87,5 +154,5 @@ def letterbox(images: Tensor, size: int) -> Tensor:
     return _normalised(F.pad(pictures, (left, right, above, below)))
 
 
-def _normalised(pictures: Tensor) -> Tensor:
-    return (pictures - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
+def _normalised(pictures: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
+    return (pictures - pictures.new_tensor(mean).view(3, 1, 1)) / pictures.new_tensor(std).view(3, 1, 1)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS, GAP, LINE = 8, 8, 11
+MOST_SHOWN = 32  # pictures of an evaluation in a grid
 MOST_LINES = 3  # of a caption
 Box = tuple[int, int, int, int]  # left, top, width, height in pixels
 

@@ -159,6 +159,12 @@ class Policy:
             self._copy(self._originals)
         self._begin()
 
+    def begin_from_here(self) -> None:
+        """Other weights were put in: optimizer, average and old policy, which followed the ones before, are let go."""
+        version = self.version
+        self._begin()
+        self.version = version + 1  # what was sampled before is another policy's
+
     @property
     def is_adapted(self) -> bool:
         """Whether an adapter is trained, and not the weights themselves."""
@@ -236,6 +242,13 @@ class Policy:
             return
         with self._holding(self._originals):
             yield
+
+    def holding_reference(self) -> contextlib.AbstractContextManager[None]:
+        """`reference` for what saves the weights: an adapter stays on, and its B is 0."""
+        if not self.is_adapted:
+            return self.reference()
+        named = self.trainable_named().items()
+        return self._holding([torch.zeros_like(p) if "lora_B" in name else p.detach() for name, p in named])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Within it the weights are their exponential moving average, if one is kept."""

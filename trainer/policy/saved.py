@@ -34,7 +34,7 @@ def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None
 
 
 def load(model: FlowModel, folder: Path) -> None:
-    """Puts what `save` wrote into a freshly loaded model.
+    """Puts what `save` wrote into a model; of its weights in several processes all have to call it.
 
     Raises:
         FileNotFoundError: the run has not saved anything yet.
@@ -47,7 +47,11 @@ def load(model: FlowModel, folder: Path) -> None:
         return
     for name, network in model.experts.items():
         try:
-            network.load_state_dict(read_tensors(folder / name / WEIGHTS))
+            tensors = read_tensors(folder / name / WEIGHTS)
+            if model.policy.trains_shards:
+                named = network.state_dict()
+                tensors = {key: distributed.like(tensor, named[key]) for key, tensor in tensors.items()}
+            network.load_state_dict(tensors)
         except RuntimeError as error:
             raise ValueError(f"{folder / name} holds another model's weights ({error})") from error
 

@@ -36,11 +36,15 @@ class Reward(Resident, ABC):
         rescale: multiplies the score.
         bounds: (lowest, highest) of the rescaled score, or None.
         groups_only: it may only be asked about pictures that are trained on, because an answer is expensive.
+        reads_prompt: a word more in the prompt can change its score.
+        tolerance: by how much `differentiable` may differ from `score`; of scores beyond ±1, as a share of them.
     """
 
     rescale: float = 1.0
     bounds: tuple[float, float] | None = None
     groups_only: bool = False
+    reads_prompt: bool = True
+    tolerance: float = 1e-3
 
     def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):
         self.name = name
@@ -92,6 +96,15 @@ class GroupReward(Reward):
 
     groups_only = True
 
+    @classmethod
+    def has_gradient(cls) -> bool:
+        return cls.differentiable_groups is not GroupReward.differentiable_groups
+
+    def differentiable_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Tensor:
+        """`score_groups` as a function that has a gradient in the samples, which are whole groups: [B] float32; 0 for what has no
+        score. A sample moves the scores of its whole group."""
+        raise RewardError(f"reward {self.name!r} has no gradient")
+
     @abstractmethod
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Sequence[float | None]:
         """B scores of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `score` gives them.
@@ -133,6 +146,8 @@ class NetworkReward(Reward):
         super().__init__(name, **use)
         self.network = shared(kind, path, device, dtype, **(arguments or {}))
         self.batch_size, self.offload = batch_size, offload
+        if self.network.dtype.itemsize < 4:  # the last digit of half precision tells nearly equal pixels apart
+            self.tolerance = 2e-2
 
     def come_back(self) -> None:
         self.network.come_back()
@@ -155,10 +170,13 @@ def stills(videos: Tensor) -> Tensor:
     """Frames that judges of pictures see, [B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share
     what they compute of it."""
     if videos not in _stills_of:
-        frames = videos.shape[1]
-        chosen = torch.linspace(0, frames - 1, min(VIDEO_FRAMES, frames)).round().long()
-        _stills_of[videos] = videos[:, chosen].flatten(0, 1)
+        _stills_of[videos] = videos[:, seen_frames(videos.shape[1])].flatten(0, 1)
     return _stills_of[videos]
+
+
+def seen_frames(total: int) -> Tensor:
+    """The numbers of the frames that judges of pictures see of a video."""
+    return torch.linspace(0, total - 1, min(VIDEO_FRAMES, total)).round().long()
 
 
 def parse_bounds(text: str) -> tuple[float, float] | None:
@@ -176,14 +194,19 @@ def parse_bounds(text: str) -> tuple[float, float] | None:
     return low, high
 
 
-def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
+def score(
+    rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None
+) -> Tensor:
     """All rewards' scores [B, len(rewards)], of pictures or videos; NaN for a score that is missing, for whatever reason.
+
+    Args:
+        groups: the number of each sample's group, which a GroupReward needs.
 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
     """
     try:
-        columns = [_column(reward, images, prompts) for reward in rewards]
+        columns = [_column(reward, images, prompts, groups=groups) for reward in rewards]
     finally:
         for reward in rewards:
             reward.rest()
@@ -196,17 +219,42 @@ def score_with_gradient(
 ) -> Tensor:
     """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], rescaled and bounded, with their gradient.
 
+    Args:
+        groups: the number of each sample's group, for a GroupReward, which is to see whole groups.
+
     Raises:
-        RewardError: it has none.
+        RewardError: it has none, or compares groups and was told none.
     """
     reward.come_back()
-    seen = images
-    if images.ndim == 5:
-        chosen = torch.linspace(0, images.shape[1] - 1, min(VIDEO_FRAMES, images.shape[1])).round().long()
-        seen = images[:, chosen].flatten(0, 1)
-    texts = [prompt for prompt in prompts for _ in range(len(seen) // len(images))]
-    scores = reward.differentiable(seen, texts).unflatten(0, (len(images), -1)).mean(1) * reward.rescale
+    if isinstance(reward, GroupReward):
+        if groups is None:
+            raise RewardError(f"reward {reward.name!r} compares the pictures of a group, and was told no groups")
+        scores = reward.differentiable_groups(images, prompts, groups)
+    else:
+        seen = images[:, seen_frames(images.shape[1])].flatten(0, 1) if images.ndim == 5 else images
+        texts = [prompt for prompt in prompts for _ in range(len(seen) // len(images))]
+        scores = reward.differentiable(seen, texts).unflatten(0, (len(images), -1)).mean(1)
+    scores = scores * reward.rescale
     return scores if reward.bounds is None else scores.clamp(*reward.bounds)
+
+
+def check_paths(reward: Reward, images: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None) -> None:
+    """Compares `score_with_gradient` with `score` on these samples; those without a score are left out.
+
+    Raises:
+        RewardError: they differ by more than the reward's `tolerance` allows, or one of them failed.
+    """
+    scored = _column(reward, images.detach().cpu(), prompts, groups=groups)
+    with torch.no_grad():
+        followed = score_with_gradient(reward, images, prompts, groups).cpu()
+    allowed = reward.tolerance * scored.abs().clamp(min=reward.rescale)
+    wrong = ~((followed - scored).abs() <= allowed) & scored.isfinite()
+    for sample in wrong.nonzero()[:1, 0].tolist():
+        raise RewardError(
+            f"reward {reward.name!r} gives sample {sample} the score {scored[sample]:.6g}, and {followed[sample]:.6g} where it "
+            f"has a gradient: they may differ by {allowed[sample]:.2g}. Fix: switch on held_out on its node, so that it is "
+            "watched and its gradient is not followed; of a network in half precision, try float32"
+        )
 
 
 def _column(
@@ -272,7 +320,7 @@ def failing(scores: Scores) -> tuple[str, ...] | None:
 
 def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
     """Raises RewardError naming the rewards that may only be asked about trained pictures; `what` would ask about others."""
-    if names := [repr(reward.name) for reward in rewards if reward.groups_only]:
+    if names := [repr(reward.name) for reward in rewards if reward.groups_only or isinstance(reward, GroupReward)]:
         raise RewardError(
             f"{what} asks every reward about other pictures than those that are trained on, and {' and '.join(names)} may not be "
             "asked about them. Fix: disconnect it, or choose a credit that asks no reward"

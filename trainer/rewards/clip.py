@@ -71,6 +71,8 @@ class Aesthetic(ClipReward):
         model: the CLIP checkpoint: a folder, the name of one, or a hub id in the local cache.
     """
 
+    reads_prompt = False
+
     def __init__(self, name: str = "aesthetic", *, path: str = "", model: str = VIT_L.source, **use):
         file = AESTHETIC.find(path)
         self.head = scoring_head(AESTHETIC, file, AESTHETIC.read(file))

@@ -16,7 +16,6 @@ from ..networks import RewardError, preprocess
 from ..networks.features import VIT_L, Clip
 from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
-from .base import Reward
 from .clip import ClipReward
 
 FILE = Published("HPSv2.1", "HPS_v2.1_compressed.pt", "3.9 GB", "xswu/HPSv2")
@@ -125,6 +124,8 @@ class HPSv2Clip(Clip):
     def _pixels(self, images: Tensor) -> Tensor:
         return preprocess.letterbox(images, self.model.config.vision_config.image_size)
 
+    _pixels_with_gradient = _pixels
+
     def _cleaned(self, text: str) -> str:
         return clean(text)
 
@@ -163,7 +164,9 @@ class HPSv2Package(Network):
                 "bpe_simple_vocab_16e6.txt.gz of its repository into hpsv2/src/open_clip"
             ) from error
         self.model, _, self.transform = create_model_and_transforms("ViT-H-14", None, device="cpu", output_dict=True)
-        self.model.load_state_dict(read_checkpoint(path))
+        state = read_checkpoint(path)
+        self.side = clip_config(state).vision_config.image_size
+        self.model.load_state_dict(state)
         self.model.train(False).requires_grad_(False).to(dtype)
         self.tokenizer = get_tokenizer("ViT-H-14")
         self.settle(device)
@@ -172,7 +175,12 @@ class HPSv2Package(Network):
         return [self.model]
 
     def pictures(self, images: Tensor) -> Tensor:
-        pixels = torch.stack([self.transform(picture) for picture in preprocess.pil(images)])
+        return self._seen(torch.stack([self.transform(picture) for picture in preprocess.pil(images)]))
+
+    def pictures_with_gradient(self, images: Tensor) -> Tensor:
+        return self._seen(preprocess.letterbox(images, self.side))
+
+    def _seen(self, pixels: Tensor) -> Tensor:
         return self.model.encode_image(pixels.to(self.device, self.dtype)).float()
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
@@ -203,8 +211,6 @@ class HPSv2(ClipReward):
         else:
             folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
             super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
-
-    differentiable = Reward.differentiable  # its letterbox rounds to 8 bits
 
     def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(features, prompts)

@@ -88,8 +88,14 @@ class Blip(Network):
 
     def scores(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B]: of each picture and its prompt, in standard deviations."""
-        pixels = preprocess.centre_crop(images, self.vision.config.image_size).to(self.device, self.dtype)
-        seen = self.vision(pixel_values=pixels).last_hidden_state
+        return self._judged(preprocess.centre_crop(images, self.vision.config.image_size), prompts)
+
+    def scores_with_gradient(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """The same with a gradient in the pictures, which may be on any device."""
+        return self._judged(preprocess.centre_crop_with_gradient(images, self.vision.config.image_size), prompts)
+
+    def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
+        seen = self.vision(pixel_values=pixels.to(self.device, self.dtype)).last_hidden_state
         words = self.tokenizer(
             list(prompts), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="pt"
         ).to(self.device)
@@ -151,3 +157,6 @@ class ImageReward(NetworkReward):
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.in_batches(self.network.scores, images, prompts)
+
+    def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.in_batches(self.network.scores_with_gradient, images, prompts)

@@ -152,6 +152,8 @@ class Objects(NetworkReward):
         overlap: of two boxes of one name that overlap by more (intersection over union) the surer one counts.
     """
 
+    reads_prompt = False  # but its metadata
+
     network: Detector
 
     def __init__(

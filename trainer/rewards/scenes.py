@@ -141,6 +141,8 @@ def grade(image: np.ndarray, caption: str) -> float | None:
 class Scenes(Reward):
     """`judge` as a reward or, unless `strict`, `grade`."""
 
+    reads_prompt = False  # but for what its grammar knows
+
     def __init__(self, name: str = "scenes", coefficient: float = 1.0, held_out: bool = False, *, strict: bool = False):
         super().__init__(name, coefficient, held_out)
         self.measure = judge if strict else grade

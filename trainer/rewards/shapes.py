@@ -100,6 +100,8 @@ def accuracy(image: np.ndarray, caption: str) -> float | None:
 class ShapesAccuracy(Reward):
     """The judge as a reward: 1 where colour, shape and background are as asked. Held out unless switched off."""
 
+    reads_prompt = False  # but for what its grammar knows
+
     def __init__(self, name: str = "accuracy", coefficient: float = 1.0, held_out: bool = True):
         super().__init__(name, coefficient, held_out)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...host import json_files, search
-from ..networks import RewardError, features
+from ..networks import RewardError, features, preprocess
 from .base import NetworkReward
 
 FORMAT, VERSION = "otca-taste", "1"
@@ -165,6 +165,9 @@ class TasteReward(NetworkReward):
         RewardError: it is another encoder.
     """
 
+    reads_prompt = False
+    network: features.Clip | features.Encoder
+
     def __init__(self, name: str, head: Head, encoder: str = "", **use):
         self.head = head
         folder = features.find(encoder or head.encoder)
@@ -173,6 +176,12 @@ class TasteReward(NetworkReward):
 
     def score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         return torch.from_numpy(self.head.scores(read_features(self.network, images, self.batch_size)))
+
+    def differentiable(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        rows = self.in_batches(lambda part: features.of_layers(self.network, part, preprocess.with_gradient), images)
+        scaling = self.head.scaling
+        centre, scale, weights = map(torch.from_numpy, (scaling.centre, scaling.scale, self.head.weights))
+        return ((rows.double() - centre) / scale @ weights).float()
 
 
 class MyTaste(TasteReward):

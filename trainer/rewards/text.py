@@ -162,6 +162,8 @@ class Text(Reward):
         FileNotFoundError: the package that reads text, or its models, are missing.
     """
 
+    reads_prompt = False  # but for what it quotes
+
     def __init__(self, name: str = "text", coefficient: float = 1.0, held_out: bool = False):
         super().__init__(name, coefficient, held_out)
         self.reader = reader()

@@ -57,6 +57,7 @@ class VideoAlign(VideoReward):
         folder = find(model)
         super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(folder, base)}, **use)
         self.dimension, self.fps = dimension, fps
+        self.reads_prompt = dimension == "ta"  # the network reads it after it has judged the others
 
     def frames(self, total: int) -> list[int]:
         return sampled_frames(total, self.fps, self.network.fps)

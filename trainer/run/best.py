@@ -1,4 +1,7 @@
-"""best/, in the folder of a run: the adapter as the best evaluation found it, and what that evaluation came to."""
+"""best/, in the folder of a run: the adapter as the best evaluation found it, and what that evaluation came to.
+
+Where a run keeps the best by several metrics, those of the second and so on are in best-2/ …
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,24 @@ from .folder import BEST, BEST_FIGURES, EVALUATIONS, read_own
 logger = logging.getLogger(__name__)
 
 
+def put_back(run_folder: Path) -> None:
+    """Gives the folders their names back that a killed process had set aside, see `own_folders.put_back`."""
+    left = {path.name.split(".")[1] for path in run_folder.glob(f".{BEST}-*.old")}
+    for name in (BEST, *left):
+        own_folders.put_back(run_folder / name)
+
+
 class BestAdapter:
     """The folder best/ of a run. `kept` is the content of its best.json; None where no adapter is kept.
 
     Args:
+        number: of the metric, from 0.
         writes: whether this process is the one that writes.
     """
 
-    def __init__(self, run_folder: Path, writes: bool, say: Callable[[str], None]):
-        self.folder, self.writes = run_folder / BEST, writes
-        self.kept: Mapping | None = read_own(run_folder, f"{BEST}/{BEST_FIGURES}", say)
+    def __init__(self, run_folder: Path, number: int, writes: bool, say: Callable[[str], None]):
+        self.folder, self.writes = run_folder / (f"{BEST}-{number + 1}" if number else BEST), writes
+        self.kept: Mapping | None = read_own(self.folder, BEST_FIGURES, say)
 
     def check_folder(self) -> None:
         """Raises NotOurs where best/ is something else. A folder that lost its marker when it was copied gets it back."""
@@ -44,7 +55,7 @@ class BestAdapter:
         if self.kept["metric"] == wanted and verdicts.is_on_record(evaluations, self.kept):
             return
         if self.writes:
-            other = f"best_metric is {wanted} now"
+            other = f"the best is kept by {wanted} now"
             reason = other if self.kept["metric"] != wanted else f"{EVALUATIONS} has no such evaluation"
             values = (self.kept[name] for name in ("metric", "value", "iteration"))
             logger.warning("%s is deleted, with the best by %s, %.4g at iteration %d: %s", self.folder, *values, reason)

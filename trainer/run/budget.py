@@ -21,10 +21,12 @@ from .folder import BUDGET, json_line, read_own
 from .verdicts import measured
 
 FORWARDS, SECONDS = UNITS = ("forwards", "seconds")
+CLOCK = "seconds by the clock"
 # In forwards. A backward pass costs one for the gradient of what each layer was given, and one for that of its weights. An
 # adapter on a large model saves most of the second.
 BACKWARD = 2.0
 USED = "seconds/used"  # in metrics.jsonl
+EVALUATED = "seconds/evaluation"  # in evaluation.jsonl
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Budget:
 
     Attributes:
         unit: FORWARDS, each of one sample at one step and a backward pass as BACKWARD of them, or SECONDS as `Meter` counts them.
-            Evaluations are in neither.
+            Evaluations are in neither. CLOCK is what a person waits for: evaluations count too, and another iteration and the
+            last evaluation, as long as those on record, still have to fit.
         evaluations: it is evaluated whenever another one of so many equal parts is used up.
     """
 
@@ -44,12 +47,25 @@ class Budget:
     def __str__(self) -> str:
         return f"{self.amount:,.10g} {self.unit}"
 
-    def share(self, history: Sequence[Mapping], without: int = 0) -> float:
-        """The share of it that all iterations on record have used, but for the last `without` ones."""
+    @property
+    def spent(self) -> str:
+        """What a run says that ended by it."""
+        return f"its budget of {self} is used up"
+
+    def share(self, history: Sequence[Mapping], evaluations: Sequence[Mapping] = (), without: int = 0) -> float:
+        """The share of it that all iterations on record have used, but for the last `without` ones.
+
+        By the clock it is the share of what evaluations leave to iterations, and 1 if they leave nothing.
+        """
         if len(history) <= without:
             return 0.0
-        total = used(history, self.unit, [history[-1]["iteration"] - without])[0]
-        return 0.0 if math.isnan(total) else total / self.amount
+        total, amount = used(history, self.unit, [history[-1]["iteration"] - without])[0], self.amount
+        if self.unit == CLOCK:
+            took = [row[EVALUATED] for row in evaluations if measured(row.get(EVALUATED))]
+            amount -= sum(took) + sum(took[-1:]) + used(history, CLOCK, [history[-1]["iteration"]])[0] / len(history)
+        if amount <= 0:
+            return 1.0
+        return 0.0 if math.isnan(total) else total / amount
 
     def write(self, folder: Path) -> None:
         write_text(folder / BUDGET, json_line(asdict(self)))
@@ -79,6 +95,11 @@ def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> li
     return [sum(costs.get(number, lost) for number in range(1, until + 1)) for until in iterations]
 
 
+def slowest(seconds: float) -> float:
+    """The most seconds of all processes, which then decide alike."""
+    return distributed.each(torch.tensor(seconds, dtype=torch.float64)).max().item()
+
+
 class Meter:
     """What the iterations of a run use in this process, and how far that is through its budget.
 
@@ -100,22 +121,25 @@ class Meter:
 
         On the CPU that is seconds of computing, of all threads, so that it does not matter what else the machine does. What
         waits for an accelerator computes nothing, so there it is `seconds`, those by the clock. A process' first iteration is not
-        measured: it also loads and imports much, and a run that was resumed would pay for that twice.
+        measured: it also loads and imports much, and a run that was resumed would pay for that twice. A budget by the clock
+        counts it, and takes the seconds of the slowest process.
         """
+        if self.budget is not None and self.budget.unit == CLOCK:
+            return {USED: slowest(seconds)}
         if self._began is None:
             return {}
         own = time.process_time() - self._began if on_cpu else seconds
         return {USED: distributed.each(torch.tensor(own, dtype=torch.float64)).sum().item()}
 
-    def due(self, history: Sequence[Mapping], every: int) -> bool:
+    def due(self, history: Sequence[Mapping], every: int, evaluations: Sequence[Mapping] = ()) -> bool:
         """Whether an evaluation is due after the last iteration: `every` so many, or as the budget says."""
         if self.budget is None:
             return history[-1]["iteration"] % every == 0
-        parts = self.budget.evaluations
-        return int(self.budget.share(history) * parts) > int(self.budget.share(history, without=1) * parts)
+        now, before = (self.budget.share(history, evaluations, without) for without in (0, 1))
+        return int(now * self.budget.evaluations) > int(before * self.budget.evaluations)
 
-    def spent(self, history: Sequence[Mapping]) -> str | None:
+    def spent(self, history: Sequence[Mapping], evaluations: Sequence[Mapping] = ()) -> str | None:
         """A sentence for a human if the budget is used up, so that the run ends here; else None."""
-        if self.budget is None or self.budget.share(history) < 1:
+        if self.budget is None or self.budget.share(history, evaluations) < 1:
             return None
-        return f"its budget of {self.budget} is used up"
+        return self.budget.spent

@@ -8,23 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ...host import distributed, files
 from .. import rollout
 from ..errors import standard_error
-from ..families.base import FlowModel
+from ..families.base import FlowModel, frame_size
 from ..pictures import grids
 from ..policy.files import read_tensors, write_tensors
 from ..prompts import prompt_lines
-from ..rewards.base import score
+from ..rewards.base import one_by_one, score
 from ..types import Prompt, Report, RunSettings, metadata_of
 from .folder import SAMPLES
-from .verdicts import by_prompt
+from .verdicts import Artefact, by_prompt
 
 logger = logging.getLogger(__name__)
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+BEFORE = "before.safetensors"  # the pictures of before training
 NOISE = "seed and prompt"  # what a picture's noise depends on; rows without that word: on the seed alone
 
 
@@ -74,8 +76,17 @@ def evaluate(
     with model.forwards.uncounted():
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
     asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
-    values = distributed.whole(score([judge for _, judge in asked], images, texts)[: len(rows)])
+    judges = [judge for _, judge in asked]
+    alone = one_by_one(judges)
+    columns = dict(zip(alone, distributed.whole(score(alone, images, texts)[: len(rows)]).T, strict=True))
     images = distributed.whole(images[: len(rows)])
+    if compared := [
+        judge for judge in judges if judge not in alone
+    ]:  # those see a prompt's pictures of all seeds together
+        groups = [number % len(prompts) for number in range(len(pairs))]
+        seen = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
+        columns |= zip(compared, seen.T, strict=True)
+    values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
     row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "rewards": {}}
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
@@ -107,13 +118,29 @@ def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: 
     if alike:
         _before_after(folder, stills, captions, iteration)
     path = folder / SAMPLES / f"{iteration:06d}"
-    grids.save(grids.sample_grid(stills[:32], captions[:32]), path.with_suffix(".png"))
+    grids.save(grids.sample_grid(stills[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN]), path.with_suffix(".png"))
     if images.ndim == 5:
-        grids.save_video(images[:32], captions[:32], path.with_suffix(".mp4"))
+        grids.save_video(images[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN], path.with_suffix(".mp4"))
+
+
+def grid_periods(model: FlowModel, images: Tensor) -> tuple[int, int]:
+    """Pixels to a latent's position, and to a patch of two by two of them, as most networks take them together."""
+    height, width, frames = frame_size(images)
+    pixels = height // model.latent_shape(height, width, frames)[-2]
+    return pixels, 2 * pixels
+
+
+def save_artefact(folder: Path, images: Tensor, captions: Sequence[str], found: Artefact) -> None:
+    """The picture that shows it most, below the same one before training where that is still there."""
+    now, number = grids.stills(images), found.picture
+    before = _pictures_before(folder / SAMPLES / BEFORE, now)
+    stacked = [picture[number] for picture in (*([before.float() / 255] if before is not None else ()), now)]
+    captions = ["before training"] * (len(stacked) - 1) + [captions[number]]
+    grids.save(grids.sample_grid(torch.stack(stacked), captions, columns=1), folder / found.file)
 
 
 def _before_after(folder: Path, images: Tensor, captions: list[str], iteration: int) -> None:
-    first = folder / SAMPLES / "before.safetensors"
+    first = folder / SAMPLES / BEFORE
     if iteration == 0:
         first.parent.mkdir(exist_ok=True)
         write_tensors(first, {"images": (images * 255).round().byte()})

@@ -113,13 +113,13 @@ FILES: dict[str, OwnFile] = {
             "id": maybe(TEXT),
         },
     ),
-    f"{BEST}/{BEST_FIGURES}": OwnFile(
+    BEST_FIGURES: OwnFile(
         "which evaluation was the best; the next one counts as the first",
         fields={"metric": TEXT, "value": NUMBER, "iteration": WHOLE, "before_training": maybe(NUMBER)},
     ),
     BUDGET: OwnFile(
         fields={
-            "unit": one_of("forwards", "seconds"),
+            "unit": one_of("forwards", "seconds", "seconds by the clock"),
             "amount": ("a number above 0", lambda value: is_number(value) and value > 0),
             "evaluations": WHOLE,
         }
@@ -230,6 +230,13 @@ def check_iteration(row: dict) -> None:
 
 
 _PLAIN = ("gradient_norm", "samples_per_second")  # beside those whose names have a part before a slash
+_BRAKE: dict[str, Check] = {
+    "input": TEXT,
+    "value": ("a number or a text", lambda value: is_whole(value) or isinstance(value, str)),
+    "why": TEXT,
+    "metric": TEXT,
+    "kept": maybe(WHOLE),
+}
 _MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "held_out": FLAG, "values": NUMBERS}
 
 
@@ -242,6 +249,12 @@ def check_evaluation(row: dict) -> None:
         if len(metadata) != len(row.get("prompts") or ()) or not all(isinstance(entry, dict) for entry in metadata):
             raise ValueError("has a `metadata` that is not a list of one object for each prompt")
     check(row.get("learned", {}), dict, {})
+    check(row.get("artefacts", {}), dict, {})
+    for name, values in row.get("artefacts", {}).items():
+        if not NUMBERS[1](values):
+            raise ValueError(f"has {quoted(name)} among its `artefacts`, which is not {NUMBERS[0]}")
+    if "brake" in row:
+        check(row["brake"], dict, _BRAKE)
     for name, figures in (*row["rewards"].items(), *row.get("learned", {}).items()):
         try:
             check(figures, dict, _MEASURED)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ...host import distributed, paths, stopping
 from ...host.claim import Claim
-from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
 from ...host.text import as_repr
 from .. import keys
@@ -20,7 +19,8 @@ from ..rewards import Reward, RewardError
 from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
-from . import checkpoint
+from . import checkpoint, verdicts
+from .best import put_back
 from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, has_saved, read_own
 from .opening import belongs, open_run
 from .record import Run
@@ -75,7 +75,7 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
                     say(f"changed since the run began: {line}")
                 if stopping.is_old(folder):
                     (folder / STOP).unlink()
-                put_back(folder / BEST)
+                put_back(folder)
             distributed.meet()
             run = open_run(folder, prepared.settings, prepared.workflow.graph, resume=True)
             run.claim = prepared.claim
@@ -104,6 +104,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         lost = f", and the {run.iteration} iterations on record are made again" if run.iteration else ""
         say(f"{folder} has no checkpoint yet: starting from the beginning{lost}")
     run.begin(start)
+    run.apply_brake(model)  # of an evaluation after which its process was killed
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
 
@@ -113,7 +114,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     began = time.monotonic()
     try:
         for iteration in range(start, total):
-            if run.early_stop() or run.meter.spent(run.history):
+            if run.brake() or run.spent():
                 break
             workflow.run(overrides=at(iteration), targets=every)
             say(_line(run, total, began, start))
@@ -141,13 +142,13 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         with _as_well_as_can_be():
             run.close()
     distributed.meet()  # nobody leaves while another may still fail
-    run.mark("finished", total, reason=_ended_early(run, total))
+    run.mark("finished", total, reason=_why_ended(run, total))
     _summary(run, total, say)
     return 0
 
 
-def _ended_early(run: Run, total: int) -> str | None:
-    return (run.meter.spent(run.history) or run.early_stop()) if run.iteration < total else None
+def _why_ended(run: Run, total: int) -> str | None:
+    return (run.spent() if run.iteration < total else None) or run.reason
 
 
 @contextlib.contextmanager
@@ -222,17 +223,19 @@ def differences(before: Mapping, now: Mapping) -> list[str]:
 def _summary(run: Run, total: int, say: Say) -> None:
     """What the run came to: every reward on the fixed prompts and seeds, before and after."""
     if len(run.evaluations) > 1:
-        first, last = run.evaluations[0]["rewards"], run.evaluations[-1]["rewards"]
+        first, last = run.evaluations[0]["rewards"], run.final_evaluation["rewards"]
         for name, before in first.items():
             if name in last and None not in (before["mean"], last[name]["mean"]):
                 means = (f"{row[name]['mean']:.3f} ± {row[name]['standard_error']:.3f}" for row in (first, last))
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {' -> '.join(means)}")
-    if warning := run.warning():
+    for warning in run.warnings().values():
         say(warning)
-    if spent := run.meter.spent(run.history):
+    if spent := run.spent():
         say(spent)
-    elif (reason := run.early_stop()) and run.iteration < total:
-        say(f"stopped early: {reason}. To continue nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
+    elif brake := run.brake():
+        released = f"{brake.input}={verdicts.RELEASED[brake.input]}"
+        say(run.told(brake))
+        say(f"to go on from that adapter nevertheless: --resume --set {RUN_NODE}.{released}")
     if best := run.best:
         before = "" if best["before_training"] is None else f", {best['before_training']:.3f} before training"
         value = f"{best['metric']} {best['value']:.3f} at iteration {best['iteration']}{before}"
@@ -261,7 +264,7 @@ def _line(run: Run, total: int, began: float, start: int) -> str:
     seconds = int((total - run.iteration) * (time.monotonic() - began) / max(1, run.iteration - start))
     number, left = f"{run.iteration}/{total}", f"ETA {seconds // 60}:{seconds % 60:02d}"
     if budget is not None:
-        number, left = str(run.iteration), f"{budget.share(run.history):.0%} of {budget}"
+        number, left = str(run.iteration), f"{budget.share(run.history, run.evaluations):.0%} of {budget}"
     return (
         f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
     )

@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from ...host import claim, distributed, extras, files, own_folders
+from ...host import claim, distributed, extras, files
 from ...host.files import write_text
 from .. import keys
 from ..families.base import FlowModel
-from ..pictures import figures, grids, heatmaps
+from ..pictures import artefacts, figures, grids, heatmaps
 from ..policy import lora, saved
 from ..rewards.base import Reward, RewardError, failing
-from ..types import Advantages, Metrics, Report, RunSettings
+from ..types import OFF, STOP, Advantages, Metrics, Report, RunSettings
 from ..workflow import graph, lineage
 from . import budget, checkpoint, evaluation, status, verdicts
-from .best import BestAdapter
+from .best import BestAdapter, put_back
 from .folder import (
     BEST,
     CANVAS,
@@ -73,9 +74,13 @@ class Run:
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
-        self._best = BestAdapter(folder, self.writes, say)
+        self._say = say
+        self._bests = [self._best_adapter(0)]
+        while files.present(folder / f"{BEST}-{len(self._bests) + 1}"):
+            self._bests.append(self._best_adapter(len(self._bests)))
         self.meter = budget.Meter(folder if node is None else None)
-        self._warned = self._said_missing = False
+        self._warned: set[str] = set()
+        self._said_missing = False
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
@@ -92,7 +97,7 @@ class Run:
         """
         taken = claim.take(folder, say=logger.warning, place=status.CANVAS)
         try:
-            own_folders.put_back(folder / BEST)
+            put_back(folder)
             names, constants = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
             settings = RunSettings(**{name: value for name, value in constants.items() if name in names})
             run = cls(folder, settings, prompt, node)
@@ -136,7 +141,7 @@ class Run:
     @property
     def best(self) -> Mapping | None:
         """Content of best/best.json."""
-        return self._best.kept
+        return self._bests[0].kept
 
     @property
     def iteration(self) -> int:
@@ -155,13 +160,36 @@ class Run:
         """Whether the model is as the last line on record left it."""
         return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.policy.version
 
-    def warning(self) -> str | None:
-        """What a human should know of the run as it stands."""
-        return verdicts.warning(self.history, self.evaluations)
+    def warnings(self) -> dict[str, str]:
+        """What a human should know of the run as it stands, by kind."""
+        return verdicts.warnings(self.history, self.evaluations)
 
-    def early_stop(self) -> str | None:
-        """Why the run should end here, if its settings say so."""
-        return verdicts.early_stop(self.evaluations, self.settings.stop_after_decline)
+    def brake(self, settings: Mapping[str, object] | None = None) -> verdicts.Brake | None:
+        """The brake that has ended the run here, and that its settings, or these, have not released."""
+        if self.evaluations[-1:] and self.evaluations[-1]["iteration"] == self.iteration:
+            return verdicts.brake_on_record(self.evaluations, settings or vars(self.settings))
+        return None
+
+    @property
+    def reason(self) -> str | None:
+        """Why a brake has ended the run here, for a human."""
+        return self.told(brake) if (brake := self.brake()) else None
+
+    def told(self, brake: verdicts.Brake) -> str:
+        return f"stopped by a brake, {brake.input} = {brake.value}, after iteration {self.iteration}: {brake}"
+
+    @property
+    def adapter_iteration(self) -> int:
+        """The iteration that the model is as of: the last one, or that to which a brake went back."""
+        row: Mapping = self.evaluations[-1] if self.evaluations else {"iteration": None}
+        kept = (row.get("brake") or {}).get("kept") if row["iteration"] == self.iteration else None
+        return self.iteration if kept is None else kept
+
+    @property
+    def final_evaluation(self) -> dict:
+        """That of the adapter which the run has, or else the last one."""
+        rows = {row["iteration"]: row for row in self.evaluations}
+        return rows.get(self.adapter_iteration, self.evaluations[-1])
 
     def curves(self) -> np.ndarray:
         return figures.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
@@ -198,8 +226,10 @@ class Run:
         if iteration and self.settings.evaluate_every and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._graphs.done = None, iteration, iteration
-        self._best.check_folder()  # before training: else the first good evaluation would end the run
-        self._best.check_kept(self.settings.best_metric, self.evaluations)
+        metrics = verdicts.kept_by(self.settings, (self.evaluations or [{}])[-1])
+        for number, best in enumerate(self._bests):
+            best.check_folder()  # before training: else the first good evaluation would end the run
+            best.check_kept(metrics[number] if number < len(metrics) else "", self.evaluations)
         if self.writes:
             self._write_down()
             self._shown = len(self.history)
@@ -232,7 +262,7 @@ class Run:
         if self.claim is not None:
             self.claim = claim.take(self.folder, say=logger.warning, place=status.CANVAS)
         self._write_down()
-        self._best.kept, self._saved, self._shown = None, None, 0
+        self._bests, self._saved, self._shown = [self._best_adapter(0)], None, 0
 
     @writing
     def mark(self, state: str, total: int | None, error: str | None = None, **why: str | None) -> None:
@@ -263,28 +293,40 @@ class Run:
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
-        final = self.iteration == last or self.meter.spent(self.history) is not None
-        on_canvas = self.node is not None
-        save_due = final or self.iteration % self.settings.checkpoint_every == 0
-        if on_canvas and (save_due or model.policy.is_adapted):
+        on_canvas, every = self.node is not None, self.settings.evaluate_every or self.settings.checkpoint_every
+        if on_canvas and (self._save_due(last) or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
             self.save_once(model)
         if self.settings.evaluate_every and not self._evaluated(0):
             with model.policy.reference():
                 self.evaluate(model, report, 0, on_step)
+            if verdicts.brakes(self.settings):
+                with model.policy.holding_reference():
+                    self._keep_best(model, 0)
         self._show_lines()  # not sooner: steps go up
-        if final or self.meter.due(self.history, self.settings.evaluate_every or self.settings.checkpoint_every):
+        if self._is_last(last) or self.meter.due(self.history, every, self.evaluations):
             self._evaluate_now(model, report, on_step)
         # After the evaluation: else a run killed amid it would resume without.
-        if not on_canvas and (save_due or self.early_stop()):
+        self.apply_brake(model)
+        if not on_canvas and self._save_due(last):
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
             raise self._nothing_learned(failing(report.advantages.scores) or ())
-        warning = self.warning()
-        if warning and not self._warned:
-            logger.warning("iteration %d: %s", self.iteration, warning)
-        self._warned = warning is not None
+        warnings = self.warnings()
+        for kind in warnings.keys() - self._warned:
+            logger.warning("iteration %d: %s", self.iteration, warnings[kind])
+        self._warned = set(warnings)
         self.meter.restart()
+
+    def spent(self) -> str | None:
+        """Why the run should end here, if it has a budget, which evaluations may use up too."""
+        return self.meter.spent(self.history, self.evaluations)
+
+    def _is_last(self, last: int) -> bool:
+        return self.iteration == last or self.spent() is not None
+
+    def _save_due(self, last: int) -> bool:
+        return self._is_last(last) or self.iteration % self.settings.checkpoint_every == 0
 
     def _add_iteration(self, model: FlowModel, report: Report) -> None:
         row = {"iteration": self.iteration + 1, **report.metrics, **model.forwards.take()}
@@ -308,11 +350,9 @@ class Run:
         with model.policy.averaged():
             if new:
                 self.evaluate(model, report, self.iteration, on_step)
-            self._keep_best(model)
+            self._keep_best(model, self.iteration)
         if new:
             self.plot()
-            if self.node is not None and (reason := self.early_stop()):
-                logger.warning("iteration %d: %s", self.iteration, reason)
 
     def _nothing_learned(self, rewards: Iterable[str]) -> RewardError:
         names = " and ".join(map(repr, rewards))
@@ -326,14 +366,16 @@ class Run:
 
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
-        prompts = evaluation.prompts(self.settings, self.evaluations, report)
+        began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, on_step)
+        if self.settings.artefacts != OFF:
+            row["artefacts"] = artefacts.figures(grids.stills(images), evaluation.grid_periods(model, images))
         noise = [row.get("noise") for row in (*self.evaluations[-1:], row)]
         if len(set(noise)) > 1:
             change = {"node": "Evaluation", "input": "noise by", "before": noise[0] or "seed", "now": noise[1]}
             self._graphs.note([change], iteration)
-        self._append(EVALUATIONS, row)
+        self._append(EVALUATIONS, {**row, budget.EVALUATED: budget.slowest(time.monotonic() - began)})
         if self.writes:
             self._show_evaluation(images, captions, row)
 
@@ -367,6 +409,9 @@ class Run:
         first = next((other for other in self.evaluations if other["iteration"] == 0), row)
         alike = verdicts.same_beginnings(first, row)
         evaluation.save_pictures(self.folder, images, captions, row["iteration"], alike)
+        found = verdicts.artefact(self.evaluations)
+        if found is not None:
+            evaluation.save_artefact(self.folder, images, captions, found)
         self._open_trackers().write(row["iteration"], means)
 
     @writing
@@ -414,13 +459,61 @@ class Run:
         with model.policy.averaged():
             saved.save(model, self.folder, self._metadata())
 
-    @writing
-    def _keep_best(self, model: FlowModel) -> None:
-        if self.settings.best_metric:
-            self._best.keep(model, self.settings.best_metric, self.evaluations, self._metadata())
+    def _best_adapter(self, number: int) -> BestAdapter:
+        return BestAdapter(self.folder, number, self.writes, self._say)
 
-    def _metadata(self) -> dict[str, object]:
-        identity = {"otca_iteration": str(self.iteration), **self.identity()}
+    @writing
+    def _keep_best(self, model: FlowModel, iteration: int) -> None:
+        """Keeps the model as the last evaluation found it, if that is of this iteration, and the best one."""
+        row = self.evaluations[-1]
+        if row["iteration"] != iteration or "brake" in row:  # the model is another one by now
+            return
+        if self.settings.artefacts == STOP and verdicts.artefact(self.evaluations):
+            return
+        for number, metric in enumerate(verdicts.kept_by(self.settings, row)):
+            if number == len(self._bests):
+                self._bests.append(self._best_adapter(number))
+            self._bests[number].keep(model, metric, self.evaluations, self._metadata(iteration))
+
+    @writing
+    def apply_brake(self, model: FlowModel) -> None:
+        """Where the evaluation of this iteration asks for a brake: the model goes back to the best adapter, and the run ends.
+
+        Each step may be made again, so that a run which was killed amid them comes to the same end. The last one is the line in
+        evaluation.jsonl that says so.
+
+        Raises:
+            RunError: the best adapter cannot be read.
+        """
+        row: dict = self.evaluations[-1] if self.evaluations else {"iteration": None}
+        due = verdicts.brake_due(self.evaluations, self.settings) if row["iteration"] == self.iteration else None
+        if due is None:
+            return
+        best = next((best for best in self._bests if best.kept and best.kept["metric"] == due.metric), None)
+        if best is not None and best.kept is not None:
+            due = replace(due, kept=best.kept["iteration"])
+            distributed.meet()  # the main process has written it by now
+            model.policy.begin_from_here()
+            try:
+                saved.load(model, best.folder)
+            except (ValueError, FileNotFoundError) as error:
+                problem = f"{due.why}, and the best adapter cannot be read ({error})"
+                off = f"{due.input} = {verdicts.RELEASED[due.input]} on Training Run"
+                raise RunError(f"{problem}. Fix: put {best.folder} back and resume, or go on with {off}") from error
+            self.owns(model)
+        row["brake"] = asdict(due)
+        try:
+            self.save(model)
+        except BaseException:
+            del row["brake"]
+            raise
+        if self.writes:
+            self._lines[EVALUATIONS].write()
+            logger.warning("%s", self.reason)
+
+    def _metadata(self, iteration: int | None = None) -> dict[str, object]:
+        number = self.adapter_iteration if iteration is None else iteration
+        identity = {"otca_iteration": str(number), **self.identity()}
         return lora.workflow_metadata(self._graphs.workflow, self._graphs.canvas) | identity
 
 

@@ -1,4 +1,5 @@
-"""What the rows of a run say about it: does it hack its rewards, which evaluation was the best, should it end early.
+"""What the rows of a run say about it: does it hack its rewards, do its pictures spoil, which evaluation was the best, should it
+end early.
 
 Nothing is looked at but metrics.jsonl and evaluation.jsonl, so a resumed run comes to the same verdicts. Imports no torch.
 """
@@ -9,9 +10,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .. import keys
 from ..errors import standard_error
+from ..types import STOP, RunSettings
+from .folder import SAMPLES
 
 # --- two evaluations --------------------------------------------------------------------------------------------------
 
@@ -36,16 +40,24 @@ def same_beginnings(before: Mapping, after: Mapping) -> bool:
 
 def differences(before: Mapping, after: Mapping, name: str) -> list[float]:
     """Later minus earlier score of every pair of prompt and seed that was scored both times."""
-    return [change for change in _changes(before, after, name) if measured(change)]
+    return [change for change in changes_by_pair(before, after, name) if measured(change)]
 
 
 def change(before: Mapping, after: Mapping, name: str) -> tuple[float, float]:
     """The mean of `differences`, and its standard error, clustered by prompt; NaN for fewer than two pairs."""
-    changes = _changes(before, after, name)
+    changes = changes_by_pair(before, after, name)
     return standard_error(changes, by_prompt(before.get("prompts"), len(changes)))[:2]
 
 
-def _changes(before: Mapping, after: Mapping, name: str) -> list[float]:
+def rises(evaluations: Sequence[Mapping]) -> tuple[int, dict[str, tuple[float, float]]] | None:
+    """How far each reward has come: `change` between the last evaluation and the first one that is comparable with it, and the
+    iteration of that; None where there is none but the last."""
+    *earlier, last = evaluations or ({},)
+    first = next((row for row in earlier if comparable(row, last)), None)
+    return first and (first["iteration"], {name: change(first, last, name) for name in last["rewards"]})
+
+
+def changes_by_pair(before: Mapping, after: Mapping, name: str) -> list[float]:
     """The same of every pair, NaN where one of both scores is missing."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
     return [new - old if measured(old) and measured(new) else math.nan for old, new in pairs]
@@ -73,6 +85,12 @@ SHORTEST = 10  # … and at least
 # Standard normal deviates. FALL is far out, since a held-out reward that only fluctuates is looked at in every iteration, and
 # the trained ones rise in every good run: at -2, every second run of 140 iterations would be warned of mere noise.
 RISE, FALL = 2.0, -3.5
+
+
+def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> dict[str, str]:
+    """What a human should know of a run, by kind: reward hacking, and artefacts of its pictures."""
+    found = {"hacking": warning(history, evaluations), "artefacts": artefact(evaluations)}
+    return {kind: str(told) for kind, told in found.items() if told is not None}
 
 
 def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
@@ -126,7 +144,7 @@ def _by_batches(rows: Sequence[Mapping]) -> str | None:
 def _by_evaluations(evaluations: Sequence[Mapping]) -> str | None:
     """The last evaluation against the one in which the held-out reward stood best, for every held-out reward."""
     *earlier, last = evaluations or ({},)
-    for name in [name for name, figures in last.get("rewards", {}).items() if figures["held_out"]]:
+    for name in held_out(last):
         alike = [row for row in earlier if comparable(row, last) and measured(row["rewards"][name]["mean"])]
         if not alike or not measured(last["rewards"][name]["mean"]):
             continue
@@ -170,11 +188,23 @@ def check_metric(settings: Mapping[str, object], rewards: Iterable[str]) -> None
 
 
 def check_evaluates(settings: Mapping[str, object]) -> None:
-    """Raises ValueError where a Training Run that never evaluates is to judge by evaluations."""
-    needs = next((name for name in ("best_metric", "stop_after_decline") if settings.get(name)), None)
-    if settings.get("evaluate_every") == 0 and needs:
-        message = f"{needs} = {settings[needs]!r} judges by evaluations, and evaluate_every is 0"
-        raise ValueError(f"{message}. Fix: a number above 0 for evaluate_every, or no {needs}")
+    """Raises ValueError where a Training Run that never evaluates is to keep the best evaluation's adapter."""
+    if settings.get("evaluate_every") == 0 and settings.get("best_metric"):
+        message = f"best_metric = {settings['best_metric']!r} judges by evaluations, and evaluate_every is 0"
+        raise ValueError(f"{message}. Fix: a number above 0 for evaluate_every, or no best_metric")
+
+
+def kept_by(settings: RunSettings, row: Mapping) -> list[str]:
+    """The metrics of an evaluation by which a run keeps its best adapter: `best_metric`; else, where a brake may go back to it,
+    each held-out reward; else, for artefacts alone, the sum of the trained ones."""
+    if settings.best_metric:
+        return [settings.best_metric]
+    falls = [keys.evaluation(name) for name in held_out(row)] if brakes(settings) else []
+    return falls or ([keys.EVALUATION_SUM] if settings.artefacts == STOP else [])
+
+
+def held_out(row: Mapping) -> list[str]:
+    return [name for name, figures in row.get("rewards", {}).items() if figures["held_out"]]
 
 
 def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
@@ -228,25 +258,153 @@ def is_better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None
     return not comparable(row, evaluations[-1])
 
 
-# --- early stop -------------------------------------------------------------------------------------------------------
+# --- artefacts --------------------------------------------------------------------------------------------------------
+#
+# Pictures of the same prompts and seeds are compared with those of the untrained model, figure by figure, by the logarithm of
+# (now + least) / (before + least): below `least` a figure is too small to be seen, and its ratio says nothing. A warning needs a
+# mean ratio above the figure's factor and a mean logarithm above so many standard errors.
+
+ERRORS = 4.0  # standard errors: of 6 figures in 20 evaluations, none passes by chance
+# Factor and least of each figure of `pictures.artefacts`; a grid's name has its period in pixels behind it.
+LIMITS = {"high_frequency": (2.0, 0.005), "clipped": (2.0, 0.05), "chroma": (1.5, 0.05), "grid": (1.5, 0.0)}
 
 
-def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
-    """A sentence for a human where one held-out reward has declined in each of the last `patience` evaluations; else None.
+@dataclass(frozen=True)
+class Artefact:
+    """The figure that has grown most beyond its limit, between the untrained model's pictures and those of an evaluation.
+
+    Attributes:
+        before, now: its means.
+        factor, errors: the mean ratio, and in standard errors the mean logarithm.
+        picture: the number of the picture that shows it most.
+    """
+
+    figure: str
+    iteration: int
+    before: float
+    now: float
+    factor: float
+    errors: float
+    picture: int
+
+    @property
+    def file(self) -> str:
+        """Where the run's folder has that picture, before training and now."""
+        return f"{SAMPLES}/{self.iteration:06d}-{self.figure.replace('/', '-')}.png"
+
+    def __str__(self) -> str:
+        limit = LIMITS[self.figure.partition("/")[0]][0]
+        return (
+            f"pictures show artefacts at iteration {self.iteration}: {self.figure} is {self.now:.3g}, and was {self.before:.3g} "
+            f"before training, on the same prompts and seeds (× {self.factor:.2f}, {self.errors:.1f} standard errors; the limits "
+            f"are × {limit:g} and {ERRORS:g}). {self.file} shows it most. Fix: take an earlier adapter, lower learning_rate, or "
+            "raise kl_coefficient"
+        )
+
+
+def artefact(evaluations: Sequence[Mapping]) -> Artefact | None:
+    """What the last evaluation's pictures show that those of before training did not."""
+    first, last = next((row for row in evaluations if row["iteration"] == 0), None), (evaluations or [{}])[-1]
+    if first is None or not same_beginnings(first, last):
+        return None
+    found = []
+    for name in first.get("artefacts", {}).keys() & last.get("artefacts", {}).keys():
+        pairs = list(zip(first["artefacts"][name], last["artefacts"][name], strict=False))
+        limit, least = LIMITS.get(name.partition("/")[0], (math.inf, 1.0))
+        if len(first["artefacts"][name]) != len(last["artefacts"][name]) or not all(
+            measured(value) for pair in pairs for value in pair
+        ):
+            continue
+        logs = [math.log((now + least) / (before + least)) for before, now in pairs]
+        mean, error, _ = standard_error(logs, by_prompt(first.get("prompts"), len(logs)))
+        if mean > math.log(limit) and mean > ERRORS * error:
+            before, now = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+            most = max(range(len(logs)), key=logs.__getitem__)
+            errors = mean / error if error else math.inf
+            found.append(
+                (mean / math.log(limit), Artefact(name, last["iteration"], before, now, math.exp(mean), errors, most))
+            )
+    return max(found, key=lambda one: (one[0], one[1].figure))[1] if found else None
+
+
+# --- brakes -----------------------------------------------------------------------------------------------------------
+#
+# A brake ends a run and gives it back its best adapter. Once that adapter is the run's, the evaluation's row has `brake`, which
+# holds while the input that asked for it has the same value: another value, and the run goes on.
+
+RELEASED = {"stop_after_decline": 0, "artefacts": "warn"}  # values by which a run goes on without the brake
+
+
+@dataclass(frozen=True)
+class Brake:
+    """Why a run ends, as the row of its last evaluation has it.
+
+    Attributes:
+        input, value: of Training Run, which asked for this brake.
+        why: on which numbers, for a human.
+        metric: by which the best evaluation is chosen.
+        kept: the iteration whose adapter the run has since then; None where none was kept.
+    """
+
+    input: str
+    value: int | str
+    why: str
+    metric: str
+    kept: int | None = None
+
+    def __str__(self) -> str:
+        if self.kept is None:
+            return f"{self.why}. No adapter of an earlier evaluation was kept, so the run has its last one"
+        untrained = ", the untrained model," if self.kept == 0 else ""
+        return f"{self.why}. The adapter of iteration {self.kept}{untrained} is kept, the best by {self.metric}"
+
+
+def brakes(settings: RunSettings) -> bool:
+    """Whether a brake may end the run."""
+    return bool(settings.stop_after_decline or settings.artefacts == STOP)
+
+
+def brake_on_record(evaluations: Sequence[Mapping], settings: Mapping[str, object]) -> Brake | None:
+    """The brake that ended the run at its last evaluation, while its input is as it was then."""
+    found = evaluations[-1].get("brake") if evaluations else None
+    brake = Brake(**found) if found else None
+    return brake if brake is not None and settings.get(brake.input) == brake.value else None
+
+
+def brake_due(evaluations: Sequence[Mapping], settings: RunSettings) -> Brake | None:
+    """The brake that the last evaluation asks for, and which is not on record yet."""
+    if not evaluations or "brake" in evaluations[-1]:
+        return None
+    by = settings.best_metric or (kept_by(settings, evaluations[-1]) or [""])[0]
+    if settings.artefacts == STOP and (seen := artefact(evaluations)):
+        return Brake("artefacts", STOP, str(seen).partition(" Fix: ")[0].removesuffix("."), by)
+    fallen = decline(evaluations, settings.stop_after_decline)
+    if fallen is None:
+        return None
+    metric = settings.best_metric or keys.evaluation(fallen[0])
+    return Brake("stop_after_decline", settings.stop_after_decline, fallen[1], metric)
+
+
+def decline(evaluations: Sequence[Mapping], patience: int) -> tuple[str, str] | None:
+    """A held-out reward that has declined in each of the last `patience` evaluations, and a sentence about it; else None.
 
     Declined: over the same pairs of prompt and seed it is below the best evaluation before by more than one standard error of the
-    paired differences, clustered by prompt. The one before training counts, and two pairs are needed.
+    paired differences, clustered by prompt. The one before training counts, and two pairs are needed. A brake begins the count
+    anew.
     """
-    if not patience or len(evaluations) <= patience:
+    count = next((n for n, row in enumerate(reversed(evaluations)) if "brake" in row), len(evaluations) - 1)
+    if not patience or count < patience:
         return None
-    for name in [name for name, figures in evaluations[-1]["rewards"].items() if figures["held_out"]]:
+    for name in held_out(evaluations[-1]):
         declines = (_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0))
         bests = [best for best in declines if best is not None]
         if len(bests) == patience:
-            then, now = bests[0]["rewards"][name]["mean"], evaluations[-1]["rewards"][name]["mean"]
-            return (
+            last = evaluations[-1]
+            then, now = bests[0]["rewards"][name]["mean"], last["rewards"][name]["mean"]
+            fall, error = change(bests[0], last, name)
+            return name, (
                 f"{name}, which is held out, has declined for {patience} evaluations in a row: from {then:.3g} at iteration "
-                f"{bests[0]['iteration']} to {now:.3g} at {evaluations[-1]['iteration']}"
+                f"{bests[0]['iteration']} to {now:.3g} at {last['iteration']}, a change of {fall:.3g} ± {error:.2g}"
             )
     return None
 

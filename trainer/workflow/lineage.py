@@ -41,7 +41,7 @@ ADVANCING = {
 NAMES = {
     RUN_NODE: {
         *("run_name", "iterations", "checkpoint_every", "evaluate_every", "keep_checkpoints"),
-        *("best_metric", "stop_after_decline", "wandb_project"),
+        *("best_metric", "stop_after_decline", "wandb_project", "artefacts"),
     },
     LOAD_NODE: {"resume_run", "start_from"},
     MAKE_NODE: {"resume_run", "start_from", "check_gradients"},

@@ -41,6 +41,7 @@ export async function beginNewRun(comfy) {
  */
 export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
   await comfy.refreshCombos(); // a run that was made since the page was loaded
+  if (comfy.samplesAreHeld()) comfy.holdSamples(false); // as at its last iteration: nothing would be trained
   setNames(comfy, { run_name: id, resume_run: id, start_from: "" }); // where it began is part of its checkpoint
   comfy.advanceTo(prompt, iteration);
   comfy.toast("success", TEXT.resumed(id), TEXT.resumedDetail);

@@ -97,14 +97,14 @@ export function mergeRows(before, read) {
 }
 
 /**
- * The run that is shown: the chosen one, or the newest until the user has chosen one that is there.
+ * The run that is shown: the chosen one; until the user has chosen one that is there, the newest of those in training, or of all.
  *
  * @param {Run[]} runs the newest first
  * @param {string | null} chosen
  * @returns {Run | undefined}
  */
 export function shownRun(runs, chosen) {
-  return runs.find((run) => run.id === chosen) ?? runs[0];
+  return runs.find(({ id }) => id === chosen) ?? runs.find(({ status }) => status === "running") ?? runs[0];
 }
 
 /**

@@ -26,7 +26,7 @@ export function cutsView() {
       const [, , width, height] = cuts[0].box;
       view.element.style.width = `min(100%, ${Math.max(WIDTH, Math.min(width, 2 * WIDTH))}px)`;
       view.element.style.aspectRatio = `${width} / ${height}`;
-      sides.forEach((one, index) => show(one, cuts[index], caption));
+      sides.forEach((one, index) => showCut(one, cuts[index], caption));
       view.name([cuts[0].run, cuts[1].run], [cuts[0].color, cuts[1].color]);
     },
   };
@@ -34,10 +34,10 @@ export function cutsView() {
 
 /**
  * @param {HTMLElement} element
- * @param {Cut} cut
+ * @param {Omit<Cut, "color">} cut
  * @param {string} caption
  */
-function show(element, { run, url, size, box: [left, top, width, height] }, caption) {
+export function showCut(element, { run, url, size, box: [left, top, width, height] }, caption) {
   // In percent, as CSS places a background: of the room that is left over.
   const at = (/** @type {number} */ start, /** @type {number} */ all, /** @type {number} */ part) =>
     all > part ? `${(100 * start) / (all - part)}%` : "0%";

@@ -1,23 +1,39 @@
 // @ts-check
-/** The Training Run's own small curves: one line a reward, below its name and its running mean. */
+/** What Training Run shows of its run: which one goes on, a curve and an evaluation a reward, pictures before and after. */
 import { OBJECTIVES } from "../lib/color.js";
-import { decimate, dotPath, extent, linePath, lonePoints, padded, runningMean, scale } from "../lib/curves.js";
+import { decimate, dotPath, errorBars, extent, linePath, lonePoints, niceTicks, padded, runningMean, scale, tickLabel } from "../lib/curves.js";
 import { count, significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
-import { mergeRows, rewardPanels, series } from "../lib/runs.js";
+import { learned, secondsToCome } from "../lib/learned.js";
+import { resumeOnCanvas } from "../lib/newrun.js";
+import { formatDuration, mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
+import { stripView } from "./strip.js";
 
 const TEXT = {
-  empty: t("No iteration yet. Queue the graph: each queued prompt is one iteration."),
+  empty: t("No iteration yet. Press Run: each Run is one iteration."),
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
+  left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
+  goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
+  begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
+  goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
+  nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
+  held: t("Fix: switch off hold samples."),
+  same: t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value."),
+  failed: t("Resume on canvas"),
   heldOut: t("held out"),
   line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
+  rise: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
 };
 
-const LINE = { width: 200, height: 26 };
-const ROW_HEIGHT = 34;
-const AROUND = 34; // heading and paddings
-const EMPTY_HEIGHT = 56;
+const LINE = { width: 200, height: 40 };
+const ROW_HEIGHT = 78;
+const AROUND = 66; // headings and paddings
+const SIDES = 40;
+const WIDE = 440; // from here on two curves stand beside each other
+const EMPTY_HEIGHT = 84;
+const TICKS = 2;
+const BRAKE_HEIGHT = 120; // six lines that say why the run ended
 
 /** @type {OurWidget} */
 export const curvesWidget = {
@@ -32,9 +48,20 @@ class Curves {
   rows = [];
   /** @type {Change[]} */
   changes = [];
+  /** @type {Evaluation[]} */
+  evaluations = [];
+  /** @type {number[]} */
+  took = []; // seconds of each prompt since the page was loaded, evaluations included
+  began = 0; // when the prompt that runs was begun; 0: none runs
+  waiting = 0; // prompts, the one that runs included
   heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
+  brake = h("p.otca-warning", { role: "status" });
+  coming = h("span");
+  goOn = h("button.otca-button", { type: "button", hidden: true, onclick: () => this.continueOther() });
+  nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
   list = h("ul.otca-curves-list");
-  root = h("div.otca-curves", {}, this.heading, this.list);
+  /** @type {Coming["other"]} */
+  other = null;
 
   /**
    * @param {GraphNode} node
@@ -43,40 +70,106 @@ class Curves {
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
+    this.strip = stripView(comfy);
+    const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.goOn);
+    this.root = h("div.otca-curves", {}, this.heading, this.brake, coming, this.nothing, this.list, this.strip.element);
     comfy.passGesturesToGraph(this.root);
-    const least = () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT);
-    comfy.addElement(node, "otca_curves", this.root, { least });
+    comfy.addElement(node, "otca_curves", this.root, { least: () => this.least() });
+  }
+
+  least() {
+    const count = this.list.children.length;
+    if (!count) return EMPTY_HEIGHT;
+    const rows = Math.ceil(count / (this.node.size[0] < WIDE ? 1 : 2));
+    const brake = this.brake.textContent ? BRAKE_HEIGHT : 0;
+    return AROUND + ROW_HEIGHT * rows + brake + this.strip.height();
   }
 
   /**
-   * An iteration was recorded: {run, iteration}.
+   * An iteration was recorded: {run, iteration, brake}, where brake says why the run ended there; a prompt began; it has nothing to do; the queue's length has changed: {waiting};
+   * which run would go on: Coming.
    *
    * @param {string} kind
    * @param {any} data
    */
-  async show(kind, data) {
-    if (kind !== "run") return;
+  show(kind, data) {
+    if (kind === "started") {
+      this.began = performance.now();
+      this.nothing.hidden = true;
+    }
+    if (kind === "cached") {
+      this.nothing.hidden = false;
+      setText(this.nothing, `${TEXT.nothing} ${this.comfy.samplesAreHeld() ? TEXT.held : TEXT.same}`);
+    }
+    if (kind === "queue") {
+      this.waiting = data.waiting;
+      if (this.rows.length) this.entitle();
+    }
+    if (kind === "coming") this.foresee(data);
+    if (kind === "run") return this.recorded(data);
+  }
+
+  /** @param {{run: string, iteration: number, brake?: string | null}} data */
+  async recorded(data) {
+    setText(this.brake, data.brake ?? "");
     const last = this.rows.at(-1)?.iteration ?? 0;
     if (data.run !== this.run || data.iteration < last) {
-      Object.assign(this, { run: data.run, rows: [] });
+      Object.assign(this, { run: data.run, rows: [], took: [] });
     } else if (data.iteration === last) {
       return; // a cached node's result, sent again
     }
+    if (this.began) this.took.push((performance.now() - this.began) / 1000);
+    this.began = 0;
     const after = this.rows.at(-1)?.iteration ?? 0;
     try {
       const read = await this.comfy.getMetrics(data.run, after);
       if (data.run !== this.run) return;
       this.rows = mergeRows(this.rows, read.rows);
       this.changes = read.changes;
+      const isNew = read.evaluations.length !== this.evaluations.length || !after;
+      this.evaluations = read.evaluations;
+      if (isNew && this.evaluations.length) await this.showPictures(data.run);
       this.draw();
     } catch (error) {
       setText(this.heading, error.message);
     }
   }
 
+  /** @param {string} run */
+  async showPictures(run) {
+    const { grids } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(run)}/samples`);
+    if (run === this.run) this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - SIDES);
+  }
+
+  /** @param {Coming} coming */
+  foresee({ run, iteration, other }) {
+    setText(this.coming, iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run));
+    this.other = other;
+    this.goOn.hidden = !other;
+    if (other) setText(this.goOn, TEXT.goOn(...other));
+    if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
+  }
+
+  async continueOther() {
+    if (!this.other) return;
+    const [id, iteration] = this.other;
+    try {
+      const { prompt } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(id)}/workflow`);
+      await resumeOnCanvas(this.comfy, { id, iteration }, prompt);
+    } catch (error) {
+      this.comfy.toast("error", TEXT.failed, error.message);
+    }
+  }
+
+  entitle() {
+    const left = secondsToCome(this.took, this.waiting);
+    const title = TEXT.title(this.run ?? "", this.rows.at(-1)?.iteration ?? 0);
+    setText(this.heading, [title, left !== null && TEXT.left(left)].filter(Boolean).join(" · "));
+  }
+
   draw() {
     const panels = rewardPanels(this.rows, []);
-    setText(this.heading, TEXT.title(this.run ?? "", this.rows.at(-1)?.iteration ?? 0));
+    this.entitle();
     this.list.replaceChildren(
       ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
     );
@@ -91,7 +184,9 @@ class Curves {
     const xs = series(this.rows, "iteration");
     const ys = series(this.rows, key);
     const means = runningMean(ys);
-    const range = extent(ys);
+    const evaluated = errorBars(this.evaluations, name);
+    const range = extent([...ys, ...evaluated.flatMap(({ low, high }) => [low, high])]);
+    const axis = h("div.otca-curves-axis", { "aria-hidden": "true" });
     const plot = s("svg.otca-curves-line", {
       viewBox: `0 0 ${LINE.width} ${LINE.height}`,
       preserveAspectRatio: "none",
@@ -100,10 +195,16 @@ class Curves {
     });
     if (range) {
       /** @type {[number, number]} */
-      const domain = [xs[0], xs[xs.length - 1]];
+      const domain = [Math.min(xs[0], evaluated[0]?.iteration ?? xs[0]), xs[xs.length - 1]];
       // A single point stands at the left, where a run begins.
-      const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [2, LINE.width - 2]);
-      const toY = scale(padded(range), [LINE.height - 1, 1]);
+      const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [3, LINE.width - 3]);
+      const shown = padded(range);
+      const toY = scale(shown, [LINE.height - 1, 1]);
+      for (const tick of niceTicks(...shown, TICKS)) {
+        const y = toY(tick);
+        plot.append(s("line.otca-grid", { x1: 0, x2: LINE.width, y1: y, y2: y }));
+        axis.append(h("span", { style: `top: ${(100 * y) / LINE.height}%` }, tickLabel(tick)));
+      }
       for (const values of [ys, means]) {
         const points = decimate(xs, values, domain, LINE.width);
         const thin = values === ys ? ".otca-thin" : "";
@@ -111,22 +212,30 @@ class Curves {
         const dots = dotPath(lonePoints(points), toX, toY);
         if (dots) plot.append(s(`path.otca-line.otca-point${thin}`, { d: dots, stroke: color }));
       }
+      for (const { iteration, low, high } of evaluated) {
+        const x = toX(iteration);
+        plot.append(s("line.otca-error-bar", { x1: x, x2: x, y1: toY(low), y2: toY(high) }));
+      }
+      const dots = evaluated.map(({ iteration, mean }) => /** @type {[number, number]} */ ([iteration, mean]));
+      if (dots.length) plot.append(s("path.otca-evaluation", { d: dotPath(dots, toX, toY) }));
       for (const { iteration, lines } of this.changes) {
         const x = toX(iteration - 0.5);
         if (x > 0) plot.append(s("line.otca-change", { x1: x, x2: x, y1: 0, y2: LINE.height }, s("title", {}, lines.join("; "))));
       }
     }
+    const progress = learned(this.evaluations, name);
     return h(
       "li",
-      {},
+      { title: TEXT.rise },
       h(
         "p.otca-curves-name",
         { title: name },
         `${name} `,
-        h("span.otca-curves-value", {}, significant(means.at(-1))),
+        h("span.otca-curves-value", {}, progress?.ends ?? significant(means.at(-1))),
         heldOut && h("span.otca-badge", {}, TEXT.heldOut),
       ),
-      plot,
+      progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone }, progress.rise),
+      h("div.otca-curves-plot", {}, axis, plot),
     );
   }
 }

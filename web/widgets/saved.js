@@ -1,20 +1,25 @@
 // @ts-check
-/** Says once of each file where Save LoRA wrote it: at every Run it writes the same one again. */
+/** The line on Save LoRA that says which file it wrote: its name is that of the input, unless the file there is another run's. */
 import { t } from "../lib/language.js";
+import { h, setText } from "../sidebar/dom.js";
 
-const TEXT = { saved: t("LoRA saved") };
-
-/** @type {Set<string>} */
-const told = new Set();
+const TEXT = { saved: (/** @type {string} */ files) => t("Saved: {files}", { files }) };
+const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 
 /** @type {OurWidget} */
 export const savedWidget = {
   fits: (definition) => definition.name === "OTCA_SaveLoRA",
   create: (node, comfy) => {
+    const line = h("p.otca-owner", { role: "status" });
+    const root = h("div.otca-owner-line", {}, line);
+    const height = () => (line.textContent ? HEIGHT : 0);
+    comfy.passGesturesToGraph(root);
+    comfy.addElement(node, "otca_saved", root, { least: height, most: height });
     comfy.onOutput(node, ({ text = [] }) => {
-      const news = text.filter((/** @type {string} */ file) => !told.has(file));
-      for (const file of news) told.add(file);
-      if (news.length) comfy.toast("success", TEXT.saved, news.join("\n"));
+      if (!text.length) return;
+      setText(line, TEXT.saved(text.map((/** @type {string} */ file) => file.split(/[\\/]/).at(-1)).join(", ")));
+      line.title = text.join("\n");
+      comfy.growNode(node);
     });
     return { show() {} };
   },

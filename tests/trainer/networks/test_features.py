@@ -48,6 +48,15 @@ def test_what_dinov2_sees(dinov2):
     torch.testing.assert_close(patches, expected.last_hidden_state[:, 1:].reshape(2, 4, 4, 16), rtol=0, atol=1e-4)
 
 
+def test_what_dinov2_sees_has_a_gradient(dinov2):
+    network = features.load(str(dinov2))
+    images = torch.rand(2, 91, 64, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    seen = network.pictures_with_gradient(images)
+    torch.testing.assert_close(seen.detach(), network.pictures(images.detach()), atol=1e-4, rtol=1e-4)
+    seen[0].sum().backward()
+    assert images.grad[0].norm() > 0 and images.grad[1].norm() == 0
+
+
 def test_a_model_without_patches(tmp_path):
     from transformers import ResNetConfig, ResNetModel
 

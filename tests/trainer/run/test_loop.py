@@ -681,9 +681,8 @@ def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp
     assert (folder / "rewards.png").is_file() and (folder / "lora.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_metric", "evaluation/sum"), ("stop_after_decline", 2)])
-def test_what_judges_by_evaluations_is_refused_without_any(small_graph, tmp_path, capsys, name, value):
-    path = tmp_path / "workflow.json"
+def test_what_judges_by_evaluations_is_refused_without_any(small_graph, tmp_path, capsys):
+    path, name, value = tmp_path / "workflow.json", "best_metric", "evaluation/sum"
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"evaluate_every": 0, name: value}})))
     assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err

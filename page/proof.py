@@ -1,0 +1,198 @@
+"""The page of `otca prove`, and the folder with it that a person can attach to an issue.
+
+It holds nothing of this machine but what it is made of: a graph as a bundle would have it, and texts without paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundle import contents, making, packages
+from ..host.files import write_text
+from ..study import prove
+from ..study.prove import Change, Facts
+from ..study.statistics import bracketed, number
+from ..trainer.pictures import grids
+from ..trainer.run import budget, status
+from ..trainer.run.folder import EVALUATIONS, METRICS, SAMPLES, WORKFLOW, Say, json_line, read_lines
+from ..trainer.run.verdicts import comparable
+from ..trainer.workflow.running import NodeError, Workflow
+from . import run_page
+from .run_page import card, duration, section, table
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FOLDER, PAGE = "proof", "proof.html"
+_PAIRS, _WIDTH = 12, 480  # pictures before and after, and the pixels of each
+_STANDS = {1: ("finished", "it learned"), -1: ("failed", "it got worse"), 0: ("unknown", "nothing was learned")}
+_FOLDERS = re.compile(r"(?<![\w/\\:.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+")
+
+
+def make(workflow: Workflow, folder: Path, hours: float, pictures: int, comfyui: Path | None, say: Say) -> int:
+    """Proves a workflow, and writes what it came to into `folder`/FOLDER, be the training finished, stopped or failed.
+
+    Args:
+        comfyui: whose model files are looked at for the estimate of memory.
+
+    Returns:
+        The exit code of the training.
+
+    Raises:
+        WorkflowError: a graph with a key or a path in it, which must not be passed on; before anything is trained.
+        NodeError, RunError, ValueError: as `prove.prove`.
+    """
+    workflow = contents.begun_from_runs(workflow)
+    contents.collect(workflow)
+    try:
+        code = prove.prove(workflow, folder, hours, lambda graph: making.memory(graph, comfyui), pictures, say)
+    except NodeError as error:
+        write(workflow, folder, str(error))
+        raise
+    for line in write(workflow, folder):
+        say(line)
+    return code
+
+
+def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
+    """Writes the folder to attach; returns the verdict, and where it is. `error`: that ended the training."""
+    run, target, known = folder / prove.RUN, folder / FOLDER, prove.facts(folder)
+    rows = {name: read_lines(run / name) for name in (METRICS, EVALUATIONS)}
+    found = prove.changes(rows[EVALUATIONS])
+    collected = contents.collect(workflow)
+    graph, files = collected.graph, [model.name for model in collected.models]
+    target.mkdir(parents=True, exist_ok=True)
+    known.memory, known.model = map(without_folders, (known.memory, known.model))
+    for name, lines in rows.items():
+        write_text(target / name, "".join(map(json_line, lines)))
+    write_text(target / WORKFLOW, json.dumps(graph, indent=1, ensure_ascii=False))
+    verdict = prove.verdict(found)
+    write_text(
+        target / prove.FACTS, json_line({"verdict": verdict, **asdict(known), "changes": list(map(asdict, found))})
+    )
+    stands, given = status.read(run), budget.read(run)
+    if given is not None and stands.reason == given.spent:
+        stands = replace(stands, reason=None)  # which is how a proof should end
+    texts = [error, *run_page.warnings(rows[METRICS], rows[EVALUATIONS], stands)]
+    body = [
+        _head(graph, found, verdict, known),
+        *(f'<p class="warning">{escape(text)}</p>' for text in dict.fromkeys(map(without_folders, texts)) if text),
+        section("Before and after", _changes(found, rows[EVALUATIONS]) + _pairs(run, rows[EVALUATIONS])),
+        section("Curves", run_page.curves(rows[METRICS], rows[EVALUATIONS], [])),
+        section("Machine and memory", _machine(known, files)),
+        section("Time", _phases(known, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),
+        section("Evaluations", run_page.evaluation_table(rows[EVALUATIONS], {})),
+        section("Workflow", run_page.workflow_cards(graph, workflow.node_classes)),
+    ]
+    write_text(target / PAGE, run_page.whole(f"Proof of {_name(graph)}", body))
+    return [*verdict, f"{target / PAGE}, in a folder that you can attach to an issue"]
+
+
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine: of each path its last name is left."""
+    return _FOLDERS.sub("", text)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def _name(graph: Mapping[str, Mapping]) -> str:
+    return next(str(entry["inputs"]["run_name"]) for entry in graph.values() if "run_name" in entry["inputs"])
+
+
+def _head(graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequence[str], known: Facts) -> str:
+    directions = {change.direction for change in found if not change.held_out}
+    kind, words = _STANDS[1 if 1 in directions else min(directions, default=0)] if directions else ("unknown", "open")
+    pill = f'<span class="status {kind}">{words}</span>'
+    facts = [f"{known.hours:g} hours were given", f"page made {time.strftime('%Y-%m-%d %H:%M')}"]
+    said = f'<p class="verdict">{escape(verdict[0])}</p>' + "".join(f"<p>{escape(each)}</p>" for each in verdict[1:])
+    return f'<h1>Proof of {escape(_name(graph))} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>\n{said}'
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+
+
+def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
+    if not found:
+        return ""
+    lines = [
+        (
+            f"{each.name}{' (held out)' if each.held_out else ''}",
+            number(each.before, ".3g", "–"),
+            number(each.after, ".3g", "–"),
+            bracketed(each.change, "+.3g", "–").replace("**", ""),
+            "< 0.001" if each.by_chance < 0.001 else number(each.by_chance, ".3f", "–"),
+        )
+        for each in found
+    ]
+    first = evaluations[0]
+    count, prompts = found[0].change.count, len(set(first.get("prompts") or ()))
+    caption = (
+        f"{count} pictures of {prompts} prompts, each from a noise of its own, and the same noises before and after. In brackets "
+        "the 95 % interval, clustered by prompt; p is corrected for the number of rewards (Holm)."
+    )
+    return card(table(("reward", "before", "after", "change", "p"), _rows(lines)), caption)
+
+
+def _pairs(run: Path, evaluations: Sequence[Mapping]) -> str:
+    shown = []
+    for prompt, *both in pairs(run / SAMPLES, evaluations, _PAIRS):
+        pictures = zip(both, ("before", "after"), strict=True)
+        html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
+        shown.append(card(html, prompt, "pair"))
+    said = '<p class="quiet">Left before training, right after it.</p>'
+    return f'{said}<div class="cards">{"".join(shown)}</div>' if shown else ""
+
+
+def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tuple[str, Image, Image]]:
+    """Prompts, and pictures of the same noise, cut out of the sheets of the first and of the last evaluation in that folder.
+
+    Empty if there are not two evaluations, or a sheet is gone.
+    """
+    if len(evaluations) < 2 or not evaluations[0]["rewards"] or not comparable(evaluations[0], evaluations[-1]):
+        return []
+    prompts, sheets = evaluations[0].get("prompts") or [""], []
+    count = len(next(iter(evaluations[0]["rewards"].values()))["values"])
+    captions = [prompts[i % len(prompts)] for i in range(min(count, grids.MOST_SHOWN))]
+    for row in (evaluations[0], evaluations[-1]):
+        image = run_page.opened(samples / f"{row['iteration']:06d}.png")
+        layout = grids.found_in(image.size, captions) if image else None
+        if image is None or layout is None:
+            return []
+        boxes = [layout.box(i) for i in range(len(captions))]
+        sheets.append([image.crop((x, y, x + width, y + height)) for x, y, width, height in boxes])
+    return list(zip(captions, *sheets, strict=True))[:: -(-len(captions) // most)]
+
+
+def _machine(known: Facts, files: Sequence[str]) -> str:
+    versions = {"otca": packages.version(), **known.versions}
+    lines = [
+        ("model", known.model),
+        ("files", ", ".join(files) or "only what comes with the pack"),
+        *known.hardware.items(),
+        ("versions", ", ".join(f"{name} {v}" for name, v in versions.items())),
+    ]
+    lines.append(("estimate", known.memory or "–"))
+    lines += [(f"peak, {name}", f"{size / 1e9:.1f} GB") for name, size in known.peaks.items()]
+    return card(table(("what", "value"), _rows(lines)))
+
+
+def _phases(known: Facts, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str:
+    phases = dict(known.seconds)
+    took = [row.get(budget.EVALUATED) or 0.0 for row in evaluations]
+    names = ["evaluating before", *["evaluating between"] * (len(took) - 2), "evaluating after"]
+    for name, seconds in zip(names, took, strict=False):
+        phases[name] = phases.get(name, 0.0) + seconds
+    phases[f"training, {len(history)} iterations"] = sum(row.get(budget.USED) or 0.0 for row in history)
+    total = sum(phases.values())
+    lines = [(name, duration(seconds), f"{seconds / max(total, 1e-9):.0%}") for name, seconds in phases.items()]
+    caption = "What is not counted: importing packages, saving, drawing, and what a process lost that was killed."
+    return card(table(("phase", "seconds", "share"), _rows([*lines, ("all", duration(total), "")])), caption)

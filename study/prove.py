@@ -1,0 +1,300 @@
+"""`otca prove`: whether a model learns on this machine in the time there is, by one training between two evaluations.
+
+Both evaluations draw the same pictures from the same noises, each from a noise of its own. The training is a run like any other,
+in the folder RUN; FACTS beside it has what a run does not know: how long it took to load, memory, hardware, versions. Whatever
+ends it, the same call continues.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..host import devices, extras, stopping
+from ..host.files import present, write_text
+from ..host.json_files import NUMBER, TEXT, read_json
+from ..trainer.checks.prepare import prepare
+from ..trainer.prompts import distinct, prompt_lines, read_prompts
+from ..trainer.run import status
+from ..trainer.run.budget import CLOCK, Budget
+from ..trainer.run.folder import WORKFLOW, RunError, Say, read_own
+from ..trainer.run.loop import Prepared, differences, only, train, trained_model
+from ..trainer.run.verdicts import by_prompt, changes_by_pair, comparable, measured
+from ..trainer.types import DATASET_NODE, RUN_NODE, metadata_of
+from ..trainer.workflow.running import Workflow
+from . import fairness
+from .statistics import Interval, clustered, holm, plus_minus
+from .trainings import ANY_NUMBER
+
+RUN, FACTS = "run", "proof.json"
+PICTURES = 64  # of an evaluation, at least
+_EVALUATIONS = 4  # in the time that is trained, as far as they leave time to train
+_CHECKPOINT_EVERY = 5  # at least so often, since an iteration of a large model takes minutes
+_MOST_BY_CHANCE = 0.05
+_FIX = "remove it, or choose another --output"
+
+Rehearse = Callable[[Mapping[str, Mapping]], tuple[int | None, str]]  # of a graph: bytes on a GPU, and words
+
+
+@dataclass
+class Facts:
+    """What a proof knows beside its run. Seconds and peaks are those of all processes that it took.
+
+    Attributes:
+        hours: that were given.
+        model: what was trained, in words.
+        seconds: {phase: how long it took}; of training and evaluating the run knows.
+        memory: what is estimated, in words.
+        estimate: the same in bytes; None if it is unknown.
+        peaks: {what: the most bytes that were in use}.
+        hardware, versions: in words.
+    """
+
+    hours: float = 0.0
+    model: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: str = ""
+    estimate: int | None = None
+    peaks: dict[str, int] = field(default_factory=dict)
+    hardware: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / FACTS, json.dumps(asdict(self), indent=1))
+
+    def took(self, phase: str, began: float) -> None:
+        """`began`: by `time.monotonic`."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+def facts(folder: Path) -> Facts:
+    """Those of a folder; empty if it has none. Raises Damaged."""
+    fields = {"hours": NUMBER, "memory": TEXT}
+    content = read_json(folder / FACTS, fields=fields, fix=_FIX) or {}
+    return Facts(**{name: value for name, value in content.items() if name in Facts.__dataclass_fields__})
+
+
+def prove(
+    workflow: Workflow, folder: Path, hours: float, rehearse: Rehearse, pictures: int = PICTURES, say: Say = print
+) -> int:
+    """Loads, estimates memory, evaluates, trains as long as there is time, and evaluates again.
+
+    Args:
+        folder: of the proof; what it holds is continued, with another number of hours too.
+        hours: in all, without what a process lost that was killed. The training ends early enough for the last evaluation, but it
+            has one iteration at least.
+        pictures: of an evaluation; there are as many seeds as give at least so many.
+
+    Returns:
+        The exit code of `loop.train`.
+
+    Raises:
+        RunError: the folder holds another proof.
+        ValueError: no time, or no prompts to evaluate.
+    """
+    if not 0 < hours < math.inf:
+        raise ValueError(f"--hours {hours:g} is not a time. Fix: a number above 0, such as 1")
+    run, known = folder / RUN, facts(folder)
+    planned = plan(workflow, pictures)
+    _check_same(run, planned)
+    if status.read(run).status == "finished" and hours <= known.hours:
+        return 0
+    known.hours = hours
+    known.hardware, known.versions = hardware(), versions()
+    prepared = prepare(planned, run, resume=present(run / WORKFLOW), say=say)
+    try:
+        _load(prepared, known, rehearse, say)
+    except BaseException:
+        assert prepared.claim is not None, "one process proves"
+        prepared.claim.release()
+        raise
+    finally:
+        known.write(folder)
+    amount = max(1.0, round(3600 * hours - sum(known.seconds.values())))
+    Budget(CLOCK, amount, _EVALUATIONS).write(run)
+    try:
+        return train(prepared, say=say)
+    finally:
+        known.peaks = _most(known.peaks, devices.peak_memory())
+        known.write(folder)
+
+
+def _load(prepared: Prepared, known: Facts, rehearse: Rehearse, say: Say) -> None:
+    graph = prepared.workflow.graph
+    if not prepared.resume:  # so that a call that is killed here is continued
+        write_text(prepared.folder / WORKFLOW, json.dumps(graph, indent=1))
+    began = time.monotonic()
+    with stopping.stop_signals():
+        model = trained_model(prepared.workflow)
+    known.took("loading the model", began)
+    count = sum(parameter.numel() for parameter in model.policy.trainable_parameters())
+    how = "an adapter" if model.policy.is_adapted else "all weights"
+    known.model = (
+        f"{Path(model.source).name}, {how} of {count:,} numbers, computed in {str(model.dtype).partition('.')[2]}"
+    )
+    began = time.monotonic()
+    known.estimate, known.memory = rehearse(graph)
+    known.took("estimating memory", began)
+    say(known.memory)
+
+
+def _most(*peaks: Mapping[str, int]) -> dict[str, int]:
+    names = {name: None for some in peaks for name in some}
+    return {name: max(some.get(name, 0) for some in peaks) for name in names}
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+
+
+def plan(workflow: Workflow, pictures: int) -> Workflow:
+    """The same workflow, which evaluates so many pictures, ends by the clock, and tells no tracker.
+
+    Raises:
+        ValueError: nothing says what to evaluate by.
+    """
+    node, inputs = only(workflow, RUN_NODE), fairness.run_inputs(workflow)
+    prompts = distinct(prompt_lines(inputs["evaluation_prompts"])) or _dataset(workflow)
+    if len(prompts) > pictures:
+        prompts = [prompts[number * len(prompts) // pictures] for number in range(pictures)]
+    planned = Workflow(workflow.graph, workflow.node_classes, workflow.display_names, workflow.addresses)
+    lines = [json.dumps({"prompt": text, **metadata_of(text)}) if metadata_of(text) else text for text in prompts]
+    settings = {
+        "iterations": ANY_NUMBER,
+        "evaluate_every": ANY_NUMBER,
+        "checkpoint_every": min(_CHECKPOINT_EVERY, inputs["checkpoint_every"]),
+        "keep_checkpoints": 1,
+        "evaluation_prompts": "\n".join(lines),
+        "evaluation_seeds": -(-pictures // len(prompts)),
+        "wandb_project": "",
+    }
+    for name, value in settings.items():
+        planned.set(f"{node}.{name}", value)
+    return planned
+
+
+def _dataset(workflow: Workflow) -> list[str]:
+    """The prompts that are trained on, for a Training Run that names none."""
+    for node in workflow.find(DATASET_NODE):
+        inputs = fairness.inputs(workflow, node)
+        return distinct(read_prompts(inputs["prompts"], inputs["file"]))
+    raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one a line")
+
+
+def _check_same(run: Path, planned: Workflow) -> None:
+    before = read_own(run, WORKFLOW)
+    if before is not None and (lines := differences(before, planned.graph)):
+        raise RunError(f"{run} was begun otherwise: {'; '.join(lines)}. Fix: {_FIX}")
+
+
+# --- what it came to --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """One reward before and after. `change`: over the pairs of prompt and seed, clustered by prompt. `by_chance`: its p, by
+    Holm's correction for the number of trained rewards, or of held-out ones."""
+
+    name: str
+    held_out: bool
+    before: float
+    after: float
+    change: Interval
+    by_chance: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {plus_minus(self.change, '+.3g')}"
+
+    @property
+    def direction(self) -> int:
+        """1: it rose, -1: it fell, 0: that cannot be told from chance."""
+        sure = self.by_chance < _MOST_BY_CHANCE
+        return 0 if not sure else 1 if self.change.mean > 0 else -1
+
+
+def changes(evaluations: Sequence[Mapping]) -> list[Change]:
+    """From the first to the last evaluation; empty if they cannot be compared, or there are not two."""
+    if len(evaluations) < 2 or not comparable(evaluations[0], evaluations[-1]):
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    found = []
+    for held_out in (False, True):
+        names = [name for name, figures in first["rewards"].items() if figures["held_out"] is held_out]
+        intervals = []
+        for name in names:
+            values = changes_by_pair(first, last, name)
+            intervals.append(clustered(values, by_prompt(first.get("prompts"), len(values))))
+        for name, interval, p in zip(names, intervals, holm([each.p for each in intervals]), strict=True):
+            means = [row["rewards"][name]["mean"] for row in (first, last)]
+            before, after = (mean if measured(mean) else math.nan for mean in means)
+            found.append(Change(name, held_out, before, after, interval, p))
+    return found
+
+
+def verdict(found: Sequence[Change]) -> list[str]:
+    """Sentences for a person, the first of which is the verdict on the trained rewards."""
+    trained = [each for each in found if not each.held_out]
+    if not trained:
+        return ["No verdict: there are not two evaluations of a trained reward that can be compared."]
+    rose, fell = ([each for each in trained if each.direction == sign] for sign in (1, -1))
+    listed = ", ".join(map(str, trained))
+    open_ = [each for each in trained if not each.direction]
+    if rose:
+        said = [f"It learned: {', '.join(map(str, rose))} (± is 95 %)."]
+        said += [f"Not more than chance: {', '.join(map(str, open_))}."] * bool(open_)
+    elif fell:
+        said = ["It got worse: no trained reward rose."]
+    elif all(each.change.low <= 0 <= each.change.high for each in trained):
+        said = [f"Nothing was learned: the interval includes 0 ({listed})."]
+    elif all(math.isnan(each.change.low) for each in trained):
+        said = [f"No verdict: too few prompts to say how sure a change is ({listed})."]
+    else:
+        said = [f"Nothing was learned that is sure: of {len(trained)} rewards one moves so far by chance ({listed})."]
+    if fell:
+        said.append(f"Trained rewards that fell: {', '.join(map(str, fell))}.")
+    ends = {
+        1: "rose too, so what was learned is not only what was trained on",
+        -1: "fell, so the trained rewards may have been tricked",
+        0: "did not change by more than chance",
+    }
+    said += [f"Held out: {each}: it {ends[each.direction]}." for each in found if each.held_out]
+    return said
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def hardware() -> dict[str, str]:
+    """This machine in words; nothing that says which one it is."""
+    import psutil
+    import torch
+
+    memory, cores = psutil.virtual_memory().total, psutil.cpu_count() or 1
+    found = {
+        "CPU": f"{platform.processor() or platform.machine()}, {cores} cores",
+        "main memory": f"{memory / 1e9:.1f} GB",
+    }
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        bfloat16 = "" if torch.cuda.is_bf16_supported(including_emulation=False) else ", without bfloat16"
+        found[f"GPU {number}"] = f"{about.name}, {about.total_memory / 1e9:.1f} GB{bfloat16}"
+    return found | {"system": f"{platform.system()}, {platform.machine()}"}
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computes."""
+    from ..host import comfyui
+
+    found = {"Python": platform.python_version()}
+    for name in ("torch", "transformers", "diffusers", "peft"):
+        if version := extras.installed(name):
+            found[name] = version
+    if comfyui.comfy_loaded():
+        import comfyui_version
+
+        found["ComfyUI"] = comfyui_version.__version__
+    return found
