@@ -256,9 +256,9 @@ class _Backward:
         scores: Scores,
         valid: int,
         settings: GradientSettings,
-        decoders: Decoders,
+        decoders: Decoders | None = None,
     ):
-        self.decoders = decoders
+        self.decoders = decoders or model.decoder
         self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
         self.tally, self.version = Tally(), model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
