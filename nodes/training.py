@@ -250,11 +250,15 @@ class RewardGradientStep(_Step):
         "ratio": number(GradientSettings.ratio, 0, 100, step=0.1, label="its share", advanced=True).tip(
             "How long the added gradient is, in lengths of the rewards' gradient."
         ),
+        "decoder": socket("VAE").tip(
+            "A small VAE of the same latents, such as taef1 for FLUX, through which the gradient goes in place of the large one: "
+            "less memory. Scores are always of the real pictures. Only for models of Make Trainable."
+        ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @devices.outside_inference
-    def update(self, model, trajectories, scores, advantages=None, prompt=None, node_id="", **options):
+    def update(self, model, trajectories, scores, advantages=None, decoder=None, prompt=None, node_id="", **options):
         from dataclasses import replace
 
         from ..trainer import gradient
@@ -263,10 +267,15 @@ class RewardGradientStep(_Step):
         self._prepare(model, trajectories, prompt, node_id)
         settings = GradientSettings(**options)
         calls = gradient.calls(trajectories, settings)
-        metrics, found = gradient.update(model, trajectories, scores, settings, advantages, stopping.progress(calls))
+        metrics, found = gradient.update(
+            model, trajectories, scores, settings, advantages, stopping.progress(calls), decoder
+        )
         found = replace(found, credit=replace(found.credit, node=node_id))
-        shown = {
-            "credit": lambda: payloads.credit(found.credit, trajectories),
-            "advantages": lambda: payloads.advantages(node_id, found),
-        }
+        followed = gradient.watched(scores)  # advantages may be of more rewards
+
+        def came_from():
+            shown = payloads.advantages(node_id, replace(found, scores=followed))
+            return {**shown, "watched": list(followed.held_out_names)}
+
+        shown = {"credit": lambda: payloads.credit(found.credit, trajectories), "advantages": came_from}
         return results.shown(node_id, (model, report(metrics, trajectories, found)), shown, trajectories)

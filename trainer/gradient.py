@@ -8,10 +8,13 @@ it becomes a gradient of the weights, by one backward pass a call. No graph is k
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from torch import Tensor
 from ..host import devices, distributed
 from . import grpo, keys, matching
 from .families.base import FlowModel
+from .native.model import NativeModel
 from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
 from .rollout import sampled_noise, stream
 from .schedule import step_kinds
@@ -38,6 +42,11 @@ from .types import (
 )
 from .updates import refusals
 from .updates.optimizer import NonFiniteUpdate, Tally, outcome, prepared, take_steps
+
+if TYPE_CHECKING:
+    from comfy.sd import VAE
+
+Decoders = Callable[[Sequence[str]], AbstractContextManager[Callable[[Tensor], Tensor]]]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +88,7 @@ def update(
     settings: GradientSettings,
     advantages: Advantages | None = None,
     on_step: Callable[[], None] = lambda: None,
+    decoder: VAE | None = None,
 ) -> tuple[Metrics, Advantages]:
     """Moves the policy by one optimizer step along ∇J, less κ·∇ mean‖v - v_ref‖² at the same points.
 
@@ -88,6 +98,7 @@ def update(
     Args:
         scores: of this process's samples. Trained rewards without a gradient only count as `watched`.
         on_step: called before every call of the network, and may raise to stop: until the end nothing has changed.
+        decoder: makes the pictures whose gradient is taken, in place of the model's own; only of a model that ComfyUI loaded.
 
     Returns:
         Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j,
@@ -99,6 +110,7 @@ def update(
     """
     started, policy = time.perf_counter(), model.policy
     scores = watched(scores)
+    decoders = _decoders(model, decoder)
     _check(model, trajectories, scores, settings, advantages)
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
@@ -107,7 +119,7 @@ def update(
     gathered = distributed.whole(scores)
     _check_new(model, trajectories, scores)
     model.reward_spread = _averaged(model.reward_spread, gathered)
-    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings)
+    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings, decoders)
     other = None if advantages is None else _other(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
@@ -134,6 +146,14 @@ def calls(trajectories: Trajectories, settings: GradientSettings) -> int:
     samples, steps = len(trajectories.groups), settings.steps or trajectories.settings.transitions
     each = steps * (2 if settings.mode == "leap" else 1) * (2 if settings.kl_coefficient else 1)
     return each * -(-samples // (settings.batch_size or samples))
+
+
+def _decoders(model: FlowModel, decoder: VAE | None) -> Decoders:
+    if decoder is None:
+        return model.decoder
+    if not isinstance(model, NativeModel):
+        raise ValueError(f"decoder: {refusals.of_decoder()}")
+    return functools.partial(model.decoder, vae=decoder)
 
 
 def _check(model, trajectories: Trajectories, scores: Scores, settings: GradientSettings, advantages) -> None:
@@ -230,8 +250,15 @@ class _Backward:
     """Leaves ∇ of (κ·KL - J) in the weights, part by part."""
 
     def __init__(
-        self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings
+        self,
+        model: FlowModel,
+        trajectories: Trajectories,
+        scores: Scores,
+        valid: int,
+        settings: GradientSettings,
+        decoders: Decoders | None = None,
     ):
+        self.decoders = decoders or model.decoder
         self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
         self.tally, self.version = Tally(), model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
@@ -346,7 +373,7 @@ class _Backward:
         """∂J/∂x̂0 [N, …] of latents that are decoded; `calls` of them for each sample share its part of J."""
         texts, groups = [self.trajectories.texts[row] for row in rows.tolist()], self.trajectories.groups[rows].tolist()
         tile, clean = self.settings.tile, clean.detach()
-        with self.model.decoder(texts) as decode, torch.enable_grad():
+        with self.decoders(texts) as decode, torch.enable_grad():
             if tile:
                 with torch.no_grad():
                     pictures = decode(clean)

@@ -174,6 +174,7 @@ type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined
 type Value = number | null;
 
 interface Credit {
+  method?: string;
   weights: Value[][]; // [B][T']
   delta: Value[][]; // [B][T']
   objectives?: string[]; // [K], where they have weights of their own
@@ -188,6 +189,7 @@ interface Credit {
 }
 
 interface Advantages {
+  watched?: string[]; // rewards that an update along gradients does not follow
   advantage: Value[]; // [B]
   step_advantage: Value[][]; // [B][T']
   by_objective?: Value[][][]; // [K][B][T'], each objective's part in it

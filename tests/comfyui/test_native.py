@@ -7,6 +7,7 @@ import pytest
 from comfyui_otca.tests.comfyui.native.asking import Inside
 from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
 from comfyui_otca.tests.comfyui.server import installations
+from comfyui_otca.trainer.types import GRADIENT_MODES
 
 NEWEST = max(installations(), key=lambda found: found.age, default=None)
 # Some of each kind of network in the newest ComfyUI, and two in others. `--everything` asks for all that each has: 62 in 0.33.
@@ -120,8 +121,9 @@ def test_every_family(inside, everything, check):
     assert wrong == {}
 
 
-def test_resumed_to_the_bit(once):
-    found = once.ask("resume", "Flux", checkpointing="on")
+@pytest.mark.parametrize("mode", ["", "one_call"])
+def test_resumed_to_the_bit(once, mode):
+    found = once.ask("resume", "Flux", mode=mode, checkpointing="on")
     assert found["same"] and found["same_moments"]
     assert found["iteration"] == 2 and found["moved"] > 0.01
 
@@ -254,6 +256,9 @@ def test_parts_of_other_models_are_refused(once):
         found["clip"].startswith("clip: Flux cannot take what this CLIP makes of a prompt") and "Fix:" in found["clip"]
     )
     assert found["vae"].startswith("vae: its latents have 128 channels, and those of Flux have 16. Fix:")
+    assert found["decoder"].startswith("decoder: its latents have 128 channels, and those of Flux have 16. Fix:")
+    of_pictures = once.ask("wrong_parts", "LTXV", vae="Flux")["decoder"]
+    assert of_pictures.startswith("decoder: it decodes pictures, and LTXV makes videos. Fix:")
 
 
 def test_a_lora_that_is_patched_in_already_is_said_and_trained_upon(once):
@@ -315,6 +320,24 @@ def test_a_kept_graph_gives_the_same_update(once, checkpointing):
 def test_a_rewards_gradient_comes_through_sampler_and_autoencoder(inside, checkpointing):
     found = inside.ask("exact", "Flux", checkpointing=checkpointing)
     assert found["norm"] > 0 and found["slope"] == pytest.approx(found["norm"], rel=2e-2) and found["decoders"] <= 1e-5
+
+
+@pytest.mark.parametrize("mode", GRADIENT_MODES)
+@pytest.mark.parametrize("family", ["Flux", "LTXV"])
+def test_each_mode_follows_the_slope_of_what_it_claims_to(once, family, mode):
+    found = once.ask("followed", family, mode=mode)
+    assert found["norm"] > 0 and found["slope"] == pytest.approx(found["norm"], rel=1e-2)
+
+
+def test_another_decoder_stands_in_for_the_gradient_and_by_tiles(once):
+    """Scores are of the model's own pictures; the slope is that of the other decoder's."""
+    found = once.ask("followed", "LTXV", mode="last_steps", stand_in=True, tile=16)
+    assert found["norm"] > 0 and found["slope"] == pytest.approx(found["norm"], rel=1e-2)
+
+
+def test_an_autoencoder_of_comfyui_gives_back_nearly_the_same_through_tiles(once):
+    """Not the same: its norms and its attention look at the whole picture."""
+    assert 0.8 < once.ask("tiles", "Flux", side=24, tile=64)["cosine"] < 1
 
 
 def test_every_class_of_comfyui_is_known(inside):

@@ -26,6 +26,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed
+from comfyui_otca.trainer import gradient as reward_gradient
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import best_of_n, fuse, fuse_gains
@@ -34,7 +35,7 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import MatchingSettings, Prompt, Prompts, Scores
+from comfyui_otca.trainer.types import GradientSettings, MatchingSettings, Prompt, Prompts, Scores
 from comfyui_otca.trainer.workflow.running import Workflow
 
 TEXTS = ("a red circle on a blue background", "a green square on a white background")
@@ -164,6 +165,8 @@ class Brightness(Reward):
     def score(self, images, prompts):
         return images.mean((1, 2, 3))
 
+    differentiable = score
+
 
 class Redness(Reward):
     def score(self, images, prompts):
@@ -184,11 +187,17 @@ def _update(model, settings, changes):
         credit = with_spatial(
             credit, torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(row)) for row in rows])
         )
-    scores = distributed.whole(scores)
-    scores.values[changes.get("masked", []), 0] = torch.nan
+    scores.values[[row in changes.get("masked", []) for row in trajectories.share.rows], 0] = torch.nan
+    own, scores = scores, distributed.whole(scores)
     advantages = fuse(scores, distributed.whole(credit), "weighted_advantages")
     advantages = best_of_n(advantages, *changes["kept"]) if "kept" in changes else advantages
-    if "matching" in changes:
+    if "gradient" in changes:
+        follows = GradientSettings(learning_rate=1e-4, **changes["gradient"])
+        metrics, shown = reward_gradient.update(
+            model, trajectories, own, follows, advantages if "also" in changes["gradient"] else None
+        )
+        metrics["sample/furthest"] = float(shown.step_advantage.sum(1).argmax())
+    elif "matching" in changes:
         matching = MatchingSettings(learning_rate=1e-4, **changes["matching"])
         metrics = forward_process.update(model, trajectories, advantages, matching)
     else:
@@ -211,12 +220,26 @@ ODE = {"kind": "ode", "shared_noise": False}
 LEVELS = {"sampled_steps": 2, "kl_coefficient": 0.05, "epochs": 2, "old_policy": "gradual"}
 MATCHING = {"sample": {}, "masked": [2], "matching": LEVELS | {"batch_size": 2}, "settings": ODE}
 COMPARED = {"sample": {}, "kept": (1, 2), "matching": LEVELS | {"loss": "dgpo"}, "settings": ODE}
+LEAPS = {"sample": {}, "masked": [2], "gradient": {"mode": "leap", "batch_size": 1}, "settings": ODE}
+BESIDE = {"sample": {}, "gradient": {"mode": "last_steps", "also": "grpo", "tile": 16}}
 
 
 @pytest.mark.parametrize(
     ("count", "changes"),
-    [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS), (4, MATCHING), (2, COMPARED)],
-    ids=["2-best of n", "4-best of n", "2-kept graph, KL", "4-two epochs, guarded", "4-matching, masked", "2-dgpo"],
+    [
+        (2, RECOMPUTED),
+        (4, RECOMPUTED),
+        (2, KEPT_AND_KL),
+        (4, TWO_EPOCHS),
+        (4, MATCHING),
+        (2, COMPARED),
+        (4, LEAPS),
+        (2, BESIDE),
+    ],
+    ids=[
+        *("2-best of n", "4-best of n", "2-kept graph, KL", "4-two epochs, guarded", "4-matching, masked", "2-dgpo"),
+        *("4-leaps, masked", "2-last steps and grpo"),
+    ],
 )
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""
@@ -463,6 +486,26 @@ def test_a_training_of_two(small_workflow, real_model, tmp_path):
     together(2, _train, small_workflow(shorter), tmp_path / "again")
     assert [code for code, _ in together(2, _train, small_workflow(TWO), tmp_path / "again", True)] == [0, 0]
     assert_same_tensors(tmp_path / "again" / "lora.safetensors", tmp_path / "two" / "lora.safetensors")
+
+
+def test_a_training_of_two_by_reward_gradients(small_workflow, tmp_path):
+    """Their figures are those of one process, and a stop in one of them stops both."""
+    changes = {**TWO, "OTCA_TrainingRun": {"iterations": 2, "evaluate_every": 2}}
+    workflow = small_workflow(changes, source="reward_gradient.json")
+    answers = together(2, _train, workflow, tmp_path / "two")
+    assert [code for code, _ in answers] == [0, 0] and _train(workflow, tmp_path / "one")[0] == 0
+    ours, alone = rows(tmp_path / "two"), rows(tmp_path / "one")
+    for own, wanted in zip(ours, alone, strict=True):
+        compared = {
+            name: value
+            for name, value in wanted.items()
+            if not name.startswith(("seconds/", "samples_per", "forwards/"))
+        }
+        assert {name: own[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert {"gradient/clip_t", "spread/clip_t", "kl/penalty"} <= ours[0].keys()
+    answers = together(2, _train, small_workflow(changes, acting(stop), "reward_gradient.json"), tmp_path / "stopped")
+    assert all("stopped by a test after iteration 0" in said[-1] for _, said in answers[:1])
+    assert json.loads((tmp_path / "stopped" / "status.json").read_text())["status"] == "stopped"
 
 
 def test_a_training_of_two_that_share_a_model(small_workflow, real_model, tmp_path):

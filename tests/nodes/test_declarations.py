@@ -81,7 +81,7 @@ def test_what_shows_something_runs_without_a_training_below():
     worth_seeing = {"OTCA_SCORES", "OTCA_CREDIT", "OTCA_ADVANTAGES"}
     seen = {node_id for node_id, node in NODES if worth_seeing & set(node.RETURN_TYPES)}
     seen.remove("OTCA_PreferencePairs")  # whose scores are always 1 and 0
-    assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages"} | seen
+    assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages", "OTCA_RewardGradientStep"} | seen
 
 
 def test_only_what_is_another_in_every_iteration_advances():

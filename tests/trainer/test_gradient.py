@@ -430,3 +430,12 @@ def test_settings_without_a_meaning_are_refused(toy, small_settings, change, say
     made, scores = taken(toy, small_settings(), [Smooth("a")])
     with pytest.raises(ValueError, match=says):
         gradient.update(toy, made, scores, replace(STILL, **change))
+
+
+def test_another_decoder_is_for_what_comfyui_loaded(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    with pytest.raises(
+        ValueError, match="decoder: it stands in for the VAE of Make Trainable.* Fix: disconnect decoder"
+    ):
+        gradient.update(toy, made, scores, STILL, decoder=object())
+    assert toy.reward_spread == {}

@@ -278,3 +278,17 @@ test("the summary says which step each objective has its credit at", () => {
   const words = heatmap.summary(byObjective());
   assert.match(words, /the same credit at every step; for clip most credit at step 0 \(.*2\.00\); for sharp most credit at step 3/);
 });
+
+test("a gradient says what came from where, and nothing of advantages", () => {
+  const state = { credit: credit({ method: "reward_gradient, one_call" }), advantages: advantages() };
+  const { numbers, objectives } = heatmap.cellFacts(state, 1, 1);
+  assert.deepEqual(numbers.map(({ symbol, value }) => `${symbol} ${value}`), ["g 2.00", "w 2.00"]);
+  assert.deepEqual(objectives, []);
+  const row = { samples: [0, 2], kind: "several" };
+  const of = heatmap.rowFacts(state, { number: 1, last: 1, prompt: "a cat" }, row, 2);
+  assert.deepEqual(of.numbers.map(({ symbol, value }) => `${symbol} ${value}`), ["g −0.13", "w 1.00"]);
+  const words = heatmap.summary(state);
+  assert.match(words, /^Gradient heatmap: .*most gradient from step 1 .*shares: clip 75 %, sharp 25 %/);
+  assert.doesNotMatch(words, /reinforced|credit/);
+  assert.equal(heatmap.isGradient(credit()), false);
+});

@@ -69,6 +69,7 @@ FILES = {
         (VAE, WAN_22 + "vae/wan_2.1_vae.safetensors"),
     ),
 }
+FILES["flux2_klein_gradient"] = FILES["flux2_klein"]
 # The inputs by which stock loaders name files.
 LOADERS = {
     "UNETLoader": ("unet_name",),
@@ -150,6 +151,7 @@ TEMPLATES = {
         Template("flux1", "15 FLUX.1 dev"),
         Template("wan22_5b", "16 Video - Wan 2.2 5B"),
         Template("wan22_14b", "17 Video - Wan 2.2 14B"),
+        Template("flux2_klein_gradient", "18 FLUX.2 klein - reward gradient"),
         Template("preference_pairs", "21 Preference pairs - DPO from a folder of pictures"),
         Template("six_rewards", "22 Six rewards at once - CPU"),
         Template("otca", "31 Method - OTCA, the graph of the paper"),
@@ -157,6 +159,7 @@ TEMPLATES = {
         Template("mix_grpo", "33 Method - MixGRPO"),
         Template("stepwise_flow_grpo", "34 Method - Stepwise-Flow-GRPO"),
         Template("vipo", "35 Method - VIPO"),
+        Template("reward_gradient", "36 Method - Reward gradient"),
         Template("otca_flux", "41 Model folder - FLUX.1"),
         Template("otca_sd3", "42 Model folder - SD3.5"),
         Template("otca_wan22_video", "43 Model folder - Wan 2.2 video"),

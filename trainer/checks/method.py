@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..types import (
     ASKING_NODES,
     GRADIENT_NODE,
+    LOAD_NODE,
     MATCHING_NODE,
     PAIRS_NODE,
     SELECTING_NODE,
@@ -113,6 +114,14 @@ def _gradient_settings(graph: _Graph, step: str, transitions: int) -> Iterator[P
         yield graph.misfit(step, misfit)
 
 
+def _decoder(graph: _Graph) -> Iterator[Problem]:
+    """A decoder that stands in for one that ComfyUI loaded."""
+    for step in graph.of(GRADIENT_NODE):
+        loader = graph.model(step)
+        if "decoder" in graph.nodes[step].links and loader in graph.of(LOAD_NODE):
+            yield graph.misfit(step, refusals.of_decoder())
+
+
 def _followed(graph: _Graph) -> Iterator[Problem]:
     """Rewards with a gradient, for an update that follows it; those without are only watched."""
     for step in graph.of(GRADIENT_NODE):
@@ -167,4 +176,4 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
 
 
-CHECKS = (_asked_again, _credit, _followed, _noiseless, _processes, _selection, _update)
+CHECKS = (_asked_again, _credit, _decoder, _followed, _noiseless, _processes, _selection, _update)

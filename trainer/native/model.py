@@ -339,15 +339,22 @@ class NativeModel(FlowModel):
         return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
 
     @contextlib.contextmanager
-    def decoder(self, texts: Sequence[str]) -> Iterator[Callable[[Tensor], Tensor]]:
+    def decoder(self, texts: Sequence[str], vae: VAE | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
+        """`vae`: decodes in place of the model's own. Raises FlowModelError where its latents are not the model's."""
         import comfy.model_management
+
+        if vae is not None:
+            suitable.check_vae(self._first.patcher, vae, "decoder")
+        by = self.vae if vae is None else vae
 
         def decode(latents: Tensor) -> Tensor:
             plain = self._first.core.process_latent_out(self._with_frames(latents).float())
-            comfy.model_management.load_models_gpu([self.vae.patcher])
-            rewrap(self.vae.first_stage_model)
+            if plain.ndim == 5 and by.latent_dim == 2:  # a decoder of pictures for a picture's one frame
+                plain = plain[:, :, 0]
+            comfy.model_management.load_models_gpu([by.patcher])
+            rewrap(by.first_stage_model)
             with frozen.training(), Mutable():  # some autoencoders write over what they have computed
-                made = self.vae.process_output(self.vae.first_stage_model.decode(plain.to(self.vae.vae_dtype)).float())
+                made = by.process_output(by.first_stage_model.decode(plain.to(by.vae_dtype)).float())
             images = made.movedim(1, -1)[..., :3].clamp(0, 1)
             return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
 

@@ -62,12 +62,17 @@ def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:
             )
 
 
-def check_vae(model: ModelPatcher, vae: VAE) -> None:
+def check_vae(model: ModelPatcher, vae: VAE, name: str = "vae") -> None:
     """Raises FlowModelError for a VAE whose latents are not those of the MODEL."""
     wanted, given = _decoded_channels(model.model.latent_format), getattr(vae, "latent_channels", None)
+    if makes_videos(model) and getattr(vae, "latent_dim", 3) == 2:
+        raise FlowModelError(
+            f"{name}: it decodes pictures, and {type(model.model).__name__} makes videos. Fix: load a VAE of videos that belongs "
+            "to the model"
+        )
     if given != wanted:
         raise FlowModelError(
-            f"vae: its latents have {given} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load the VAE "
+            f"{name}: its latents have {given} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load one "
             "that belongs to the model"
         )
 

@@ -88,6 +88,12 @@ def of_gradients(connected: Iterable[str]) -> Misfit:
     return Misfit("scores", message, fix)
 
 
+def of_decoder() -> Misfit:
+    """Says that Reward Gradient Step's decoder stands in for one that ComfyUI loaded."""
+    message = "it stands in for the VAE of Make Trainable, and a model of Load Flow Model decodes by its own"
+    return Misfit("decoder", message, "disconnect decoder, or load the model by ComfyUI's loaders and Make Trainable")
+
+
 def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Misfit]:
     """What is wrong with Reward Gradient Step's own inputs, for a sampler of so many steps."""
     if settings.mode != "last_steps" and settings.steps < 1:

@@ -44,6 +44,13 @@ export function received(state, kind, data) {
 }
 
 /**
+ * Whether it says where the rewards' gradient came from, and not how credit was given.
+ *
+ * @param {Credit | null} credit
+ */
+export const isGradient = (credit) => credit?.method?.startsWith("reward_gradient") ?? false;
+
+/**
  * Whether two credits are of the same samples and steps, so that a place in one is a place in the other.
  *
  * @param {Credit | null} one
@@ -315,21 +322,12 @@ export function moved({ row, column }, key, rowsOfGroups, columns) {
  */
 export function cellFacts({ credit, advantages }, sample, column) {
   const masked = isMasked({ credit, advantages }, sample);
-  const numbers = [
-    { symbol: "ΔS", meaning: t("similarity gained"), value: significant(credit.delta[sample][column]) },
-    { symbol: "w", meaning: t("step weight"), value: fixed(credit.weights[sample][column]) },
-  ];
-  if (advantages && !masked) {
-    numbers.push(
-      { symbol: "z", meaning: t("fused advantage"), value: signed(advantages.advantage[sample]) },
-      { symbol: "Ã", meaning: t("effective advantage"), value: signed(advantages.step_advantage[sample][column]) },
-    );
-  }
+  const numbers = numbersOf({ credit, advantages: masked ? null : advantages }, column, (valueOf) => valueOf(sample));
   return {
     prompt: credit.prompts[credit.groups[sample]] ?? "",
     place: `${t("sample {number}", { number: sample })} · ${stepName(credit, column)}`,
     numbers,
-    objectives: !advantages
+    objectives: !advantages || isGradient(credit)
       ? []
       : advantages.names.map((name, k) => ({
           name,
@@ -354,16 +352,7 @@ export function rowFacts(state, section, row, column) {
   const { credit, advantages } = state;
   const known = row.samples.filter((sample) => !isMasked(state, sample));
   const mean = (/** @type {(sample: number) => Value} */ valueOf) => columnMeans(known.map((sample) => [valueOf(sample)]), known.map((_, i) => i))[0];
-  const numbers = !known.length ? [] : [
-    { symbol: "ΔS", meaning: t("similarity gained"), value: significant(mean((sample) => credit.delta[sample][column])) },
-    { symbol: "w", meaning: t("step weight"), value: fixed(mean((sample) => credit.weights[sample][column])) },
-    ...(advantages
-      ? [
-          { symbol: "z", meaning: t("fused advantage"), value: signed(mean((sample) => advantages.advantage[sample])) },
-          { symbol: "Ã", meaning: t("effective advantage"), value: signed(mean((sample) => advantages.step_advantage[sample][column])) },
-        ]
-      : []),
-  ];
+  const numbers = known.length ? numbersOf({ credit, advantages }, column, mean) : [];
   return {
     prompt: section.prompt || t("prompts {first} to {last}", { first: section.number, last: section.last }),
     place: `${rowName(row)} · ${stepName(credit, column)}`,
@@ -371,6 +360,32 @@ export function rowFacts(state, section, row, column) {
     objectives: [],
     note: t("Means. Click, or press Enter, to see the samples."),
   };
+}
+
+/**
+ * @param {Filled} state
+ * @param {number} column
+ * @param {(valueOf: (sample: number) => Value) => Value} value of one sample, or the mean of several
+ * @returns {Fact[]}
+ */
+function numbersOf({ credit, advantages }, column, value) {
+  const weight = fixed(value((sample) => credit.weights[sample][column]));
+  const here = advantages && value((sample) => advantages.step_advantage[sample][column]);
+  if (isGradient(credit)) {
+    const share = { symbol: "w", meaning: t("its share of the sample's gradient"), value: weight };
+    return here === null ? [share] : [{ symbol: "g", meaning: t("gradient that came from this step"), value: fixed(here) }, share];
+  }
+  const gained = significant(value((sample) => credit.delta[sample][column]));
+  return [
+    { symbol: "ΔS", meaning: t("similarity gained"), value: gained },
+    { symbol: "w", meaning: t("step weight"), value: weight },
+    ...(advantages
+      ? [
+          { symbol: "z", meaning: t("fused advantage"), value: signed(value((sample) => advantages.advantage[sample])) },
+          { symbol: "Ã", meaning: t("effective advantage"), value: signed(here) },
+        ]
+      : []),
+  ];
 }
 
 /** @param {import("./heatmap_rows.js").Row} row */
@@ -453,11 +468,12 @@ export function summary({ credit, advantages }) {
     const zero = everyone.filter((sample) => !isMasked(state, sample) && advantages.advantage[sample] === 0).length;
     const above = everyone.filter((sample) => (advantages.advantage[sample] ?? 0) > 0 && !isMasked(state, sample)).length;
     const below = everyone.length - masked - above - zero;
-    parts.push(t("{above} reinforced, {below} discouraged, {zero} left alone", { above, below, zero }));
+    if (!isGradient(credit)) parts.push(t("{above} reinforced, {below} discouraged, {zero} left alone", { above, below, zero }));
     const shares = advantages.names.map((name, k) => `${name} ${percent(advantages.shares[k])}`).join(", ");
     parts.push(t("shares: {shares}", { shares }));
   }
-  return t("Credit heatmap: {parts}.", { parts: parts.filter(Boolean).join("; ") });
+  const whole = { parts: parts.filter(Boolean).join("; ") };
+  return isGradient(credit) ? t("Gradient heatmap: {parts}.", whole) : t("Credit heatmap: {parts}.", whole);
 }
 
 /**
@@ -467,8 +483,11 @@ export function summary({ credit, advantages }) {
 function peak(means, credit) {
   const known = means.filter((mean) => mean !== null);
   const most = Math.max(...known);
-  if (!known.length || most - Math.min(...known) < 1e-6) return known.length ? t("the same credit at every step") : "";
+  const even = most - Math.min(...known) < 1e-6;
+  if (!known.length || even) return !known.length ? "" : isGradient(credit) ? t("as much gradient from every step") : t("the same credit at every step");
   const column = means.indexOf(most);
   const sigma = credit.sigmas?.length ? `σ ${fixed(credit.sigmas[credit.trained[column]])}, ` : "";
-  return t("most credit at step {step} ({sigma}mean weight {weight})", { step: credit.trained[column], sigma, weight: fixed(most) });
+  const place = { step: credit.trained[column], sigma, weight: fixed(most) };
+  if (isGradient(credit)) return t("most gradient from step {step} ({sigma}mean weight {weight})", place);
+  return t("most credit at step {step} ({sigma}mean weight {weight})", place);
 }

@@ -19,14 +19,35 @@ const PREVIEW_HEIGHT = 150;
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
 
+const GRADIENT_NODE = "OTCA_RewardGradientStep"; // whose update says where its gradient came from
+
 /** @type {OurWidget} */
 export const heatmapWidget = {
-  fits: ({ name, output }) => output.includes("OTCA_CREDIT") || name === "OTCA_StepwiseGain", // credit and fusion in one
+  // Stepwise Gain is credit and fusion in one.
+  fits: ({ name, output }) => output.includes("OTCA_CREDIT") || name === "OTCA_StepwiseGain" || name === GRADIENT_NODE,
   create: (node, comfy) => new Heatmap(node, comfy),
 };
 
-const HOLD =
-  t("Keep prompts and noise: then a change of the smallest weight (w_min) or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the update (GRPO Step, Matching Step) is bypassed.");
+const OF_CREDIT = {
+  name: t("Credit heatmap"),
+  empty: t("No credit yet. Queue the graph to see which steps earn it."),
+  symbol: "Ã",
+  advantage: t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged"),
+  weight: t("Colour: weight w, how much of the sample's credit the step gets"),
+  sorted: t("Rows: best fused advantage z on top, within each prompt"),
+  shares: t("Objectives and their share of the advantage"),
+  hold: t("Keep prompts and noise: then a change of the smallest weight (w_min) or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the update (GRPO Step, Matching Step) is bypassed."),
+};
+const OF_GRADIENT = {
+  name: t("Gradient heatmap"),
+  empty: t("Nothing yet. Queue the graph to see which steps the rewards' gradient comes from."),
+  symbol: "g",
+  advantage: t("Colour: gradient g. The more orange a step, the more of the rewards' gradient came from it"),
+  weight: t("Colour: share w, the step's part of its sample's gradient. An even share is 1"),
+  sorted: t("Rows: largest gradient on top, within each prompt"),
+  shares: t("Rewards and their share of the gradient"),
+  hold: t("Keep prompts and noise, so that a Run differs from the one before only by what you changed. Each Run still updates the model."),
+};
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
 /** @type {Record<string, string>} */
@@ -55,16 +76,6 @@ class Heatmap {
   /** @type {heatmap.Layout | null} */
   place = null;
 
-  switches = [
-    this.switch("heatmap color", [
-      ["advantage", "Ã", t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
-      ["weight", "w", t("Colour: weight w, how much of the sample's credit the step gets")],
-    ]),
-    this.switch("heatmap order", [
-      ["advantage", t("sorted"), t("Rows: best fused advantage z on top, within each prompt")],
-      ["sampled", t("as sampled"), t("Rows: in the order in which they were sampled")],
-    ]),
-  ];
   objective = h("select.otca-heatmap-objective", {
     "aria-label": t("Objective"),
     title: t("Objective: its own weights w and its part in Ã, or those of all together"),
@@ -84,14 +95,14 @@ class Heatmap {
     onblur: () => this.unhover(),
   });
   context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-  empty = h("p.otca-heatmap-empty", {}, t("No credit yet. Queue the graph to see which steps earn it."));
+  empty = h("p.otca-heatmap-empty");
   stage = h("div.otca-heatmap-stage", {}, this.canvas, this.empty);
   note = h("p.otca-heatmap-note");
-  legend = h("ul.otca-heatmap-legend", { "aria-label": t("Objectives and their share of the advantage") });
+  legend = h("ul.otca-heatmap-legend");
   live = h("div.otca-hidden", { "aria-live": "polite" });
   table = h("div.otca-hidden");
   tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
-  hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, t("hold samples"));
+  hold = h("button", { type: "button", onclick: () => this.toggleHold() }, t("hold samples"));
   holdSwitch = h("div.otca-switch", {}, this.hold);
   /** @type {Credit | null} */
   coming = null;
@@ -105,11 +116,25 @@ class Heatmap {
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
+    const says = comfy.nodeDefinition(node)?.name === GRADIENT_NODE ? OF_GRADIENT : OF_CREDIT;
+    this.switches = [
+      this.switch("heatmap color", [
+        ["advantage", says.symbol, says.advantage],
+        ["weight", "w", says.weight],
+      ]),
+      this.switch("heatmap order", [
+        ["advantage", t("sorted"), says.sorted],
+        ["sampled", t("as sampled"), t("Rows: in the order in which they were sampled")],
+      ]),
+    ];
+    this.empty.textContent = says.empty;
+    this.hold.title = says.hold;
+    this.legend.setAttribute("aria-label", says.shares);
     this.preview = new Preview(comfy, (isOpen, hadFocus) => this.previewToggled(isOpen, hadFocus));
     const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.objective, this.holdSwitch, this.backSwitch);
     this.root = h(
       "div",
-      { class: "otca-heatmap", role: "group", "aria-label": t("Credit heatmap") },
+      { class: "otca-heatmap", role: "group", "aria-label": says.name },
       ...[bar, this.note, this.stage, this.legend, this.preview.element, this.live, this.table],
     );
     comfy.passGesturesToGraph(this.root);
@@ -258,7 +283,7 @@ class Heatmap {
     this.field = heatmap.field(filled, this.view);
     this.sections = sectionsOf(heatmap.groupedRows(filled, this.choice("heatmap order")), this.room, {
       open: this.opened.at(-1) ?? null,
-      advantage: this.view === "advantage" && advantages ? (sample) => advantages.advantage[sample] : null,
+      advantage: this.view === "advantage" && advantages && !heatmap.isGradient(filled.credit) ? (sample) => advantages.advantage[sample] : null,
     });
     const mean = (/** @type {number[]} */ samples) => heatmap.columnMeans(this.field.values, samples);
     this.rows = this.sections.flatMap(({ rows }) => rows.map(({ samples }) => mean(samples)));
@@ -282,6 +307,9 @@ class Heatmap {
   showNote() {
     const { credit, advantages } = this.state;
     const lines = [];
+    if (advantages?.watched?.length) {
+      lines.push(t("Only watched, not trained on: {names}.", { names: advantages.watched.join(", ") }));
+    }
     if (credit && !advantages) lines.push(t("Weights w. Ã appears when a Fuse node has run on this credit."));
     if (credit) {
       const { length: samples } = credit.groups;
@@ -424,11 +452,14 @@ class Heatmap {
     if (target.kind === "share") {
       const share = advantages?.shares[target.objective] ?? 0;
       const name = advantages?.names[target.objective] ?? "";
-      return [h("p", {}, t("{name}: {share} of the advantage", { name, share: percent(share) }))];
+      const values = { name, share: percent(share) };
+      const text = heatmap.isGradient(credit) ? t("{name}: {share} of the gradient", values) : t("{name}: {share} of the advantage", values);
+      return [h("p", {}, text)];
     }
     const { means, meansLabel } = this.picture();
     const mean = means[target.column];
-    const figure = this.view === "advantage" ? `Ã ${signed(mean, 3)}` : `w ${fixed(mean, 3)}`;
+    const arrived = heatmap.isGradient(credit) ? `g ${fixed(mean, 3)}` : `Ã ${signed(mean, 3)}`;
+    const figure = this.view === "advantage" ? arrived : `w ${fixed(mean, 3)}`;
     const text = heatmap.meanOf(meansLabel, figure);
     return [h("p", {}, heatmap.stepName(credit, target.column)), h("p", {}, text)];
   }

@@ -2,7 +2,7 @@
 /** Draws the credit heatmap on a 2D context. What and where is decided in lib/heatmap.js. */
 import { OBJECTIVES, diverging, isDark, sequential } from "../lib/color.js";
 import { fixed, signed, wrapped } from "../lib/format.js";
-import { METRICS, cellBox, labelled, meanOf } from "../lib/heatmap.js";
+import { METRICS, cellBox, isGradient, labelled, meanOf } from "../lib/heatmap.js";
 import { t } from "../lib/language.js";
 
 const FONT = `${METRICS.font}px Inter, system-ui, sans-serif`;
@@ -88,15 +88,16 @@ function paintScale(context, picture, theme) {
   const { place, view, neutral } = picture;
   const { limit, beyond } = picture.scale;
   const { x, y, width, height } = place.scale;
-  const low = view === "advantage" ? -limit : 0;
+  const signs = view === "advantage" && !isGradient(picture.credit);
+  const low = signs ? -limit : 0;
   for (let at = 0; at < width; at++) {
     context.fillStyle = colorOf(picture, low + ((at + 0.5) / width) * (limit - low), theme);
     context.fillRect(x + at, y, Math.min(1.5, width - at), height);
   }
-  const middle = view === "advantage" ? "0" : t("{weight} even", { weight: fixed(neutral) });
+  const middle = view === "weight" ? t("{weight} even", { weight: fixed(neutral) }) : signs ? "0" : "";
   const [most, least] = beyond ? ["≥ ", "≤ "] : ["", ""];
-  const ends = view === "advantage" ? [least + signed(low), most + signed(limit)] : ["0", most + fixed(limit)];
-  const words = view === "advantage" ? [t("{limit} discouraged", { limit: ends[0] }), t("reinforced {limit}", { limit: ends[1] })] : ends;
+  const ends = signs ? [least + signed(low), most + signed(limit)] : ["0", most + fixed(limit)];
+  const words = signs ? [t("{limit} discouraged", { limit: ends[0] }), t("reinforced {limit}", { limit: ends[1] })] : ends;
   const center = x + ((neutral - low) / (limit - low)) * width;
   const measure = (/** @type {string} */ text) => context.measureText(text).width;
   const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
@@ -106,9 +107,9 @@ function paintScale(context, picture, theme) {
   write(context, left, x, line, "left");
   write(context, right, x + width, line, "right");
   write(context, middle, center, line, "center");
-  context.fillRect(center - 0.5, y, 1, height + 2);
+  if (middle) context.fillRect(center - 0.5, y, 1, height + 2);
   context.fillStyle = theme.ink;
-  write(context, view === "advantage" ? "Ã" : "w", place.gutter, y + height, "right");
+  write(context, view === "weight" ? "w" : signs ? "Ã" : "g", place.gutter, y + height, "right");
 }
 
 /** @type {typeof paint} */

@@ -2,7 +2,7 @@
 /** What the credit heatmap says beside its picture: legend, table for screen readers, facts of a cell. */
 import { OBJECTIVES } from "../lib/color.js";
 import { fixed, percent, signed, significant } from "../lib/format.js";
-import { rowName, stepName } from "../lib/heatmap.js";
+import { isGradient, rowName, stepName } from "../lib/heatmap.js";
 import { t } from "../lib/language.js";
 import { h } from "../sidebar/dom.js";
 
@@ -30,7 +30,8 @@ export function legendItems(advantages) {
  */
 export function textTable(credit, view, sections, values) {
   if (values.length * credit.trained.length > TABLE_CELLS) return [];
-  const write = view === "advantage" ? signed : fixed;
+  const ofGradient = isGradient(credit);
+  const write = view === "advantage" && !ofGradient ? signed : fixed;
   const head = credit.trained.map((_, column) => h("th", { scope: "col" }, stepName(credit, column)));
   const names = sections.flatMap(({ prompt, rows }) => rows.map((row) => [rowName(row), prompt].filter(Boolean).join(", ")));
   const rows = values.map((row, index) =>
@@ -41,7 +42,10 @@ export function textTable(credit, view, sections, values) {
       ...row.map((value) => h("td", {}, value === null ? t("masked") : write(value))),
     ),
   );
-  const caption = view === "advantage" ? t("Effective advantage Ã") : t("Step weight w");
+  const captions = ofGradient
+    ? [t("Gradient g that came from each step"), t("Share w of each step")]
+    : [t("Effective advantage Ã"), t("Step weight w")];
+  const caption = captions[view === "advantage" ? 0 : 1];
   return [h("table", {}, h("caption", {}, caption), h("tr", {}, h("td"), ...head), ...rows)];
 }
 

@@ -196,13 +196,14 @@ def _refusal(act) -> str:
 
 
 def wrong_parts(family: str, vae: str) -> dict:
-    """A text encoder whose embeddings are wider, and the autoencoder of another family."""
+    """A text encoder whose embeddings are wider, and the autoencoder of another family, as its own and for gradients alone."""
     made = tiny.build(family)
     with_clip = dataclasses.replace(made, clip=tiny_clip(Text(48, pooled=24), 1))
     with_vae = dataclasses.replace(made, vae=tiny.build(vae).vae)
-    return {
+    found = {
         name: _refusal(lambda each=each: trainable(each)) for name, each in (("clip", with_clip), ("vae", with_vae))
     }
+    return found | {"decoder": _refusal(trainable(made).model.decoder((), with_vae.vae).__enter__)}
 
 
 def patched(family: str) -> dict:

@@ -14,13 +14,14 @@ from torch import Tensor
 from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, entries, make, trainable
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
-from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer import gradient, rollout
 from comfyui_otca.trainer.credit.exact import exact_gradient
 from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards import Reward
+from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import Prompts
+from comfyui_otca.trainer.types import GradientSettings, Prompts
 
 NEGATIVE = "blurry"
 STEPS = 4
@@ -249,12 +250,17 @@ class logged(logging.Handler):
         logging.getLogger().removeHandler(self)
 
 
-def resume(family: str, **options) -> dict:
-    """Four updates in a row, against two, a checkpoint, a new model and two more."""
+def resume(family: str, mode: str = "", **options) -> dict:
+    """Four updates in a row, against two, a checkpoint, a new model and two more; by reward gradients of a mode, or by GRPO."""
 
     def train(made: Made, seeds) -> None:
         for seed in seeds:
-            made.update(made.sample(seed=seed))
+            taken = made.sample(seed=seed)
+            if mode:
+                scores = score_stack([Contrast("contrast")], taken.images, taken.prompts, taken.groups)
+                gradient.update(made.model, taken, scores, GradientSettings(1e-2, mode, ema_decay=0.5))
+            else:
+                made.update(taken)
 
     straight = make(family, **options)
     train(straight, range(4))
@@ -329,6 +335,98 @@ def exact(family: str, **options) -> dict:
         pictures = decode(noise.to(made.model.device))
     same = (pictures.detach().cpu() - made.model.decode(noise)).abs().max().item()
     return {"norm": gradient.norm().item(), "slope": (ends[0] - ends[1]) / 2e-3, "decoders": same}
+
+
+def followed(family: str, mode: str, stand_in: bool = False, tile: int = 0, size: float = 1e-4, **options) -> dict:
+    """Reward Gradient Step's gradient of a mode along itself, against central differences of what it claims to follow.
+
+    `stand_in`: through another decoder than the one whose pictures are scored.
+    """
+    (made := make(family, **options)).move()
+    model, reward, seen = made.model, Contrast("contrast"), []
+    vae, taken = tiny.build(family, seed=9).vae if stand_in else None, made.sample()
+    scores = score_stack([reward], taken.images, taken.prompts, taken.groups)
+    velocity, steps = model.velocity, {"last_steps": 0, "low_variance": 2}.get(mode, 1)
+    follows = GradientSettings(0.0, mode, steps, 0.0, tile=tile, max_grad_norm=1e9, batch_size=1)
+
+    def noted(x: Tensor, sigma: Tensor, condition, guidance: float) -> Tensor:
+        if torch.is_grad_enabled():
+            seen.append((x.detach().clone(), sigma, condition))
+        return velocity(x, sigma, condition, guidance)
+
+    with attribute(model, "velocity", noted):
+        gradient.update(model, taken, scores, follows, decoder=vae)
+    parameters, (_, spread) = model.policy.trainable_parameters(), model.reward_spread["contrast"]
+    found = -torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
+
+    def rewarded(final: Tensor) -> float:
+        parts = [reward.score(made_by(part.to(model.device)), ()) for part in final.split(1)]
+        return torch.cat(parts).mean().item() / spread
+
+    @torch.no_grad()
+    def predicted() -> float:
+        """Of x̂0 = x - σ·v at every point that was called."""
+        return sum(rewarded(x - beside(s, x) * velocity(x, s, of, 1.0)) for x, s, of in seen) / len(seen)
+
+    def walked() -> float:
+        """Of the same trajectories by the policy as it is."""
+        return rewarded(made.sample().final)
+
+    begin: dict[tuple, Tensor] = {}
+
+    @torch.no_grad()
+    def leapt() -> float:
+        """Of the two leaps as they are written down; what the trajectory had is constant."""
+        total = 0.0
+        for number, ((x_j, sigma_j, of), (x_k, sigma_k, _)) in enumerate(zip(seen[::2], seen[1::2], strict=True)):
+            leap = -beside(sigma_k - sigma_j, x_k) * velocity(x_k, sigma_k, of, 1.0)
+            first = begin.setdefault((number, "leap"), leap)
+            inside = x_j + follows.nested * (leap - first)
+            end = x_j + leap - first - beside(sigma_j, x_j) * velocity(inside, sigma_j, of, 1.0)
+            last = begin.setdefault((number, "end"), end)
+            total += rewarded(taken.final[[number]].to(end) + end - last)
+        return total / len(taken.final)
+
+    value = {"last_steps": walked, "leap": leapt}.get(mode, predicted)
+    with model.decoder(TEXTS[:1], *([vae] if vae else [])) as made_by:
+        value()
+        step, ends = found / found.norm(), []
+        for by in (size, -2 * size):
+            with torch.no_grad():
+                for parameter, part in zip(parameters, (by * step).split([p.numel() for p in parameters]), strict=True):
+                    parameter += part.view_as(parameter).to(parameter)
+            ends.append(value())
+    return {"norm": found.norm().item(), "slope": (ends[0] - ends[1]) / (2 * size)}
+
+
+def tiles(family: str, side: int, tile: int) -> dict:
+    """What an autoencoder of ComfyUI's own class, with norms and attention over all places and random weights, gives back to its
+    latents through tiles, against the same through whole pictures."""
+    import comfy.ldm.models.autoencoder
+    import comfy.sd
+
+    size = {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "z_channels": 16, "resolution": 256}
+    form = {"double_z": True, "in_channels": 3, "out_ch": 3, "attn_resolutions": [], "dropout": 0.0, **size}
+    params, generator = {"ddconfig": form, "embed_dim": 16}, torch.Generator().manual_seed(1)
+    state = comfy.ldm.models.autoencoder.AutoencoderKL(**params).state_dict()
+    for name, weight in state.items():
+        if weight.ndim == 1:
+            weight.fill_(float(name.endswith("weight")))
+        else:
+            weight.normal_(0, (2 / weight[0].numel()) ** 0.5, generator=generator)
+    vae = comfy.sd.VAE(sd=state, config={"params": params}, dtype=torch.float32)
+    vae.latent_channels = 16
+    latents = torch.randn((1, 16, side, side), generator=generator).requires_grad_()
+    with make(family).model.decoder(TEXTS[:1], vae) as decode:
+        pictures = decode(latents)
+        toward = torch.randn(pictures.shape, generator=generator)
+        (whole,) = torch.autograd.grad(pictures, latents, toward)
+        parts = gradient._through_tiles(decode, latents.detach(), toward, tile, generator)
+    return {"cosine": torch.nn.functional.cosine_similarity(parts.flatten(), whole.flatten(), dim=0).item()}
+
+
+def beside(values: Tensor, x: Tensor) -> Tensor:
+    return values.to(x).view(-1, *[1] * (x.ndim - 1))
 
 
 def quantized(family: str, form: str, checkpointing: str = "off") -> dict:

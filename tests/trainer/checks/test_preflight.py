@@ -6,6 +6,7 @@ import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.rewards.images import RewardSharpness
+from comfyui_otca.tests.training import reward_node
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -79,6 +80,16 @@ def followed(small_graph, changes=None, **replaced):
 
 def test_the_graph_that_follows_a_reward_is_whole(small_graph):
     assert followed(small_graph) == []
+
+
+def test_a_decoder_needs_a_model_that_comfyui_loaded(small_graph):
+    loader = reward_node(lambda: None)
+    loader.RETURN_TYPES = ("VAE",)
+    graph = small_graph({"OTCA_RewardGradientStep": {"decoder": ["20", 0]}}, "reward_gradient.json")
+    graph["20"] = {"class_type": "VAELoader", "inputs": {}}
+    (problem,) = preflight.problems(Workflow(graph, {**NODE_CLASS_MAPPINGS, "VAELoader": loader}))
+    assert problem.input == "decoder" and "decodes by its own" in problem.message and problem.severity == "error"
+    assert "Make Trainable" in problem.fix
 
 
 def test_rewards_none_of_which_has_a_gradient_are_named(small_graph):

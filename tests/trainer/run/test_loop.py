@@ -764,3 +764,24 @@ def test_matching_resumes_to_the_bit(small_graph, tmp_path):
     # for kl/reference 2 samples by two policies.
     assert [row["forwards/all"] for row in history[:2]] == [24 + 24 * 2 + 24 * 3 + 4, 24 + 2 * 24 * 3 + 4]
     assert all(row["forwards/with_gradient"] == 48 for row in history)
+
+
+def test_reward_gradients_resume_to_the_bit(small_graph, tmp_path):
+    """The spread of the scores goes on from where it was, and so do all draws."""
+    changes = {
+        "OTCA_RewardGradientStep": {"ema_decay": 0.5},
+        "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 4},
+    }
+    file = tmp_path / "gradient.json"
+    file.write_text(json.dumps(small_graph(changes, "reward_gradient.json")))
+    history = whole_and_resumed(file, tmp_path, (2, 4))
+    folders = [tmp_path / name / "checkpoints" / "000004" for name in ("resumed", "whole")]
+    for name in ("adapter", "optimizer", "ema"):
+        assert_same_tensors(*(folder / f"{name}.safetensors" for folder in folders))
+    stds = torch.tensor([row["reward/clip_t/std"] for row in history], dtype=torch.float64)
+    means = stds.cumsum(0) / torch.arange(1, 5)
+    assert [row["spread/clip_t"] for row in history] == pytest.approx(means.tolist(), rel=1e-6)
+    # 4 steps of 6 samples; 2 levels of each by θ and, for the pull to the original, by the untrained policy; for kl/reference 2
+    # samples by two policies.
+    assert all(row["forwards/all"] == 24 + 2 * 2 * 6 + 4 for row in history)
+    assert all(row["forwards/with_gradient"] == 12 for row in history)
