@@ -37,7 +37,7 @@ import psutil
 import torch
 
 from comfyui_otca.bench import common
-from comfyui_otca.trainer.memory.meta import Live
+from comfyui_otca.trainer.memory.meta import META, Live, as_on_a_gpu, there_and_back
 
 # --- against allocations -----------------------------------------------------------------------------------------------
 
@@ -259,6 +259,99 @@ def architectures(comfyui: Path) -> None:
         print(f"{name}: {vectors:.1f} vectors a token and block")
 
 
+# --- rewards and decoders with a gradient -----------------------------------------------------------------------------------
+
+
+def judges() -> None:
+    """MB that a pass with a gradient takes for a picture, in float32, by networks of the published sizes."""
+    import transformers
+
+    def sizes(width, layers, heads, **more):
+        sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+        return sizes | {"num_attention_heads": heads} | more
+
+    def clip(width, layers, act):
+        config = transformers.CLIPVisionConfig(**sizes(width, layers, 16, patch_size=14, hidden_act=act))
+        network = transformers.CLIPVisionModelWithProjection._from_config(config)
+        return network, lambda pixels: network(pixel_values=pixels).image_embeds
+
+    def blip():
+        looking = transformers.BlipVisionModel._from_config(
+            transformers.BlipVisionConfig(**sizes(1024, 24, 16, image_size=224, hidden_act="gelu"))
+        )
+        words = transformers.BlipTextConfig(**sizes(768, 12, 12, encoder_hidden_size=1024, is_decoder=True))
+        reading = transformers.BlipTextModel(words, add_pooling_layer=False)
+        tokens = torch.zeros(1, 35, dtype=torch.long, device=META)
+
+        def call(pixels):
+            seen = looking(pixel_values=pixels).last_hidden_state
+            ids = tokens.expand(len(pixels), -1)
+            beside = {"encoder_attention_mask": torch.ones(seen.shape[:2], dtype=torch.long, device=META)}
+            mask = torch.ones_like(ids)
+            return reading(ids, mask, encoder_hidden_states=seen, **beside).last_hidden_state[:, 0]
+
+        return torch.nn.ModuleList([looking, reading]), call
+
+    made = {
+        "CLIP ViT-L/14": lambda: clip(1024, 24, "quick_gelu"),
+        "CLIP ViT-H/14": lambda: clip(1280, 32, "gelu"),
+        "ImageReward's BLIP": blip,
+    }
+    for name, build in made.items():
+        with torch.device(META):
+            network, call = build()
+        network.train(False).requires_grad_(False)
+        one, three = (_taken(network, call, torch.empty(count, 3, 224, 224, device=META)) for count in (1, 3))
+        print(f"{name}: {(three[1] - one[1]) / 2:,.0f} bytes a picture, of one alone {one[1]:,}")
+
+
+def decoders(comfyui: Path) -> None:
+    """What decoding with a gradient keeps and has besides, by ComfyUI's own autoencoders: values a pixel of all frames, of one."""
+    from comfyui_otca.host import headless_comfyui
+
+    headless_comfyui.load(comfyui, "cpu")
+    import comfy.ldm.modules.diffusionmodules.model as blocks
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+    from comfy.ldm.wan import vae as wan21
+    from comfy.ldm.wan import vae2_2 as wan22
+    from comfyui_otca.trainer.native import frozen
+    from comfyui_otca.trainer.native.checkpointing import Mutable
+
+    for module in (blocks, wan21, wan22):  # as on a GPU
+        vars(module)["vae_attention"] = lambda: blocks.pytorch_attention
+    sizes = dict(double_z=True, resolution=256, in_channels=3, out_ch=3, ch=128, ch_mult=[1, 2, 4, 4], num_res_blocks=2)
+    sizes |= dict(attn_resolutions=[], dropout=0.0)
+    wan = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True], dropout=0.0)
+    made = {
+        "FLUX.1": (lambda: AutoencoderKL(ddconfig=sizes | {"z_channels": 16}, embed_dim=16), 16, 8, (1,)),
+        "FLUX.2": (
+            lambda: AutoencoderKL(ddconfig=sizes | {"z_channels": 32, "batch_norm_latent": True}, embed_dim=32),
+            *(128, 16, (1,)),
+        ),
+        "Wan 2.1": (lambda: wan21.WanVAE(dim=96, z_dim=16, **wan), 16, 8, (1, 9, 17)),
+        "Wan 2.2": (lambda: wan22.WanVAE(dim=160, z_dim=48, **wan), 48, 16, (1, 9, 17)),
+    }
+    for name, (build, channels, scale, frames) in made.items():
+        network = build().to(torch.bfloat16).train(False).requires_grad_(False)
+        for count in frames:
+            axis = ((count - 1) // 4 + 1,) if "Wan" in name else ()
+            for side in (32, 64, 128):
+                with frozen.training(), Mutable():  # which knows memory by its address: there is none on the meta device
+                    shape = (1, channels, *axis, side // scale, side // scale)
+                    kept, most = _taken(network, network.decode, torch.zeros(shape, dtype=torch.bfloat16))
+                pixels = 2 * side * side
+                figures = f"keeps {kept / pixels / count:,.0f}, {(most - kept) / pixels:,.0f} besides"
+                print(f"{name}, {side} × {side}, {count} frames: {figures}", flush=True)
+
+
+def _taken(network, call, x: torch.Tensor) -> tuple[int, int]:
+    """Bytes beside the weights that are kept for the backward pass, and the most of both passes."""
+    x.requires_grad_()
+    with as_on_a_gpu(), Live([*network.parameters(), *network.buffers()]) as live:
+        kept, over, back = there_and_back(live, lambda: call(x))
+    return kept, kept + max(over, back)
+
+
 # --- does a long training grow? ----------------------------------------------------------------------------------------
 
 SMALL = {
@@ -308,7 +401,8 @@ def main() -> None:
     of_allocations = kinds.add_parser("allocations")
     of_allocations.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
     of_allocations.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
-    for name in ("native", "architectures"):
+    kinds.add_parser("judges")
+    for name in ("native", "architectures", "decoders"):
         kinds.add_parser(name).add_argument("comfyui", type=Path)
     of_growth = kinds.add_parser("growth")
     of_growth.add_argument("--iterations", type=int, default=2000)
@@ -316,7 +410,8 @@ def main() -> None:
     of_growth.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
-    kind = {"allocations": allocations, "native": native, "architectures": architectures, "growth": growth}
+    routes = {"native": native, "architectures": architectures, "decoders": decoders}
+    kind = {"allocations": allocations, "judges": judges, "growth": growth} | routes
     kind[given.pop("kind")](**given)
 
 

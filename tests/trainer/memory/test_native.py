@@ -13,7 +13,7 @@ import pytest
 
 from comfyui_otca.tools import recipes
 from comfyui_otca.tools.recipes import recipe
-from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration
+from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration, Judge
 from comfyui_otca.trainer.memory.native import (
     ARCHITECTURES,
     FLUX_VAE,
@@ -68,7 +68,7 @@ def test_an_adapters_parameter_takes_16_bytes_and_20_with_an_average():
 
 def test_the_total_is_that_of_the_largest_phase():
     def needs(rewards=0, encoder_bytes=0, vae_bytes=0, **options):
-        it = {"rewards": ((rewards, True),)}
+        it = {"rewards": (Judge(rewards, True),)}
         found = case(**it, encoder_bytes=encoder_bytes, vae_bytes=vae_bytes, **options).needs
         return found.phase, found.total - always
 
