@@ -34,15 +34,15 @@ class Autoencoder:
     Attributes:
         bytes: of its file.
         decode: values that decoding takes for each pixel of a frame, of a picture and of a video.
-        keeps: values that autograd keeps of it for each pixel of all frames.
-        back: values that the backward pass has beside them for each pixel of a frame.
+        keeps: values that autograd keeps of it for each pixel of all frames, likewise.
+        beside: values that there are besides for each pixel of a frame, likewise.
         scale: pixels of a side of one latent position.
     """
 
     bytes: int
     decode: tuple[int, int]
-    keeps: int = 0
-    back: int = 0
+    keeps: tuple[int, int] = (0, 0)
+    beside: tuple[int, int] = (0, 0)
     scale: int = 8
 
     def decoding(self, size: Size, tiled: bool) -> int:
@@ -52,16 +52,18 @@ class Autoencoder:
 
     def with_gradient(self, size: Size, tile: int) -> Graph:
         width, height, frames = with_halo(size, tile, self.scale)
-        kept, back = (values * width * height * COMPUTE_BYTES for values in (self.keeps * frames, self.back))
-        return Graph(kept, kept + back, back)
+        pixels = width * height * COMPUTE_BYTES
+        kept, beside = pixels * frames * self.keeps[frames > 1], pixels * self.beside[frames > 1]
+        return Graph(kept, kept + beside, beside)
 
 
 # Values a pixel: memory_used_decode in comfy/sd.py of ComfyUI 0.33, per latent pixel there. Videos are decoded piece by piece,
-# so their number of frames does not count. Sizes: the files' pages on huggingface.co.
-FLUX_VAE = Autoencoder(335_000_000, (2178, 2178))
-FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178))
-WAN21_VAE = Autoencoder(254_000_000, (2200, 7000))  # Qwen-Image's and Krea 2's are of this kind
-WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000))
+# so their number of frames does not count; with a gradient it does: `bench/memory.py decoders`. Sizes: the files' pages on
+# huggingface.co.
+FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131))
+FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), scale=16)
+WAN21_VAE = Autoencoder(254_000_000, (2200, 7000), (3825, 4480), (291, 2556))  # Qwen-Image's and Krea 2's are of this kind
+WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000), (2856, 3039), (875, 2180), scale=16)
 
 
 @dataclass(frozen=True)
