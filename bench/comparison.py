@@ -1,12 +1,16 @@
 """The methods that bench/COMPARISON.md compares, and whether a workflow learns.
 
     python -m comfyui_otca.bench.comparison methods FOLDER [--world shapes]
+    python -m comfyui_otca.bench.comparison rewards FOLDER
     python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N]
         [--evaluation-seeds S] [--categories NAME]
 
 `methods` writes the workflow of each for the scenes world or the shapes world: one base graph (uniform credit, weighted
 advantages, GRPO) and a table of what each method changes in it. To see how two methods differ, read two entries. `otca compare
 FOLDER/*.json` trains them.
+
+`rewards` is of a comparison in FOLDER: it prints what each reward gave half way and at the end, with its paired difference to
+the baseline, and writes trainings.jsonl there, the means of every training, those that chose a rate among them.
 
 `learning` trains workflows over several seeds, each run a process of its own (`otca train`), --jobs of them side by side;
 finished runs are not repeated. It prints each reward on fixed pairs of prompt and seed before and after, its rise in units of
@@ -31,6 +35,8 @@ from typing import Any
 
 import numpy as np
 
+from ..study.comparison import Outcome, read
+from ..study.statistics import bracketed, clustered, plus_minus
 from ..trainer.errors import standard_error
 from ..trainer.rewards.scenes import parse_caption
 from .common import table
@@ -159,13 +165,8 @@ LEARNED = credit(
 )
 
 
-def grpo_on(steps: int) -> dict[str, Any]:
-    """So many steps of each sample are trained; a kept graph would hold all of them."""
-    return {"sampler": {"keep_graph": "off"}, "update": {"sampled_steps": steps}}
-
-
-def matching(loss: str, levels: int = 4, steps: int = 8, **inputs: Any) -> dict[str, Any]:
-    """Forward-process updates on deterministic samples, at so many noise levels of each."""
+def matching(loss: str, steps: int = 8, **inputs: Any) -> dict[str, Any]:
+    """Forward-process updates on deterministic samples, at four noise levels of each."""
     update = node(
         "MatchingStep",
         model=["model", 0],
@@ -173,7 +174,7 @@ def matching(loss: str, levels: int = 4, steps: int = 8, **inputs: Any) -> dict[
         advantages=["fusion", 0],
         learning_rate=6e-4,
         loss=loss,
-        sampled_steps=levels,
+        sampled_steps=4,
         **{"beta": 0.0, "kl_coefficient": 1e-4} | inputs,
     )
     how = {"kind": "ode", "steps": steps, "shared_noise": False, "keep_graph": "off"}
@@ -195,37 +196,27 @@ def vipo(graph: Graph) -> None:
 
 METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),
-    "uniform_2_prompts": changed(prompts={"prompts_per_iteration": 2}),
-    "uniform_1_prompt": changed(prompts={"prompts_per_iteration": 1}),
-    "uniform_8_prompts": changed(prompts={"prompts_per_iteration": 8}),
     "uniform_5_steps": changed(sampler={"steps": 5}),
-    "uniform_5_steps_2_prompts": changed(sampler={"steps": 5}, prompts={"prompts_per_iteration": 2}),
-    "sampled_2": changed(**grpo_on(2)),
-    "sampled_3": changed(**grpo_on(3)),
-    "sampled_4": changed(**grpo_on(4)),
-    "sampled_3_2_prompts": changed(**grpo_on(3), prompts={"prompts_per_iteration": 2}),
+    "sampled_3": changed(sampler={"keep_graph": "off"}, update={"sampled_steps": 3}),  # a kept graph would hold all
     "otca": changed(credit=TCD, fusion=moca()),
     "otca_centered": changed(credit=TCD, fusion=CENTERED),
     "tcd_only": changed(credit=TCD),
     "moca_only": changed(fusion=moca()),
+    # w_min 0, as `otca analyze --signal` measures it: the credit alone, not mixed with equal weights.
+    "tcd_prediction": changed(
+        credit=credit("TCDWeights", w_min=0.0, floor="affine", normalize="mean", proxy="prediction", model=["model", 0])
+    ),
+    "inverse_variance": changed(credit=credit("InverseVarianceWeights", model=["model", 0], decay=0.95)),
+    "first_5_steps": changed(sampler={"window_length": 5}),  # the other two of the seven are deterministic
     "learned_credit": changed(credit=LEARNED),
-    "learned_credit_sampled_3": changed(credit=LEARNED, **grpo_on(3)),
     "nft": changed(**matching("nft", old_policy="gradual")),
-    "nft_on_policy": changed(**matching("nft", old_policy="on_policy")),
     "awm": changed(**matching("awm", old_policy="on_policy")),
-    "awm_2": changed(**matching("awm", levels=2, old_policy="on_policy")),
-    "awm_5_steps": changed(**matching("awm", steps=5, old_policy="on_policy")),
-    "awm_5_steps_2": changed(**matching("awm", levels=2, steps=5, old_policy="on_policy")),
     "awm_5_steps_2_prompts": changed(
         **matching("awm", steps=5, old_policy="on_policy"), prompts={"prompts_per_iteration": 2}
     ),
-    "awm_5_steps_otca": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=TCD, fusion=CENTERED),
-    "awm_5_steps_learned_credit": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=LEARNED),
-    "awm_learned_credit": changed(**matching("awm", old_policy="on_policy"), credit=LEARNED),
     "dgpo": changed(**matching("dgpo", old_policy="gradual")),
     "dpo": changed(**matching("dpo", old_policy="on_policy")),
     "dppo": changed(update={"objective": "dppo", "clip_range": 1e-5, "epochs": 2}, sampler={"keep_graph": "off"}),
-    "clipped_2_epochs": changed(update={"epochs": 2}, sampler={"keep_graph": "off"}),
     "precise": changed(sampler={"kind": "precise"}),
     "mix_grpo": changed(
         window=node("MixGRPOWindow", iteration=0, steps=8, length=4, mode="progressive", every=25, stride=1),
@@ -269,6 +260,43 @@ def write_methods(options: argparse.Namespace) -> None:
     for method in METHODS:
         text = json.dumps(graph(method, options.world), indent=1)
         (options.folder / f"{method}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# -- every reward of a comparison --------------------------------------------------------------------------------------
+
+
+def rewards(options: argparse.Namespace) -> None:
+    written = json.loads((options.folder / "comparison.json").read_text(encoding="utf-8"))
+    runs = {}
+    for row in written["workflows"]:
+        folder = options.folder / row["name"] / f"lr{row['learning_rate']:g}"
+        runs[row["name"]] = {seed: read(folder / f"seed{seed}") for seed in row["seeds"]}
+    print("\n\n".join(_rewards(runs, written["facts"]["baseline"], number) for number in (1, -1)))
+    lines = []
+    for folder in sorted(options.folder.glob("*/lr*/seed*")):
+        run, (*_, method, rate, seed) = read(folder), folder.parts
+        means = {name: np.round(values, 4).tolist() for name, values in run.means.items()}
+        known = {"method": method, "rate": float(rate[2:]), "seed": int(seed[4:]), "iterations": run.iterations}
+        lines.append(json.dumps(known | {"forwards": run.used["forwards"].tolist(), **means}) + "\n")
+    (options.folder / "trainings.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def _rewards(runs: dict[str, dict[int, Outcome]], baseline: str, number: int) -> str:
+    """The first or last evaluation: for each method and reward the mean, and the difference to the baseline of the same seeds."""
+    base = runs[baseline]
+    first = next(iter(base.values()))
+    rows = [["before", "", *(cell for values in first.means.values() for cell in (f"{values[0]:.3f}", ""))]]
+    for method, by_seed in runs.items():
+        shared = np.repeat(list(by_seed), len(first.prompts)), [*first.prompts] * len(by_seed)
+        cells = []
+        for name in first.values:
+            after = np.array([run.values[name][number] for run in by_seed.values()])  # [seeds, pictures]
+            apart = after - [base[seed].values[name][number] for seed in by_seed]
+            cells.append(plus_minus(clustered(after.ravel(), *shared), ".3f"))
+            cells.append("" if method == baseline else bracketed(clustered(apart.ravel(), *shared), "+.3f"))
+        rows.append([method, str(len(by_seed)), *cells])
+    head = [cell for name in first.values for cell in (name, f"minus {baseline}")]
+    return table((f"after {first.used['forwards'][number]:,.0f} forwards", "seeds", *head), rows)
 
 
 # -- does it learn? ----------------------------------------------------------------------------------------------------
@@ -371,6 +399,9 @@ def main() -> None:
     methods.add_argument("folder", type=Path)
     methods.add_argument("--world", choices=list(REWARDS), default="scenes")
     methods.set_defaults(work=write_methods)
+    told = parts.add_parser("rewards")
+    told.add_argument("folder", type=Path)
+    told.set_defaults(work=rewards)
     learns = parts.add_parser("learning")
     learns.add_argument("workflows", nargs="+", type=Path)
     learns.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -141,8 +141,8 @@ class SDESampler(Node):
             settings,
             group_size=group_size,
             seed=seed,
-            keep_graph=self._keeps_graph(keep_graph, model, settings, samples),
-            keep_predictions=canvas.here() or model.will_look_ahead,
+            keep_graph=(graph := self._keeps_graph(keep_graph, model, settings, samples)),
+            keep_predictions=graph or canvas.here() or model.will_look_ahead,  # beside a graph they are small
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
             overlap=self.overlap,
         )

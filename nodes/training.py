@@ -204,8 +204,8 @@ class MatchingStep(_Step):
 class RewardGradientStep(_Step):
     TITLE = "Reward Gradient Step"
     DESCRIPTION = (
-        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Needs few samples, "
-        "and rewards that have a gradient; the others are only watched. Hold one out: every reward is cheated in the end."
+        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Few samples do; "
+        "rewards need a gradient, and others are only watched. Hold one out: every reward is cheated in the end."
     )
     SEARCH_ALIASES = [*TRAIN, *RL, "refl", "draft", "draft-k", "alignprop", "leapalign", "srpo", "reward backprop"]
     OUTPUT_NODE = True  # its heatmap says where along the trajectory the gradient came from
@@ -215,7 +215,7 @@ class RewardGradientStep(_Step):
         "trajectories": MODEL["trajectories"],
         "scores": socket("OTCA_SCORES"),
         "mode": choice(GRADIENT_MODES, GradientSettings.mode, label="gradient through").tip(
-            "one_call: one call at visited points (ReFL). last_steps: the last steps of the sampler (DRaFT-K). low_variance: the last "
+            "one_call: one call at visited points (ReFL). last_steps: the sampler's last steps (DRaFT-K). low_variance: the last "
             "step, with several noises (DRaFT-LV). leap: two long steps, from anywhere (LeapAlign)."
         ),
         "steps": integer(GradientSettings.steps, 0, 1000).tip(
@@ -234,8 +234,8 @@ class RewardGradientStep(_Step):
             "leap: what stays of the gradient that goes through the second step's own call."
         ),
         "tile": integer(GradientSettings.tile, 0, 16384, label="decoder tile", advanced=True).tip(
-            "Side in pixels of the parts that the decoder's backward pass takes, at places drawn anew each time. Saves memory; an "
-            "estimate. 0: whole pictures."
+            "Side in pixels of the parts that the decoder's backward pass takes, elsewhere each time. Saves memory; an estimate. "
+            "0: whole pictures."
         ),
         "batch_size": integer(GradientSettings.batch_size, 0, 4096, advanced=True).tip(
             "Samples to one pass through network, decoder and rewards. 0: all. Changes memory and speed only."
@@ -263,9 +263,7 @@ class RewardGradientStep(_Step):
         self._prepare(model, trajectories, prompt, node_id)
         settings = GradientSettings(**options)
         calls = gradient.calls(trajectories, settings)
-        metrics, found = gradient.update(
-            model, trajectories, scores, settings, advantages, stopping.progress(calls)
-        )
+        metrics, found = gradient.update(model, trajectories, scores, settings, advantages, stopping.progress(calls))
         found = replace(found, credit=replace(found.credit, node=node_id))
         shown = {
             "credit": lambda: payloads.credit(found.credit, trajectories),

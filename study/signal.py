@@ -71,7 +71,7 @@ class Signal:
     Attributes:
         signal: ⟨g_j, G⟩/|G| of each step.
         noise: √E|g_j|² of each step.
-        halves: the cosine of two halves of G, and `cosine` what follows for that of G with its estimate.
+        halves: the cosine of two halves of the estimate of G; `cosine`: what follows for that of all of it with G.
         winner: the best credit, if batches are enough to say so; `beside` it are those that cannot be told apart from it.
     """
 
@@ -361,13 +361,13 @@ def _check_row(row: dict) -> None:
 
 
 def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -> Signal:
-    """Efficiencies with paired intervals: each resample draws batches and parts of G, the same for all credits.
+    """Efficiencies with paired intervals: each resample draws batches and parts of G, the same for all credits. So batches are
+    taken as independent draws, and within one nothing is: not its prompts, and not the samples of a group.
 
     ⟨E g, G⟩ has no bias, since no sample of g is in G, and |G|² is the mean of ⟨G_m, G_n⟩ of different parts. The signal of a
     step is that of its exact expectation, but for the noise in a group's spread; a credit that tells samples apart adds what it
-    has beyond its mean weights. The weights of
-    INVERSE are those of the resample; those of BEST, w_j ∝ max(0, ⟨g_j, G⟩)/E|g_j|², are found on one half of the batches and of
-    G and judged on the other, both ways.
+    has beyond its mean weights. The weights of INVERSE are those of the resample; those of BEST, w_j ∝ max(0, ⟨g_j, G⟩)/E|g_j|²,
+    are found on one half of the batches and of G and judged on the other, both ways.
 
     Args:
         rows: of N batches, see `_Measure.line`.

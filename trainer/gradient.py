@@ -90,8 +90,8 @@ def update(
         on_step: called before every call of the network, and may raise to stop: until the end nothing has changed.
 
     Returns:
-        Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j, and
-        as objectives the size of each reward's gradient in the picture.
+        Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j,
+        and as objectives the size of each reward's gradient in the picture.
 
     Raises:
         NonFiniteUpdate: after three updates in a row without a finite gradient, with the names of the rewards that had none.
@@ -107,12 +107,13 @@ def update(
     gathered = distributed.whole(scores)
     model.reward_spread = _averaged(model.reward_spread, gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings)
-    other = advantages and _other(model, trajectories, advantages, settings)
+    other = None if advantages is None else _other(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
         backward(on_step)
-        if other:
-            _add(policy.trainable_parameters(), lambda: other[0](on_step), settings.ratio)
+        if other is not None:
+            run = other[0]
+            _add(policy.trainable_parameters(), lambda: run(on_step), settings.ratio)
 
     try:
         steps = take_steps(model, trajectories, settings, backward.tally, one, MOST_SKIPPED)
@@ -143,14 +144,12 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
         raise ValueError(str(misfits[0]))
     if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
         raise ValueError(
-            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step with advantages, "
-            "or of a model with two networks, does not. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
+            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step does not with "
+            "advantages, or with two networks. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
         )
     groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)
     if groups and len(trajectories.prompts) % distributed.world():
-        raise ValueError(
-            str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world()))
-        )
+        raise ValueError(str(refusals.of_processes("Reward: Variety", len(trajectories.prompts), distributed.world())))
 
 
 # -- the scale of a reward ---------------------------------------------------------------------------------------------
@@ -178,9 +177,7 @@ def _other(model, trajectories, advantages: Advantages, settings: GradientSettin
     rate, size = settings.learning_rate, settings.batch_size
     if settings.also == "grpo":
         return grpo.one_pass(model, trajectories, advantages, UpdateSettings(rate, batch_size=size))
-    also = MatchingSettings(
-        rate, loss=settings.also, old_policy="on_policy", kl_coefficient=0.0, batch_size=size
-    )
+    also = MatchingSettings(rate, loss=settings.also, old_policy="on_policy", kl_coefficient=0.0, batch_size=size)
     return matching.one_pass(model, trajectories, advantages, also)
 
 
@@ -208,8 +205,8 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
 
 @dataclass(frozen=True)
 class _Part:
-    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them of a visited point, or of
-    the two that a leap joins. `noises`: of each point that is noised afresh."""
+    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them that of a step, or those
+    of the two that a leap joins. `noises`: the number of each one's fresh noise."""
 
     rows: Tensor
     steps: Tensor
@@ -219,7 +216,9 @@ class _Part:
 class _Backward:
     """Leaves ∇ of (κ·KL - J) in the weights, part by part."""
 
-    def __init__(self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings):
+    def __init__(
+        self, model: FlowModel, trajectories: Trajectories, scores: Scores, valid: int, settings: GradientSettings
+    ):
         self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
         self.tally, self.version = Tally(), model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
@@ -342,7 +341,9 @@ class _Backward:
                 pictures = decode(clean.requires_grad_())
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)
             if tile:
-                return _through_tiles(decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,)))
+                return _through_tiles(
+                    decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,))
+                )
             return torch.autograd.grad(pictures, clean, toward)[0]
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
@@ -420,7 +421,11 @@ class _Backward:
     def suspects(self) -> str:
         """Names the rewards whose gradient was not finite."""
         named = ", ".join(f"{name!r} (of {count} samples)" for name, count in sorted(self.failed.items()))
-        return f"the gradient of reward {named} is not finite. Fix: look at its pictures, or disconnect it" if named else ""
+        return (
+            f"the gradient of reward {named} is not finite. Fix: look at its pictures, or disconnect it"
+            if named
+            else ""
+        )
 
     def figures(self) -> dict[str, float]:
         means = self.tally.means(("loss", "kl"))
@@ -504,7 +509,10 @@ def _low_variance(back: _Backward, part: _Part) -> None:
     taken, rows = back.trajectories, part.rows
     numbers = ((taken.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
     noise = torch.stack(
-        [torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,))) for n in numbers]
+        [
+            torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,)))
+            for n in numbers
+        ]
     )
     clean, noise = (devices.upload(values, back.model.device) for values in (taken.final[rows], noise))
     sigma = taken.sigmas[back.last]
@@ -553,6 +561,7 @@ def _leap(back: _Backward, part: _Part) -> None:
         v = back.velocity(x, rows, end)
         sigma_k, sigma_j = (_beside(back.sigma(steps), x) for steps in (start, end))
         back.backward(v, -sigma_j * pull, x, rows, end, calls)
+        assert x.grad is not None, "the backward pass has just made it"
         there = pull - back.settings.nested * x.grad / back.model.policy.loss_scale.value
         x = back.at(rows, start)
         v = back.velocity(x, rows, start)

@@ -52,7 +52,7 @@ LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSS
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
-GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add: GRPO Step's loss, or a matching loss
+GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
@@ -204,7 +204,9 @@ class GradientSettings:
 
     learning_rate: float
     mode: str = "one_call"  # one of GRADIENT_MODES
-    steps: int = 2  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps (leap)
+    steps: int = (
+        2  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps (leap)
+    )
     kl_coefficient: float = 1.0
     highest_level: float = 1.0  # the noisiest level that one_call and leap begin at
     nested: float = 0.3  # leap: what stays of the gradient through the second leap's own call

@@ -62,7 +62,7 @@ def slope_along(model, direction, of, step=5e-5):
 
 @torch.no_grad()
 def chain(model, made, first, scale):
-    """J of the last steps walked again from the point before them, the noise held fixed: a plain loop of the sampler's own steps."""
+    """J of the last steps, walked again with the same noise: a plain loop of the sampler's own steps."""
     settings, condition = made.settings, model.condition(made.prompts, made.settings).rows(made.groups)
     noise = rollout.sampled_noise(made) if any(made.stds) else None
     x, before = made.latents[:, first].to(model.device), None
@@ -260,7 +260,8 @@ def test_a_reward_without_a_gradient_is_watched(toy, small_settings):
 
 def test_without_any_gradient_it_says_which_rewards_are_connected(toy, small_settings):
     made, scores = taken(toy, small_settings(), [reward_class("jpeg_compressibility")()])
-    with pytest.raises(ValueError, match=r"no trained reward has a gradient \(compressibility\).* Fix: connect one that has: CLIP-T"):
+    says = r"no trained reward has a gradient \(compressibility\).* Fix: connect one that has: CLIP-T"
+    with pytest.raises(ValueError, match=says):
         gradient.update(toy, made, scores, STILL)
 
 
@@ -281,7 +282,9 @@ def test_a_failed_score_takes_its_sample_out(toy, small_settings):
 def test_a_gradient_that_is_not_finite_is_dropped_and_named_and_three_end_the_run(toy, small_settings, caplog):
     class Broken(Smooth):
         def differentiable(self, images, prompts):
-            return super().differentiable(images, prompts) * torch.where(images.mean() > 2, 1.0, images.new_tensor(torch.nan))
+            return super().differentiable(images, prompts) * torch.where(
+                images.mean() > 2, 1.0, images.new_tensor(torch.nan)
+            )
 
         def score(self, images, prompts):
             return Smooth.differentiable(self, images, prompts)
@@ -353,9 +356,7 @@ def test_tiles_of_a_local_decoder_make_the_same_gradient(tile):
 def test_tiles_begin_elsewhere_in_each_update(monkeypatch, toy, small_settings):
     begins = []
     real = gradient._through_tiles
-    monkeypatch.setattr(
-        gradient, "_through_tiles", lambda *args: begins.append(args[4].initial_seed()) or real(*args)
-    )
+    monkeypatch.setattr(gradient, "_through_tiles", lambda *args: begins.append(args[4].initial_seed()) or real(*args))
     made, scores = taken(toy, small_settings(), [Smooth("a")])
     for version in range(3):
         toy.policy.version = version

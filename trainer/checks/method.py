@@ -76,7 +76,10 @@ def _update(graph: _Graph) -> Iterator[Problem]:
         kind = graph.nodes[step].class_type
         matching, follows = kind == MATCHING_NODE, kind == GRADIENT_NODE
         if follows and "advantages" in graph.nodes[step].links:
-            follows, matching = False, graph.values[step]["also"] != "grpo"  # what the other gradient refuses, this does
+            follows, matching = (
+                False,
+                graph.values[step]["also"] != "grpo",
+            )  # what the other gradient refuses, this does
         for sampler in sorted(graph.samplers[step]):
             if graph.nodes[sampler].class_type == PAIRS_NODE:
                 if kind != MATCHING_NODE:
@@ -101,7 +104,11 @@ def _update(graph: _Graph) -> Iterator[Problem]:
 
 def _gradient_settings(graph: _Graph, step: str, transitions: int) -> Iterator[Problem]:
     names = GradientSettings.__dataclass_fields__
-    known = {name: value for name, value in graph.values[step].items() if name in names and graph.known(step, name) is not None}
+    known = {
+        name: value
+        for name, value in graph.values[step].items()
+        if name in names and graph.known(step, name) is not None
+    }
     for misfit in refusals.of_gradient_settings(GradientSettings(**{"learning_rate": 0.0, **known}), transitions):
         yield graph.misfit(step, misfit)
 

@@ -98,7 +98,9 @@ class FlowModel(Resident, ABC):
         self.wish = NextRollout()  # set by the last update, read by the next rollout
         self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
         self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what Inverse-Variance Weights goes by, see there
-        self.reward_spread: dict[str, tuple[int, float]] = {}  # of each reward, what Reward Gradient Step measures it by
+        self.reward_spread: dict[
+            str, tuple[int, float]
+        ] = {}  # of each reward, what Reward Gradient Step measures it by
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 

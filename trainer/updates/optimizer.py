@@ -93,12 +93,7 @@ def prepared(model: FlowModel, trajectories: Trajectories) -> Trajectories:
 
 
 def outcome(
-    model: FlowModel,
-    trajectories: Trajectories,
-    settings: AnySettings,
-    tally: Tally,
-    steps: int,
-    started: float,
+    model: FlowModel, trajectories: Trajectories, settings: AnySettings, tally: Tally, steps: int, started: float
 ) -> dict[str, float]:
     """Figures of any update that has taken so many optimizer steps since `started`."""
     staleness = model.policy.version - (steps > 0) - trajectories.policy_version

@@ -79,12 +79,10 @@ def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
 
 def of_gradients(connected: Iterable[str]) -> Misfit:
     """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
-    message = (
-        f"no trained reward has a gradient ({', '.join(connected) or 'none is connected'}), so Reward Gradient Step has nothing to "
-        "follow"
-    )
+    names = ", ".join(connected) or "none is connected"
+    message = f"no trained reward has a gradient ({names}), and Reward Gradient Step follows one"
     fix = (
-        "connect one that has: CLIP-T, HPSv2, PickScore, ImageReward, Aesthetic, My Taste, Sharpness, Colorfulness or Variety; or "
+        "connect one that has: CLIP-T, HPSv2, PickScore, ImageReward, Aesthetic, My Taste, Sharpness, Colorfulness, Variety; or "
         "use GRPO Step or Matching Step, which need none"
     )
     return Misfit("scores", message, fix)
@@ -104,8 +102,9 @@ def of_levels(settings: GradientSettings, sigmas: Sequence[float]) -> Iterator[M
     """Checks that some of the sampler's noise levels are low enough for Reward Gradient Step."""
     needed = {"one_call": 1, "leap": 2}.get(settings.mode, 0)
     if sum(sigma <= settings.highest_level for sigma in sigmas[:-1]) < needed:
+        levels = ", ".join(f"{sigma:.2f}" for sigma in sigmas[:-1])
         message = (
-            f"highest_level = {settings.highest_level:g}: the sampler's levels are {', '.join(f'{s:.2f}' for s in sigmas[:-1])}, and "
-            f"mode = {settings.mode} needs {needed} that are not above it"
+            f"highest_level = {settings.highest_level:g}: the sampler's levels are {levels}, and mode = {settings.mode} needs "
+            f"{needed} that are not above it"
         )
         yield Misfit("highest_level", message, "a higher level, or more steps on the SDE Sampler")

@@ -64,3 +64,62 @@ def test_an_output_without_a_question_is_connected(small_graph, output, told):
     problems = [str(problem) for problem in preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))]
     assert len(problems) == told
     assert all("output 2 of judge" in problem and "has no question" in problem for problem in problems)
+
+
+# -- Reward Gradient Step ------------------------------------------------------------------------------------------------
+
+
+def followed(small_graph, changes=None, **replaced):
+    """The problems of the workflow that follows CLIP-T, with other nodes in place of some; without those about files."""
+    graph = small_graph(changes, "reward_gradient.json")
+    for number, entry in replaced.items():
+        graph[number.lstrip("n")] = entry
+    return preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS))
+
+
+def test_the_graph_that_follows_a_reward_is_whole(small_graph):
+    assert followed(small_graph) == []
+
+
+def test_rewards_none_of_which_has_a_gradient_are_named(small_graph):
+    jpeg = {"class_type": "OTCA_RewardJpegCompressibility", "inputs": {"coefficient": 1.0}}
+    (problem,) = followed(small_graph, n4=jpeg)
+    assert (problem.severity, problem.input) == ("error", "scores")
+    assert problem.message.startswith("no trained reward has a gradient (compressibility)")
+    assert "GRPO Step or Matching Step" in problem.fix
+
+
+def test_a_reward_without_a_gradient_beside_one_that_has_it_is_only_watched(small_graph):
+    jpeg = {"class_type": "OTCA_RewardJpegCompressibility", "inputs": {"coefficient": 1.0}}
+    (problem,) = followed(small_graph, n5=jpeg)
+    assert problem.severity == "warning" and "'compressibility' has no gradient: it is watched" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "says"),
+    [
+        ({"OTCA_RewardGradientStep": {"mode": "leap", "steps": 0}}, "steps", "only mode = last_steps takes 0"),
+        ({"OTCA_RewardGradientStep": {"mode": "last_steps", "steps": 30}}, "steps", "the sampler has"),
+        ({"OTCA_SDESampler": {"keep_graph": "on"}}, "keep_graph", "has no use for the sampler's graph"),
+    ],
+)
+def test_what_the_gradient_has_no_use_for(small_graph, changes, named, says):
+    (problem,) = followed(small_graph, changes)
+    assert problem.input == named and says in problem.message
+
+
+def test_beside_grpo_the_sampler_has_to_add_noise(small_graph):
+    """Advantages make it two updates in one, and each refuses what it always did."""
+    credit = {
+        "class_type": "OTCA_UniformWeights",
+        "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
+    }
+    fusion = {
+        "class_type": "OTCA_MinNormFuse",
+        "inputs": {"scores": ["7", 0], "credit": ["20", 0], "std_scope": "group"},
+    }
+    together = {"advantages": ["21", 0], "also": "grpo"}
+    (problem,) = followed(small_graph, {"OTCA_RewardGradientStep": together}, n20=credit, n21=fusion)
+    assert problem.input == "kind" and "kind = ode adds no noise" in problem.message
+    with_noise = {"OTCA_RewardGradientStep": together, "OTCA_SDESampler": {"kind": "dance_sde"}}
+    assert followed(small_graph, with_noise, n20=credit, n21=fusion) == []

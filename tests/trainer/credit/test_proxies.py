@@ -92,11 +92,14 @@ def test_latents_is_plain_tcd_and_any_progress_becomes_weights(rollout_of):
 @pytest.mark.parametrize("proxy", SPECIFIC)
 def test_the_node_weighs_by_a_proxy(writes_to, proxy, small_graph, tmp_path):
     writes_to(tmp_path / "run")
-    graph = small_graph()
+    graph = small_graph({"OTCA_SDESampler": {"keep_graph": "on"}})
     graph["9"]["inputs"] |= {"proxy": proxy, "model": ["1", 0], "scores": ["8", 0]}
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
     assert workflow.validate() == []
-    credit = workflow.run(targets=["10"])["9"][0]
+    outputs = workflow.run(targets=["10"])
+    credit, forwards = outputs["9"][0], outputs["1"][0].forwards.take()["forwards/all"]
+    # The rollout's own: two groups share the first point, and beside a kept graph are its predictions.
+    assert forwards == 2 + 3 * 6
     assert credit.method == f"tcd, {proxy}" and credit.delta.shape == (6, 4)
     torch.testing.assert_close(credit.weights.mean(1), torch.ones(6))
     assert (credit.weights - 1).abs().max() > 0.05 and not torch.isnan(credit.weights).any()
