@@ -1,13 +1,22 @@
 """Memory: the estimate against what is allocated, its counts, and whether a long training grows. Findings: bench/memory.md.
 
     python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
+    python bench/memory.py gradients [--families FAMILY …] [--cases CASE …] [--side PIXELS]
+    python bench/memory.py judges
     python bench/memory.py growth [--iterations N] [--every N] [--output DIR]
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py native ~/comfy/ComfyUI
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py architectures ~/comfy/ComfyUI
+    ~/comfy/ComfyUI/.venv/bin/python bench/memory.py decoders ~/comfy/ComfyUI
 
 `allocations`: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16.
 What tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand,
 from the configurations of the same folder.
+
+`gradients`: the same for Reward Gradient Step, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a CLIP
+of 20 MB, and 4 samples; with `--side`, one sample of each of two prompts, at that size and one at a time.
+
+`judges`, `decoders`: what rewards and ComfyUI's autoencoders take with a gradient, for trainer/memory/case.py and native.py, by
+their own classes in the published sizes. Judges in float32 on the meta device, decoders in bfloat16 on a CPU.
 
 `architectures`: the counts in trainer/memory/native.py, made on ComfyUI's own classes: parameters, trained parameters for each
 unit of LoRA rank (all Linear layers of the blocks but the modulation), and what autograd keeps of one more block for its backward
@@ -61,6 +70,26 @@ def allocations(families: list[str], cases: list[str]) -> None:
                 ratios += [ours / theirs for ours, theirs in pairs]
                 print(f"| {family} | {name} | {' | '.join(_ratio(*pair) for pair in pairs)} |", flush=True)
     print(f"{len(ratios)} ratios from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def gradients(families: list[str], cases: list[str], side: int) -> None:
+    """The same along the rewards' gradient: of rewards and decoder together, and of the calls of the network."""
+    from comfyui_otca.tests.device import heavy, pretend
+
+    pretend.register()
+    print(common.table(["family", "mode", *heavy.PULLED], []), flush=True)
+    for family in families or ("sd3", "flux", "wan"):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = heavy.make(family, Path(folder) / family, decoder=32 if "wan" in family else 64)
+            for name in cases or heavy.PULLS:
+                one = {"group_size": 1, "sampling_batch": 1, "size": (side, side, 1)} if side else {}
+                pull = heavy.PULLS[name] | ({"batch_size": 1} if side else {})
+                training = heavy.Training(family, pull=pull, **one)
+                estimated = heavy.estimated(checkpoint, training)
+                with pretend.active():
+                    counted = heavy.counted(checkpoint, training)
+                pairs = [_ratio(estimated[phase], counted[phase]) for phase in heavy.PULLED]
+                print(f"| {family} | {name} | {' | '.join(pairs)} |", flush=True)
 
 
 def _ratio(ours: float, counted: float) -> str:
@@ -306,7 +335,7 @@ def judges() -> None:
 
 
 def decoders(comfyui: Path) -> None:
-    """What decoding with a gradient keeps and has besides, by ComfyUI's own autoencoders: values a pixel of all frames, of one."""
+    """What decoding with a gradient keeps and has beside, by ComfyUI's own autoencoders: values a pixel of all frames, of one."""
     from comfyui_otca.host import headless_comfyui
 
     headless_comfyui.load(comfyui, "cpu")
@@ -314,6 +343,7 @@ def decoders(comfyui: Path) -> None:
     from comfy.ldm.models.autoencoder import AutoencoderKL
     from comfy.ldm.wan import vae as wan21
     from comfy.ldm.wan import vae2_2 as wan22
+
     from comfyui_otca.trainer.native import frozen
     from comfyui_otca.trainer.native.checkpointing import Mutable
 
@@ -321,7 +351,9 @@ def decoders(comfyui: Path) -> None:
         vars(module)["vae_attention"] = lambda: blocks.pytorch_attention
     sizes = dict(double_z=True, resolution=256, in_channels=3, out_ch=3, ch=128, ch_mult=[1, 2, 4, 4], num_res_blocks=2)
     sizes |= dict(attn_resolutions=[], dropout=0.0)
-    wan = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True], dropout=0.0)
+    wan = dict(
+        dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True], dropout=0.0
+    )
     made = {
         "FLUX.1": (lambda: AutoencoderKL(ddconfig=sizes | {"z_channels": 16}, embed_dim=16), 16, 8, (1,)),
         "FLUX.2": (
@@ -336,7 +368,10 @@ def decoders(comfyui: Path) -> None:
         for count in frames:
             axis = ((count - 1) // 4 + 1,) if "Wan" in name else ()
             for side in (32, 64, 128):
-                with frozen.training(), Mutable():  # which knows memory by its address: there is none on the meta device
+                with (
+                    frozen.training(),
+                    Mutable(),
+                ):  # which knows memory by its address: there is none on the meta device
                     shape = (1, channels, *axis, side // scale, side // scale)
                     kept, most = _taken(network, network.decode, torch.zeros(shape, dtype=torch.bfloat16))
                 pixels = 2 * side * side
@@ -399,8 +434,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_allocations = kinds.add_parser("allocations")
-    of_allocations.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
-    of_allocations.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
+    of_gradients = kinds.add_parser("gradients")
+    of_gradients.add_argument("--side", type=int, default=0, metavar="PIXELS")
+    for parser_of in (of_allocations, of_gradients):
+        parser_of.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
+        parser_of.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
     kinds.add_parser("judges")
     for name in ("native", "architectures", "decoders"):
         kinds.add_parser(name).add_argument("comfyui", type=Path)
@@ -411,7 +449,7 @@ def main() -> None:
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
     routes = {"native": native, "architectures": architectures, "decoders": decoders}
-    kind = {"allocations": allocations, "judges": judges, "growth": growth} | routes
+    kind = {"allocations": allocations, "gradients": gradients, "judges": judges, "growth": growth} | routes
     kind[given.pop("kind")](**given)
 
 

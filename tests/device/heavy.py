@@ -157,7 +157,7 @@ class Training:
 
 
 def make(family: str, folder: Path, decoder: int = 0) -> Path:
-    """A checkpoint of the family with random weights, 50 MB and more of them in bfloat16; `decoder`: channels of its last level."""
+    """A checkpoint of the family with random weights, 50 MB and more in bfloat16; `decoder`: channels of its last level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipeline = WIDER[family]()
@@ -201,15 +201,14 @@ def counted(folder: Path, training: Training) -> dict[str, int]:
     taken = rollout.sample(model, asked, settings, seed=0, **one)
     clip = judge(folder) if training.pull else None
 
-    def updated() -> None:
+    def updated(live) -> None:
         if clip is None:
             return grpo.update(model, taken, _judged(taken), update)
         scores = score_stack([clip], taken.images, taken.prompts, taken.groups)
         live.phase = UPDATE
         return gradient.update(model, taken, scores, GradientSettings(learning_rate=1e-3, **training.pull))
 
-    live = SimpleNamespace()  # nobody counts yet
-    updated()
+    updated(SimpleNamespace())  # nobody counts yet
     del taken
     model.policy.forget_gradients()
     for embeddings in filter(None, (model._embeddings, getattr(model, "_pictures", None))):
@@ -221,7 +220,7 @@ def counted(folder: Path, training: Training) -> dict[str, int]:
         live.phase = SAMPLING
         taken = rollout.sample(model, asked, settings, seed=1, **one)
         live.phase = SCORING if clip else UPDATE
-        updated()
+        updated(live)
     return {phase: live.peaks[phase] for phase in (PULLED if clip else PHASES)}
 
 

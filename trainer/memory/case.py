@@ -29,8 +29,8 @@ RESERVE = 1 * GB
 # Tensors as large as a latent that a step of the rollout, or of the loss, has beside the network's own.
 LATENTS_OF_A_STEP = 8
 
-# Tensors in float32 as large as the pictures that a reward's gradient has beside its network's own: the gradients of this reward
-# and of all, the pictures that it sees and their rounding, and as much of the way back. The decoder's has the sum, and the pictures.
+# Tensors in float32 as large as the pictures, beside those of networks. A reward's gradient has its own and that of all, the
+# pictures that it sees, their rounding, and two of the way back; the decoder's has the pictures and the sum.
 PICTURES_OF_A_REWARD, PICTURES_OF_A_DECODER = 6, 2
 TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
 HALO = 8  # latent positions around a decoder's tile that are decoded with it
@@ -87,11 +87,16 @@ class Judge:
         bytes: of its weights on the GPU.
         offload: it leaves when it has answered.
         graph: bytes that a sample takes in a pass with a gradient; 0: it has none, or is only watched.
+        batch: samples to a pass; 0: all.
     """
 
     bytes: int
     offload: bool = False
     graph: int = 0
+    batch: int = 0
+
+    def judging(self, samples: int) -> int:
+        return self.graph * min(samples, self.batch or samples)
 
 
 @dataclass(frozen=True)
@@ -161,15 +166,19 @@ class Iteration:
         return 4 * 3 * prod(self.size)
 
     def ways(self) -> Iterator[Way]:
-        """What to change, from cheap to costly: another result has the last alone, whose gradient is an estimate."""
+        """What to change, from cheap to costly: only tiles change the result."""
         if self.rewards:
             yield "offload on every reward", {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}, {}
+        if self.pull:
+            yield "batch_size 1 on every reward", {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}, {}
         yield "SDE Sampler merge_adapter off", {"merge_adapter": False}, {}
         yield "the update's batch_size 1", {"batch": 1}, {}
         yield "SDE Sampler batch_size 1", {"sampling_batch": 1}, {}
         yield "SDE Sampler keep_graph off", {"keep_graph": False}, {}
         if self.pull:
-            yield f"Reward Gradient Step tile {TILE}", {"pull": replace(self.pull, tile=TILE)}, {}
+            for tile in (TILE, TILE // 2):
+                words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
+                yield words, {"pull": replace(self.pull, tile=tile)}, {}
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
         for size in sizes:
@@ -341,11 +350,10 @@ class Case(ABC):
         }
         if held.whole:
             always["trained weights"] = always.pop("adapter")
-        # The gradients are there from the first backward pass of an update to the next rollout. To ask a model that is trained
-        # as a whole as it was, its untrained weights are copied to float32.
-        gradients = {"gradients": held.trained * GRADIENT_BYTES}
+        # The gradients are there from the first backward pass of an update to the next rollout; of two updates with their sum.
+        # To ask a model that is trained as a whole as it was, its untrained weights are copied to float32.
+        gradients = {"gradients": held.trained * GRADIENT_BYTES * (3 if it and it.pull and it.pull.adds else 1)}
         untrained = held.trained * TRAINED_BYTES if held.whole else 0
-        gradients["gradients"] *= 3 if it and it.pull and it.pull.adds else 1  # of the two updates, and their sum
         work = self._work(it) if it else {}
         kept = {"kept graph": work.get("kept", 0)}
         phases = {
@@ -406,8 +414,10 @@ class Case(ABC):
             calls["activations"] += self.graph(samples).kept
         pictures, decoder = it.picture * samples, self.decoder(samples, pull.tile)
         # Of tiles none waits for the rewards; the whole pictures were decoded without a gradient before.
-        waits, most = (0, max(decoder.peak, self.decoding_at_once(samples))) if pull.tile else (decoder.kept, decoder.peak)
-        judges = [(judge.offload * judge.bytes, judge.graph * samples) for judge in it.rewards if judge.graph]
+        waits, most = decoder.kept, decoder.peak
+        if pull.tile:
+            waits, most = 0, max(most, self.decoding_at_once(samples))
+        judges = [(judge.offload * judge.bytes, judge.judging(samples)) for judge in it.rewards if judge.graph]
         visits, judging = max(judges, key=sum, default=(0, 0))
         return {
             JUDGING: calls

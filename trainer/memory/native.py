@@ -62,7 +62,9 @@ class Autoencoder:
 # huggingface.co.
 FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131))
 FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), scale=16)
-WAN21_VAE = Autoencoder(254_000_000, (2200, 7000), (3825, 4480), (291, 2556))  # Qwen-Image's and Krea 2's are of this kind
+WAN21_VAE = Autoencoder(
+    254_000_000, (2200, 7000), (3825, 4480), (291, 2556)
+)  # Qwen-Image's and Krea 2's are of this kind
 WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000), (2856, 3039), (875, 2180), scale=16)
 
 

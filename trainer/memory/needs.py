@@ -226,16 +226,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
     group = 2 if pairs else sampler.get("group_size", 12)
     samples = 2 * sampler.get("pairs_per_iteration", 4) if pairs else group * count
     matching, pulls = (update["class_type"] == kind for kind in (MATCHING_NODE, GRADIENT_NODE))
-    frames = min(settings.frames, VIDEO_FRAMES)  # of a sample
-    judges = [
-        Judge(
-            REWARDS[entry["class_type"]],
-            bool(entry["inputs"].get("offload")),
-            0 if entry["inputs"].get("held_out") else frames * JUDGING_BYTES.get(entry["class_type"], 0),
-        )
-        for entry in graph.values()
-        if entry["class_type"] in REWARDS and entry["inputs"].get("device") != "cpu"
-    ]
+    judges = [entry for entry in graph.values() if entry["class_type"] in REWARDS]
     trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)
     if settings.window:
         trained = sum(kind != "ode" for kind in step_kinds(settings))
@@ -254,9 +245,16 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
         pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
-        rewards=tuple(judges),
+        rewards=tuple(_judge(node, settings.frames) for node in judges if plain(node["inputs"]).get("device") != "cpu"),
         pull=_pull(update["inputs"]) if pulls else None,
     )
+
+
+def _judge(node: Mapping, frames: int) -> Judge:
+    inputs, seen = plain(node["inputs"]), min(frames, VIDEO_FRAMES)
+    graph = 0 if inputs.get("held_out") else seen * JUDGING_BYTES.get(node["class_type"], 0)
+    batch = inputs.get("batch_size", 0)
+    return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // seen))
 
 
 def _pull(inputs: Mapping[str, Any]) -> Pull:
