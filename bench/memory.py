@@ -78,8 +78,8 @@ def gradients(families: list[str], cases: list[str], side: int) -> None:
 
     pretend.register()
     print(common.table(["family", "mode", *heavy.PULLED], []), flush=True)
-    for family in families or ("sd3", "flux", "wan"):
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        for family in families or ("sd3", "flux", "wan"):
             checkpoint = heavy.make(family, Path(folder) / family, decoder=32 if "wan" in family else 64)
             for name in cases or heavy.PULLS:
                 one = {"group_size": 1, "sampling_batch": 1, "size": (side, side, 1)} if side else {}

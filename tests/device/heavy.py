@@ -172,7 +172,7 @@ def make(family: str, folder: Path, decoder: int = 0) -> Path:
 
 def judge(folder: Path, device: str = "pretend:0") -> ClipT:
     """CLIP-T by a CLIP of 20 MB with random weights, which lies in the folder."""
-    os.environ.setdefault(permissions.FOLDERS, str(folder))
+    os.environ.setdefault(permissions.FOLDERS, str(folder.parent))
     made = rewards.clip(folder / "judge", vision=(256, 6, 4), patch=14, image=112)
     return ClipT(model=str(made), device=device)
 
