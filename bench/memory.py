@@ -1,13 +1,22 @@
 """Memory: the estimate against what is allocated, its counts, and whether a long training grows. Findings: bench/memory.md.
 
     python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
+    python bench/memory.py gradients [--families FAMILY …] [--cases CASE …] [--side PIXELS]
+    python bench/memory.py judges
     python bench/memory.py growth [--iterations N] [--every N] [--output DIR]
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py native ~/comfy/ComfyUI
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py architectures ~/comfy/ComfyUI
+    ~/comfy/ComfyUI/.venv/bin/python bench/memory.py decoders ~/comfy/ComfyUI
 
 `allocations`: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16.
 What tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand,
 from the configurations of the same folder.
+
+`gradients`: the same for Reward Gradient Step, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a CLIP
+of 20 MB, and 4 samples; with `--side`, one sample of each of two prompts, at that size and one at a time.
+
+`judges`, `decoders`: what rewards and ComfyUI's autoencoders take with a gradient, for trainer/memory/case.py and native.py, by
+their own classes in the published sizes. Judges in float32 on the meta device, decoders in bfloat16 on a CPU.
 
 `architectures`: the counts in trainer/memory/native.py, made on ComfyUI's own classes: parameters, trained parameters for each
 unit of LoRA rank (all Linear layers of the blocks but the modulation), and what autograd keeps of one more block for its backward
@@ -37,7 +46,7 @@ import psutil
 import torch
 
 from comfyui_otca.bench import common
-from comfyui_otca.trainer.memory.meta import Live
+from comfyui_otca.trainer.memory.meta import META, Live, as_on_a_gpu, there_and_back
 
 # --- against allocations -----------------------------------------------------------------------------------------------
 
@@ -61,6 +70,26 @@ def allocations(families: list[str], cases: list[str]) -> None:
                 ratios += [ours / theirs for ours, theirs in pairs]
                 print(f"| {family} | {name} | {' | '.join(_ratio(*pair) for pair in pairs)} |", flush=True)
     print(f"{len(ratios)} ratios from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def gradients(families: list[str], cases: list[str], side: int) -> None:
+    """The same along the rewards' gradient: of rewards and decoder together, and of the calls of the network."""
+    from comfyui_otca.tests.device import heavy, pretend
+
+    pretend.register()
+    print(common.table(["family", "mode", *heavy.PULLED], []), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for family in families or ("sd3", "flux", "wan"):
+            checkpoint = heavy.make(family, Path(folder) / family, decoder=32 if "wan" in family else 64)
+            for name in cases or heavy.PULLS:
+                one = {"group_size": 1, "sampling_batch": 1, "size": (side, side, 1)} if side else {}
+                pull = heavy.PULLS[name] | ({"batch_size": 1} if side else {})
+                training = heavy.Training(family, pull=pull, **one)
+                estimated = heavy.estimated(checkpoint, training)
+                with pretend.active():
+                    counted = heavy.counted(checkpoint, training)
+                pairs = [_ratio(estimated[phase], counted[phase]) for phase in heavy.PULLED]
+                print(f"| {family} | {name} | {' | '.join(pairs)} |", flush=True)
 
 
 def _ratio(ours: float, counted: float) -> str:
@@ -259,6 +288,105 @@ def architectures(comfyui: Path) -> None:
         print(f"{name}: {vectors:.1f} vectors a token and block")
 
 
+# --- rewards and decoders with a gradient -----------------------------------------------------------------------------------
+
+
+def judges() -> None:
+    """MB that a pass with a gradient takes for a picture, in float32, by networks of the published sizes."""
+    import transformers
+
+    def sizes(width, layers, heads, **more):
+        sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+        return sizes | {"num_attention_heads": heads} | more
+
+    def clip(width, layers, act):
+        config = transformers.CLIPVisionConfig(**sizes(width, layers, 16, patch_size=14, hidden_act=act))
+        network = transformers.CLIPVisionModelWithProjection._from_config(config)
+        return network, lambda pixels: network(pixel_values=pixels).image_embeds
+
+    def blip():
+        looking = transformers.BlipVisionModel._from_config(
+            transformers.BlipVisionConfig(**sizes(1024, 24, 16, image_size=224, hidden_act="gelu"))
+        )
+        words = transformers.BlipTextConfig(**sizes(768, 12, 12, encoder_hidden_size=1024, is_decoder=True))
+        reading = transformers.BlipTextModel(words, add_pooling_layer=False)
+        tokens = torch.zeros(1, 35, dtype=torch.long, device=META)
+
+        def call(pixels):
+            seen = looking(pixel_values=pixels).last_hidden_state
+            ids = tokens.expand(len(pixels), -1)
+            beside = {"encoder_attention_mask": torch.ones(seen.shape[:2], dtype=torch.long, device=META)}
+            mask = torch.ones_like(ids)
+            return reading(ids, mask, encoder_hidden_states=seen, **beside).last_hidden_state[:, 0]
+
+        return torch.nn.ModuleList([looking, reading]), call
+
+    made = {
+        "CLIP ViT-L/14": lambda: clip(1024, 24, "quick_gelu"),
+        "CLIP ViT-H/14": lambda: clip(1280, 32, "gelu"),
+        "ImageReward's BLIP": blip,
+    }
+    for name, build in made.items():
+        with torch.device(META):
+            network, call = build()
+        network.train(False).requires_grad_(False)
+        one, three = (_taken(network, call, torch.empty(count, 3, 224, 224, device=META)) for count in (1, 3))
+        print(f"{name}: {(three[1] - one[1]) / 2:,.0f} bytes a picture, of one alone {one[1]:,}")
+
+
+def decoders(comfyui: Path) -> None:
+    """What decoding with a gradient keeps and has beside, by ComfyUI's own autoencoders: values a pixel of all frames, of one."""
+    from comfyui_otca.host import headless_comfyui
+
+    headless_comfyui.load(comfyui, "cpu")
+    import comfy.ldm.modules.diffusionmodules.model as blocks
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+    from comfy.ldm.wan import vae as wan21
+    from comfy.ldm.wan import vae2_2 as wan22
+
+    from comfyui_otca.trainer.native import frozen
+    from comfyui_otca.trainer.native.checkpointing import Mutable
+
+    for module in (blocks, wan21, wan22):  # as on a GPU
+        vars(module)["vae_attention"] = lambda: blocks.pytorch_attention
+    sizes = dict(double_z=True, resolution=256, in_channels=3, out_ch=3, ch=128, ch_mult=[1, 2, 4, 4], num_res_blocks=2)
+    sizes |= dict(attn_resolutions=[], dropout=0.0)
+    wan = dict(
+        dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True], dropout=0.0
+    )
+    made = {
+        "FLUX.1": (lambda: AutoencoderKL(ddconfig=sizes | {"z_channels": 16}, embed_dim=16), 16, 8, (1,)),
+        "FLUX.2": (
+            lambda: AutoencoderKL(ddconfig=sizes | {"z_channels": 32, "batch_norm_latent": True}, embed_dim=32),
+            *(128, 16, (1,)),
+        ),
+        "Wan 2.1": (lambda: wan21.WanVAE(dim=96, z_dim=16, **wan), 16, 8, (1, 9, 17)),
+        "Wan 2.2": (lambda: wan22.WanVAE(dim=160, z_dim=48, **wan), 48, 16, (1, 9, 17)),
+    }
+    for name, (build, channels, scale, frames) in made.items():
+        network = build().to(torch.bfloat16).train(False).requires_grad_(False)
+        for count in frames:
+            axis = ((count - 1) // 4 + 1,) if "Wan" in name else ()
+            for side in (32, 64, 128):
+                with (
+                    frozen.training(),
+                    Mutable(),
+                ):  # which knows memory by its address: there is none on the meta device
+                    shape = (1, channels, *axis, side // scale, side // scale)
+                    kept, most = _taken(network, network.decode, torch.zeros(shape, dtype=torch.bfloat16))
+                pixels = 2 * side * side
+                figures = f"keeps {kept / pixels / count:,.0f}, {(most - kept) / pixels:,.0f} besides"
+                print(f"{name}, {side} × {side}, {count} frames: {figures}", flush=True)
+
+
+def _taken(network, call, x: torch.Tensor) -> tuple[int, int]:
+    """Bytes beside the weights that are kept for the backward pass, and the most of both passes."""
+    x.requires_grad_()
+    with as_on_a_gpu(), Live([*network.parameters(), *network.buffers()]) as live:
+        kept, over, back = there_and_back(live, lambda: call(x))
+    return kept, kept + max(over, back)
+
+
 # --- does a long training grow? ----------------------------------------------------------------------------------------
 
 SMALL = {
@@ -306,9 +434,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_allocations = kinds.add_parser("allocations")
-    of_allocations.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
-    of_allocations.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
-    for name in ("native", "architectures"):
+    of_gradients = kinds.add_parser("gradients")
+    of_gradients.add_argument("--side", type=int, default=0, metavar="PIXELS")
+    for parser_of in (of_allocations, of_gradients):
+        parser_of.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
+        parser_of.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
+    kinds.add_parser("judges")
+    for name in ("native", "architectures", "decoders"):
         kinds.add_parser(name).add_argument("comfyui", type=Path)
     of_growth = kinds.add_parser("growth")
     of_growth.add_argument("--iterations", type=int, default=2000)
@@ -316,7 +448,8 @@ def main() -> None:
     of_growth.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
-    kind = {"allocations": allocations, "native": native, "architectures": architectures, "growth": growth}
+    routes = {"native": native, "architectures": architectures, "decoders": decoders}
+    kind = {"allocations": allocations, "gradients": gradients, "judges": judges, "growth": growth} | routes
     kind[given.pop("kind")](**given)
 
 

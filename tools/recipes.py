@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ..trainer.memory.case import DECODING, GB, REWARDS, SAMPLING, SCORING, UPDATE, Iteration, Size, in_words
+from ..trainer.memory.case import DECODING, GB, REWARDS, SAMPLING, SCORING, UPDATE, Iteration, Judge, Size, in_words
 from ..trainer.memory.native import ARCHITECTURES, RANK, WEIGHT_BYTES, Architecture, NativeCase
 
 WITH_WEIGHTS = (SAMPLING, SCORING, UPDATE)  # phases in which they cannot step aside
@@ -53,7 +53,7 @@ def _usual(model: Architecture, size: Size, weights: str, checkpointing: bool, r
         model,
         model.networks * model.params * WEIGHT_BYTES[weights],
         model.networks * model.lora * rank,
-        Iteration(size, guided=model.rows > 1, rewards=((reward, True),)),
+        Iteration(size, guided=model.rows > 1, rewards=(Judge(reward, True),)),
         checkpointing,
         encoder_bytes=model.encoder_bytes,
         vae_bytes=model.vae.bytes,

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..host import devices, distributed
 from . import grpo, keys, matching
 from .families.base import FlowModel
+from .memory.case import HALO, side_of
 from .native.model import NativeModel
 from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
 from .rollout import sampled_noise, stream
@@ -29,6 +30,7 @@ from .schedule import step_kinds
 from .sde import MIN_STD, transition
 from .types import (
     THETA,
+    VIDEO_FRAMES,
     Advantages,
     Fused,
     GradientSettings,
@@ -51,7 +53,6 @@ Decoders = Callable[[Sequence[str]], AbstractContextManager[Callable[[Tensor], T
 logger = logging.getLogger(__name__)
 
 MOST_SKIPPED = 3  # updates in a row whose gradient is not finite; then the run ends with the adapter of before them
-HALO = 8  # latent positions around a tile that are decoded with it, and whose gradient is left out
 
 
 def watched(scores: Scores) -> Scores:
@@ -393,18 +394,25 @@ class _Backward:
             applies = self.scores.values[rows, k].isfinite() & self.usable[rows]
             if not applies.any():
                 continue
-            seen = pictures.clone().requires_grad_()
-            scores = score_with_gradient(reward, seen, texts, groups)
             _, spread = self.model.reward_spread.get(reward.name, (0, 1.0))
             part = self.scores.coefficients[k] / (spread * self.total * calls)
-            applies = devices.upload(applies, scores.device)
-            worth = torch.where(applies, scores, 0.0).sum() * part
-            (found,) = torch.autograd.grad(worth, seen)
+            # A part of the pictures after another, whose gradients are independent: the graph of one part is there at a time.
+            slopes, worth = [], torch.zeros((), device=pictures.device)
+            for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
+                seen = pictures[these[0] : these[-1] + 1].clone().requires_grad_()
+                chosen = these.tolist()
+                scores = score_with_gradient(reward, seen, [texts[i] for i in chosen], [groups[i] for i in chosen])
+                counts = devices.upload(applies[these], scores.device)
+                here = torch.where(counts, scores, 0.0).sum() * part
+                slopes += torch.autograd.grad(here, seen)
+                worth += here.detach().to(worth.device)
+            reward.rest()
+            found = torch.cat(slopes)
             finite = found.flatten(1).isfinite().all(1).cpu()
             if not finite.all():
                 self.failed[reward.name] = self.failed.get(reward.name, 0) + int((~finite).sum())
             self.by_reward[rows, k] += found.flatten(1).square().mean(1).sqrt().cpu()
-            self.tally.add(-worth.detach().to(toward.device), {}, 1, 1)
+            self.tally.add(-worth, {}, 1, 1)
             toward += found
         return toward
 
@@ -508,15 +516,23 @@ class _Backward:
         )
 
 
+def _at_once(reward: Reward, pictures: Tensor) -> int:
+    """How many of these pictures or videos a reward takes at a time: by its own batch_size, which counts pictures."""
+    frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
+    size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)
+    return max(1, size // frames) if size else len(pictures)
+
+
 def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
-    """(∂picture/∂x̂0)ᵀ·toward, by decoding squares of `tile` pixels with HALO latent positions around them, one after another.
+    """(∂picture/∂x̂0)ᵀ·toward, by decoding squares of `tile` pixels with HALO latent positions around them, whose gradient is left
+    out, one after another.
 
     Where squares begin is drawn for every update: judges learn seams that stand still. A decoder that looks at the whole picture
     at once, as in its attention and its norms, makes this an estimate.
     """
     height, width = clean.shape[-2:]
     scale = toward.shape[-3] // height
-    side = max(2, tile // scale // 2 * 2)  # some decoders take pairs of positions
+    side = side_of(tile, scale)
     pull = torch.zeros_like(clean)
     above, left = (2 * int(torch.randint(side // 2, (), generator=generator)) for _ in range(2))
     for top in range(-above, height, side):

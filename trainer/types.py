@@ -50,6 +50,7 @@ STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itse
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
+VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
 GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one

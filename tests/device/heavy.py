@@ -6,11 +6,13 @@ The counter knows nothing of trainer/memory: it follows the memory of the tensor
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -21,16 +23,30 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.device.conftest import judged
 from comfyui_otca.tests.tiny import models as tiny
-from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.tests.tiny import rewards
+from comfyui_otca.trainer import gradient, grpo, rollout
 from comfyui_otca.trainer.families.base import EXAMPLE
 from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.memory import blueprint
-from comfyui_otca.trainer.memory.case import DECODING, ENCODING, SAMPLING, UPDATE, Iteration
-from comfyui_otca.trainer.memory.meta import TOKEN
+from comfyui_otca.trainer.memory.case import (
+    DECODING,
+    ENCODING,
+    JUDGING,
+    SAMPLING,
+    SCORING,
+    UNDECODING,
+    UPDATE,
+    Iteration,
+    Judge,
+    Pull,
+)
+from comfyui_otca.trainer.memory.meta import META, TOKEN, Live, as_on_a_gpu, there_and_back
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
-from comfyui_otca.trainer.types import Prompt, Prompts, SamplerSettings, UpdateSettings
+from comfyui_otca.trainer.rewards.base import score_stack
+from comfyui_otca.trainer.rewards.clip import ClipT
+from comfyui_otca.trainer.types import GradientSettings, Prompt, Prompts, SamplerSettings, UpdateSettings
 
 RANK = 8
 # Signs alone are as many tokens to the tiny tokenizers, which take bytes, as to the estimate, which takes words and signs.
@@ -60,19 +76,28 @@ CASES = {
     "encoders offloaded": {"load": {"offload_encoders": True}},
 }
 PHASES = (ENCODING, SAMPLING, DECODING, UPDATE)
+# The same by the rewards' gradient, with CLIP-T and with a decoder that takes its part: fields of `GradientSettings`.
+PULLS = {
+    "one_call": {"mode": "one_call"},
+    "last_steps": {"mode": "last_steps"},
+    "leap": {"mode": "leap", "steps": 1},
+    "one_call in tiles": {"mode": "one_call", "tile": 16},
+    "last_steps, batch 1": {"mode": "last_steps", "batch_size": 1},
+}
+PULLED = (JUDGING, UPDATE)  # the first is the larger one of JUDGING and UNDECODING
 
 
 class Allocated(TorchDispatchMode):
     """Follows the memory of tensors on the pretend device; `peaks`: the most of each phase, in bytes."""
 
-    def __init__(self, model):
+    def __init__(self, model, *judges):
         super().__init__()
         self.sizes: dict[int, int] = {}
         self.now = 0
         self.phase, self.peaks = "", {}
         networks = (getattr(model.pipeline, name) for name in model.COMPONENTS)
         policy = model.policy
-        tensors = [t for n in networks if n is not None for t in (*n.parameters(), *n.buffers())]
+        tensors = [t for n in (*networks, *judges) if n is not None for t in (*n.parameters(), *n.buffers())]
         tensors += [
             t for state in (policy.optimizer.state if policy.optimizer else {}).values() for t in state.values()
         ]
@@ -123,22 +148,49 @@ class Training:
     keep_graph: bool = False
     sampling_batch: int = 2
     group_size: int = 2
+    pull: dict | None = None
+    size: tuple[int, int, int] | None = None  # instead of that in SIZES
+
+    @property
+    def samples(self) -> int:
+        return 2 * self.group_size
 
 
-def make(family: str, folder: Path) -> Path:
-    """A checkpoint of the family with random weights, 50 MB and more of them in bfloat16."""
+def make(family: str, folder: Path, decoder: int = 0) -> Path:
+    """A checkpoint of the family with random weights, 50 MB and more in bfloat16; `decoder`: channels of its last level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        pipeline = WIDER[family]().to(torch.bfloat16)
+        pipeline = WIDER[family]()
+        if decoder:
+            old = pipeline.vae
+            wider = {"base_dim": decoder} if "base_dim" in old.config else {"block_out_channels": (decoder,) * 2}
+            pipeline.register_modules(vae=type(old)(**{**old.config, **wider}).eval())
+        pipeline.to(torch.bfloat16)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def judge(folder: Path, device: str = "pretend:0") -> ClipT:
+    """CLIP-T by a CLIP of 20 MB with random weights, which lies in the folder."""
+    os.environ.setdefault(permissions.FOLDERS, str(folder.parent))
+    made = rewards.clip(folder / "judge", vision=(256, 6, 4), patch=14, image=112)
+    return ClipT(model=str(made), device=device)
+
+
+def judging(clip: ClipT) -> Judge:
+    """What it takes, for a picture, on the meta device."""
+    network = copy.deepcopy(clip.network.model).to(META)
+    pixels = torch.empty(1, 3, 112, 112, device=META, requires_grad=True)
+    with as_on_a_gpu(), Live([*network.parameters(), *network.buffers()]) as live:
+        kept, over, back = there_and_back(live, lambda: network.get_image_features(pixel_values=pixels).pooler_output)
+    return Judge(sum(p.nbytes for p in network.parameters()), graph=kept + max(over, back))
 
 
 def counted(folder: Path, training: Training) -> dict[str, int]:
     """The most that each phase of an iteration had on the device; the second one's, since the optimizer begins with the first."""
     usual = {"lora_rank": RANK, "lora_alpha": 8.0, "dtype": "bfloat16", "device": "pretend:0"}
     model = load_flow_model(folder, **usual | training.load)
-    width, height, frames = SIZES[training.family]
+    width, height, frames = training.size or SIZES[training.family]
     settings = SamplerSettings(
         kind="dance_sde", eta=0.5, steps=3, shift=1.0, guidance=3.5, width=width, height=height, frames=frames,
         batch_size=training.sampling_batch, negative_prompt=LONG,
@@ -147,19 +199,29 @@ def counted(folder: Path, training: Training) -> dict[str, int]:
     update = UpdateSettings(**{"learning_rate": 1e-3, **training.update})
     asked = prompts(training.family, folder)
     taken = rollout.sample(model, asked, settings, seed=0, **one)
-    grpo.update(model, taken, _judged(taken), update)
+    clip = judge(folder) if training.pull else None
+
+    def updated(live) -> None:
+        if clip is None:
+            return grpo.update(model, taken, _judged(taken), update)
+        scores = score_stack([clip], taken.images, taken.prompts, taken.groups)
+        live.phase = UPDATE
+        return gradient.update(model, taken, scores, GradientSettings(learning_rate=1e-3, **training.pull))
+
+    updated(SimpleNamespace())  # nobody counts yet
     del taken
     model.policy.forget_gradients()
     for embeddings in filter(None, (model._embeddings, getattr(model, "_pictures", None))):
         embeddings._rows.clear()
-    with Allocated(model) as live, _noting_decoding(model, live), fused_attention():
+    judges = [clip.network.model] if clip else []
+    with Allocated(model, *judges) as live, _noting_decoding(model, live), fused_attention():
         live.phase = ENCODING
         model.condition(asked.texts, settings)
         live.phase = SAMPLING
         taken = rollout.sample(model, asked, settings, seed=1, **one)
-        live.phase = UPDATE
-        grpo.update(model, taken, _judged(taken), update)
-    return {phase: live.peaks[phase] for phase in PHASES}
+        live.phase = SCORING if clip else UPDATE
+        updated(live)
+    return {phase: live.peaks[phase] for phase in (PULLED if clip else PHASES)}
 
 
 def _judged(taken):
@@ -203,16 +265,28 @@ def _noting_decoding(model, live: Allocated) -> Iterator[None]:
         finally:
             live.phase = before
 
-    model.decode = noted
+    decoder = model.decoder
+
+    @contextlib.contextmanager
+    def pulled(*args):
+        before, live.phase = live.phase, JUDGING
+        with decoder(*args) as decode:
+            yield decode
+        live.phase = before
+
+    model.decode, model.decoder = noted, pulled
     try:
         yield
     finally:
-        del model.decode
+        del model.decode, model.decoder
 
 
 def estimated(folder: Path, training: Training) -> dict[str, int]:
     """The same by trainer/memory, without the reserve, which stands for what no tensor has."""
-    samples = 2 * training.group_size
+    samples, pull, clip = training.samples, None, ()
+    if training.pull:
+        pull = Pull(training.pull["mode"] == "one_call", training.pull.get("tile", 0))
+        clip = (judging(judge(folder, "cpu")),)
     options = {name: value for name, value in training.load.items() if name != "training"}
     case = PipelineCase(
         blueprint=blueprint.of_folder(folder),
@@ -220,21 +294,27 @@ def estimated(folder: Path, training: Training) -> dict[str, int]:
         options=LoadOptions(**options),
         dtype=torch.bfloat16,
         iteration=Iteration(
-            size=SIZES[training.family],
+            size=training.size or SIZES[training.family],
             samples=samples,
             alike=training.group_size,
             prompts=2,
             steps=3,
             trained_steps=2,
-            batch=training.update.get("batch_size") or samples,
+            batch=(training.pull or training.update).get("batch_size") or samples,
             sampling_batch=training.sampling_batch,
             guided=True,
             keep_graph=training.keep_graph,
             copies=1 if training.update.get("ema_decay") else 0,
+            pulled=bool(training.pull),
+            rewards=clip,
+            pull=pull,
         ),
     )
     found = case.estimate(room=float("inf"))
-    return {phase: found.totals[phase] - found.phases[phase]["reserve"] for phase in PHASES}
+    totals = {phase: total - found.phases[phase]["reserve"] for phase, total in found.totals.items()}
+    if pull:
+        return {JUDGING: max(totals[JUDGING], totals[UNDECODING]), UPDATE: totals[UPDATE]}
+    return {phase: totals[phase] for phase in PHASES}
 
 
 def _flux():

@@ -439,3 +439,33 @@ def test_another_decoder_is_for_what_comfyui_loaded(toy, small_settings):
     ):
         gradient.update(toy, made, scores, STILL, decoder=object())
     assert toy.reward_spread == {}
+
+
+class Counted(Smooth):
+    """It takes two pictures at a time, and notes how many it saw and when it rested."""
+
+    def __init__(self, name, batch_size):
+        super().__init__(name)
+        self.batch_size, self.seen = batch_size, []
+
+    def differentiable(self, images, prompts):
+        self.seen.append((len(images), tuple(prompts)))
+        return super().differentiable(images, prompts)
+
+    def rest(self):
+        self.seen.append("rest")
+
+
+def test_a_reward_takes_as_many_pictures_at_a_time_as_it_says(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [one := Counted("smooth", 2)], group_size=3)
+    one.seen.clear()
+    parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
+    texts = ("a red circle",) * 3 + ("a blue square",) * 3
+    assert one.seen == [*((2, texts[n : n + 2]) for n in (0, 2, 4)), "rest"], (
+        "and leaves, if it may, before the network"
+    )
+    toy.reward_spread.clear()
+    one.batch_size = 0
+    whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
+    assert one.seen[-2:] == [(6, texts), "rest"]
+    assert torch.allclose(parts, whole, rtol=1e-5, atol=1e-9) and whole.any()

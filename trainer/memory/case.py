@@ -29,8 +29,15 @@ RESERVE = 1 * GB
 # Tensors as large as a latent that a step of the rollout, or of the loss, has beside the network's own.
 LATENTS_OF_A_STEP = 8
 
+# Tensors in float32 as large as the pictures, beside those of networks. A reward's gradient has its own and that of all, the
+# pictures that it sees, their rounding, and two of the way back; the decoder's has the pictures and the sum.
+PICTURES_OF_A_REWARD, PICTURES_OF_A_DECODER = 6, 2
+TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
+HALO = 8  # latent positions around a decoder's tile that are decoded with it
+
 LOADING = "loading"
 ENCODING, SAMPLING, DECODING, SCORING, UPDATE = ("encoding prompts", "sampling", "decoding", "scoring", "the update")
+JUDGING, UNDECODING = "the rewards' gradient", "the decoder's gradient"  # of Reward Gradient Step, within its update
 
 # Files of the rewards that have a network (docs/rewards.md), by node.
 REWARDS = {
@@ -45,10 +52,67 @@ REWARDS = {
     "OTCA_RewardVideoScore": 17_000_000_000,
 }
 
+# What a pass with a gradient takes in those that have one, for a picture in float32: `bench/memory.py judges`.
+VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
+JUDGING_BYTES = {
+    "OTCA_RewardClipT": VIT_L,
+    "OTCA_RewardAesthetic": VIT_L,
+    "OTCA_RewardPickScore": VIT_H,
+    "OTCA_RewardHPSv2": VIT_H,
+    "OTCA_RewardImageReward": BLIP,
+}
+
 Size = tuple[int, int, int]  # width, height, frames
 Way = tuple[
     str, dict[str, Any], dict[str, Any]
 ]  # in words, and the fields of the iteration and of the case that differ
+
+
+def side_of(tile: int, scale: int) -> int:
+    """Latent positions of a side of a decoder's tile of so many pixels, `scale` a position; some decoders take them in pairs."""
+    return max(2, tile // scale // 2 * 2)
+
+
+def with_halo(size: Size, tile: int, scale: int) -> Size:
+    """What is decoded for a tile of a picture of that size; 0: the whole picture."""
+    width, height, frames = size
+    side = scale * (side_of(tile, scale) + 2 * HALO) if tile else max(width, height)
+    return min(width, side), min(height, side), frames
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A reward that has a network.
+
+    Attributes:
+        bytes: of its weights on the GPU.
+        offload: it leaves when it has answered.
+        graph: bytes that a sample takes in a pass with a gradient; 0: it has none, or is only watched.
+        batch: samples to a pass; 0: all.
+    """
+
+    bytes: int
+    offload: bool = False
+    graph: int = 0
+    batch: int = 0
+
+    def judging(self, samples: int) -> int:
+        return self.graph * min(samples, self.batch or samples)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What Reward Gradient Step goes through.
+
+    Attributes:
+        holds_a_call: a call of the network waits for the gradient of the picture that it leads to.
+        tile: see GradientSettings.
+        adds: another update's gradient is added.
+    """
+
+    holds_a_call: bool
+    tile: int = 0
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +131,7 @@ class Iteration:
         keep_graph, merge_adapter: the sampler's.
         copies: of what is trained: one for ema_decay, one for an old policy.
         pulled: a KL term asks the untrained model while the graph is there.
-        rewards: bytes of each judge on the GPU, and whether it leaves when it has scored.
+        pull: of the rewards' gradient, if the update follows that.
     """
 
     size: Size
@@ -84,22 +148,38 @@ class Iteration:
     merge_adapter: bool = False
     copies: int = 0
     pulled: bool = False
-    rewards: tuple[tuple[int, bool], ...] = ()
+    rewards: tuple[Judge, ...] = ()
+    pull: Pull | None = None
+
+    @property
+    def staying(self) -> int:
+        """Bytes of the judges that stay."""
+        return sum(judge.bytes for judge in self.rewards if not judge.offload)
 
     @property
     def reward_bytes(self) -> int:
         """All judges that stay, and the largest of those that come and go."""
-        staying = sum(size for size, offload in self.rewards if not offload)
-        return staying + max((size for size, offload in self.rewards if offload), default=0)
+        return self.staying + max((judge.bytes for judge in self.rewards if judge.offload), default=0)
+
+    @property
+    def picture(self) -> int:
+        """Bytes of one sample's picture or video in float32."""
+        return 4 * 3 * prod(self.size)
 
     def ways(self) -> Iterator[Way]:
-        """What to change without another result, from cheap to costly."""
+        """What to change, from cheap to costly: only tiles change the result."""
         if self.rewards:
-            yield "offload on every reward", {"rewards": tuple((size, True) for size, _ in self.rewards)}, {}
+            yield "offload on every reward", {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}, {}
+        if self.pull:
+            yield "batch_size 1 on every reward", {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}, {}
         yield "SDE Sampler merge_adapter off", {"merge_adapter": False}, {}
         yield "the update's batch_size 1", {"batch": 1}, {}
         yield "SDE Sampler batch_size 1", {"sampling_batch": 1}, {}
         yield "SDE Sampler keep_graph off", {"keep_graph": False}, {}
+        if self.pull:
+            for tile in (TILE, TILE // 2):
+                words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
+                yield words, {"pull": replace(self.pull, tile=tile)}, {}
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
         for size in sizes:
@@ -221,6 +301,14 @@ class Case(ABC):
     def decoding(self, samples: int) -> int:
         """What the autoencoder computes for the pictures of a call."""
 
+    def decoding_at_once(self, samples: int) -> int:
+        """The same where it is not left to the autoencoder how many it takes."""
+        return self.decoding(samples)
+
+    @abstractmethod
+    def decoder(self, samples: int, tile: int) -> Graph:
+        """Decoding all of them at once with a gradient, or the same tile of each; see `with_halo`."""
+
     @abstractmethod
     def ways(self) -> Iterator[Way]:
         """What to change, from cheap to costly."""
@@ -258,13 +346,14 @@ class Case(ABC):
             "optimizer": held.trained * MOMENTS_BYTES,
             "text encoder": 0 if held.encoders_visit else held.encoders,
             "VAE": 0 if held.vae_visit else held.vae,
+            "rewards": it.staying if it else 0,
             "reserve": held.reserve,
         }
         if held.whole:
             always["trained weights"] = always.pop("adapter")
-        # The gradients are there from the first backward pass of an update to the next rollout. To ask a model that is trained
-        # as a whole as it was, its untrained weights are copied to float32.
-        gradients = {"gradients": held.trained * GRADIENT_BYTES}
+        # The gradients are there from the first backward pass of an update to the next rollout; of two updates with their sum.
+        # To ask a model that is trained as a whole as it was, its untrained weights are copied to float32.
+        gradients = {"gradients": held.trained * GRADIENT_BYTES * (3 if it and it.pull and it.pull.adds else 1)}
         untrained = held.trained * TRAINED_BYTES if held.whole else 0
         work = self._work(it) if it else {}
         kept = {"kept graph": work.get("kept", 0)}
@@ -278,6 +367,9 @@ class Case(ABC):
             | gradients
             | {"activations": max(work.get("update", 0), work.get("reference", 0) + untrained)},
         }
+        if it and it.pull:
+            on_top = always | gradients | {"VAE": held.vae}
+            phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull).items()}
         if held.loading:
             whole = {"weights": held.loading, "VAE": always["VAE"], "text encoder": always["text encoder"]}
             phases = {LOADING: whole} | phases
@@ -313,6 +405,25 @@ class Case(ABC):
             "decoding": self.decoding(sampling),
             "update": most + step * update + layer,
             "reference": forward + step * update + layer,
+        }
+
+    def _pulled(self, it: Iteration, pull: Pull) -> dict[str, dict[str, int]]:
+        """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents."""
+        samples = min(it.batch, it.samples)
+        calls = {"activations": LATENTS_OF_A_STEP * self.latent() * samples + self.layer()}
+        if pull.holds_a_call:
+            calls["activations"] += self.graph(samples).kept
+        pictures, decoder = it.picture * samples, self.decoder(samples, pull.tile)
+        # Of tiles none waits for the rewards; the whole pictures were decoded without a gradient before.
+        waits, most = decoder.kept, decoder.peak
+        if pull.tile:
+            waits, most = 0, max(most, self.decoding_at_once(samples))
+        judges = [(judge.offload * judge.bytes, judge.judging(samples)) for judge in it.rewards if judge.graph]
+        visits, judging = max(judges, key=sum, default=(0, 0))
+        return {
+            JUDGING: calls
+            | {"rewards": it.staying + visits, "judging": judging + PICTURES_OF_A_REWARD * pictures, "decoding": waits},
+            UNDECODING: calls | {"rewards": it.staying, "decoding": most + PICTURES_OF_A_DECODER * pictures},
         }
 
     # -- does it fit? ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,19 @@ class Live(TorchDispatchMode):
         self._seen[key] = weakref.ref(storage, gone)
         if size:
             self.now += size
+
+
+def there_and_back(live: Live, compute: Callable[[], Tensor], with_backward: bool = True) -> tuple[int, int, int]:
+    """Kept bytes, and what the forward and the backward pass have at most beside them."""
+    with torch.enable_grad():
+        result = compute()
+        kept, forward, live.peak = live.now, live.peak, live.now
+        if with_backward:
+            # `torch.autograd.backward` without what is around it, within which no mode of functions is asked.
+            engine = torch.autograd.Variable._execution_engine
+            gradient = torch.empty_like(result)
+            engine.run_backward((result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    return kept, forward - kept, live.peak - kept
 
 
 def _tensors(value) -> Iterator[Tensor]:

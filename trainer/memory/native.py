@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .case import DECODING, ENCODING, Case, Graph, Held, Iteration, Size, Way
+from .case import DECODING, ENCODING, TILE, Case, Graph, Held, Iteration, Size, Way, with_halo
 
 RANK = 16
 COMPUTE_BYTES = 2  # activations are bfloat16, ComfyUI's choice on a GPU that has it
 WEIGHT_BYTES = {"bfloat16": 2, "fp8": 1}
-TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
 # For a model that is not listed below: vectors of its width that autograd keeps for each token and block. The most of those that
 # are listed.
 SAVED = 35.0
@@ -35,23 +34,38 @@ class Autoencoder:
     Attributes:
         bytes: of its file.
         decode: values that decoding takes for each pixel of a frame, of a picture and of a video.
+        keeps: values that autograd keeps of it for each pixel of all frames, likewise.
+        beside: values that there are besides for each pixel of a frame, likewise.
+        scale: pixels of a side of one latent position.
     """
 
     bytes: int
     decode: tuple[int, int]
+    keeps: tuple[int, int] = (0, 0)
+    beside: tuple[int, int] = (0, 0)
+    scale: int = 8
 
     def decoding(self, size: Size, tiled: bool) -> int:
         width, height, frames = size
         pixels = min(width, TILE) * min(height, TILE) if tiled else width * height
         return self.decode[frames > 1] * pixels * COMPUTE_BYTES
 
+    def with_gradient(self, size: Size, tile: int) -> Graph:
+        width, height, frames = with_halo(size, tile, self.scale)
+        pixels = width * height * COMPUTE_BYTES
+        kept, beside = pixels * frames * self.keeps[frames > 1], pixels * self.beside[frames > 1]
+        return Graph(kept, kept + beside, beside)
+
 
 # Values a pixel: memory_used_decode in comfy/sd.py of ComfyUI 0.33, per latent pixel there. Videos are decoded piece by piece,
-# so their number of frames does not count. Sizes: the files' pages on huggingface.co.
-FLUX_VAE = Autoencoder(335_000_000, (2178, 2178))
-FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178))
-WAN21_VAE = Autoencoder(254_000_000, (2200, 7000))  # Qwen-Image's and Krea 2's are of this kind
-WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000))
+# so their number of frames does not count; with a gradient it does: `bench/memory.py decoders`. Sizes: the files' pages on
+# huggingface.co.
+FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131))
+FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), scale=16)
+WAN21_VAE = Autoencoder(
+    254_000_000, (2200, 7000), (3825, 4480), (291, 2556)
+)  # Qwen-Image's and Krea 2's are of this kind
+WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000), (2856, 3039), (875, 2180), scale=16)
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,13 @@ class NativeCase(Case):
 
     def decoding(self, samples: int) -> int:
         return self.model.vae.decoding(self.iteration.size, self.tiling)  # one after another, if there is little room
+
+    def decoder(self, samples: int, tile: int) -> Graph:
+        one = self.model.vae.with_gradient(self.iteration.size, tile)
+        return Graph(samples * one.kept, samples * one.peak, samples * one.backward)
+
+    def decoding_at_once(self, samples: int) -> int:
+        return samples * self.model.vae.decoding(self.iteration.size, tiled=False)
 
     @property
     def _rows(self) -> int:

@@ -21,16 +21,19 @@ from ..policy.files import opened
 from ..schedule import step_kinds
 from ..types import (
     DATASET_NODE,
+    GRADIENT_NODE,
     LOAD_NODE,
     MAKE_NODE,
     MATCHING_NODE,
     PAIRS_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
+    VIDEO_FRAMES,
+    GradientSettings,
     SamplerSettings,
 )
 from ..workflow import graph as api
-from .case import GB, REWARDS, Case, Iteration
+from .case import GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Pull
 from .native import ARCHITECTURES, FLUX_VAE, RANK, WEIGHT_BYTES, Architecture, NativeCase, architecture_of
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
@@ -222,8 +225,8 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
     count = prompts[0].get("prompts_per_iteration", 1) if prompts else 1
     group = 2 if pairs else sampler.get("group_size", 12)
     samples = 2 * sampler.get("pairs_per_iteration", 4) if pairs else group * count
+    matching, pulls = (update["class_type"] == kind for kind in (MATCHING_NODE, GRADIENT_NODE))
     judges = [entry for entry in graph.values() if entry["class_type"] in REWARDS]
-    matching = update["class_type"] == MATCHING_NODE
     trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)
     if settings.window:
         trained = sum(kind != "ode" for kind in step_kinds(settings))
@@ -238,12 +241,25 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
         sampling_batch=settings.batch_size or samples,
         guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
         both=step.get("unconditional_gradient", True),
-        keep_graph=sampler.get("keep_graph") == "on",
+        keep_graph=sampler.get("keep_graph") == "on" and not pulls,
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
-        pulled=bool(step.get("kl_coefficient")) or matching,
-        rewards=tuple((REWARDS[entry["class_type"]], bool(entry["inputs"].get("offload"))) for entry in judges),
+        pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
+        rewards=tuple(_judge(node, settings.frames) for node in judges if plain(node["inputs"]).get("device") != "cpu"),
+        pull=_pull(update["inputs"]) if pulls else None,
     )
+
+
+def _judge(node: Mapping, frames: int) -> Judge:
+    inputs, seen = plain(node["inputs"]), min(frames, VIDEO_FRAMES)
+    graph = 0 if inputs.get("held_out") else seen * JUDGING_BYTES.get(node["class_type"], 0)
+    batch = inputs.get("batch_size", 0)
+    return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // seen))
+
+
+def _pull(inputs: Mapping[str, Any]) -> Pull:
+    mode, tile = (plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile"))
+    return Pull(mode in ("one_call", "low_variance"), tile, adds=api.is_link(inputs.get("advantages")))
 
 
 def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:

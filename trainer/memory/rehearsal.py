@@ -27,8 +27,8 @@ from ..families.sizes import RULES
 from ..policy.adapters import Adapter
 from ..types import SamplerSettings
 from .blueprint import Blueprint
-from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way
-from .meta import META, Live, as_on_a_gpu
+from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way, with_halo
+from .meta import META, Live, as_on_a_gpu, there_and_back
 
 GUIDED = 3.5  # above what any family takes as no guidance
 # Bits of a weight in bitsandbytes' formats; in 4 bits every 64 weights have a factor in float32 (QLoRA, 2305.14314).
@@ -40,7 +40,8 @@ VIDEOS = ((832, 480, 81), (832, 480, 49), (640, 352, 49), (416, 240, 53), (416, 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the network. `guided`: a second half for the negative prompt; `both`: which has a gradient, too."""
+    """One call of the network. `guided`: a second half for the negative prompt; `both`: which has a gradient, too; `through`: so
+    has the point where it is asked."""
 
     rows: int
     height: int
@@ -49,6 +50,7 @@ class Call:
     guided: bool = False
     both: bool = True
     checkpointing: bool = False
+    through: bool = False
 
 
 class Rehearsal:
@@ -136,18 +138,10 @@ class Rehearsal:
         trained = self.model.policy.trainable_parameters()
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-        with self._counting(call) as (live, velocity), torch.enable_grad():
-            v = velocity()
-            kept, forward, live.peak = live.now, live.peak, live.now
-            if with_backward:
-                # `torch.autograd.backward` without what is around it, within which no mode of functions is asked.
-                engine = torch.autograd.Variable._execution_engine
-                engine.run_backward(
-                    (v,), (torch.empty_like(v),), False, False, (), allow_unreachable=True, accumulate_grad=True
-                )
-            del v
+        with self._counting(call) as (live, velocity):
+            found = there_and_back(live, velocity, with_backward)
         self.model.policy.forget_gradients()
-        return kept, forward - kept, live.peak - kept
+        return found
 
     @cached_property
     def _kinds(self) -> dict[tuple, list[int]]:
@@ -180,6 +174,14 @@ class Rehearsal:
         with torch.no_grad(), self._live() as live:
             self.model.decode_latents(torch.empty(call.rows, *self._shape(call), device=META)).float().clamp(0, 1)
         return live.peak
+
+    @cache  # noqa: B019
+    def decoder(self, call: Call) -> Graph:
+        """The same with a gradient, and the way back to the latents."""
+        latents = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=True)
+        with self._live() as live:
+            kept, over, back = there_and_back(live, lambda: self.model.decode_latents(latents).float().clamp(0, 1))
+        return Graph(kept, kept + max(over, back), back)
 
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
@@ -217,7 +219,8 @@ class Rehearsal:
         for network in self.model.experts.values():
             (network.enable_gradient_checkpointing if call.checkpointing else network.disable_gradient_checkpointing)()
         self.model.wish = self.model.wish.__class__(unconditional_gradient=call.both)
-        x, condition = torch.empty(call.rows, *self._shape(call), device=META), self._condition(call)
+        x = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=call.through)
+        condition = self._condition(call)
         with self._live(self.dtype) as live:
             yield live, lambda: self.model.velocity(x, 0.5, condition, GUIDED)
 
@@ -353,6 +356,11 @@ class PipelineCase(Case):
     def decoding(self, samples: int) -> int:
         return self.rehearsal.decoding(self._call(samples))
 
+    def decoder(self, samples: int, tile: int) -> Graph:
+        call, scale = self._call(samples), self.rehearsal.model.latent_grid.scale
+        width, height, frames = with_halo((call.width, call.height, call.frames), tile, scale)
+        return self.rehearsal.decoder(Call(samples, height, width, frames))
+
     def encoding(self) -> int:
         assert self.iteration is not None, "asked only about an iteration"
         return max(self.rehearsal.encoding(self.iteration.prompts), self.rehearsal.pictures(self._call(1)))
@@ -367,7 +375,8 @@ class PipelineCase(Case):
         it = self.iteration
         assert it is not None, "asked only about an iteration"
         width, height, frames = it.size
-        return Call(samples, height, width, frames, it.guided, it.both, self.options.gradient_checkpointing)
+        checkpointing, through = self.options.gradient_checkpointing, bool(it.pull and not it.pull.holds_a_call)
+        return Call(samples, height, width, frames, it.guided, it.both, checkpointing, through)
 
     def ways(self) -> Iterator[Way]:
         def options(**fields) -> dict:

@@ -19,11 +19,9 @@ from ...host import distributed, stopping
 from ...host.devices import Resident
 from ..networks import RewardError
 from ..networks.network import Network, shared
-from ..types import FAILED, LEFT_OUT, Scores
+from ..types import FAILED, LEFT_OUT, VIDEO_FRAMES, Scores
 
 logger = logging.getLogger(__name__)
-
-VIDEO_FRAMES = 8  # that a reward for pictures looks at
 
 
 class Reward(Resident, ABC):

@@ -13,7 +13,7 @@ import pytest
 
 from comfyui_otca.tools import recipes
 from comfyui_otca.tools.recipes import recipe
-from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration
+from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration, Judge, Pull
 from comfyui_otca.trainer.memory.native import (
     ARCHITECTURES,
     FLUX_VAE,
@@ -31,7 +31,7 @@ SMALL = Architecture("small", 2500, 100, 3, 0, 0, NO_VAE, saved=20.0, text_token
 
 
 def case(batch=1, sampling_batch=1, steps=1, checkpointing=True, samples=9, model=SMALL, **options):
-    of_iteration = {name: options.pop(name) for name in ("copies", "keep_graph", "rewards") if name in options}
+    of_iteration = {name: options.pop(name) for name in ("copies", "keep_graph", "rewards", "pull") if name in options}
     it = Iteration((16, 16, 1), samples, 1, 1, steps, steps, batch, sampling_batch, **of_iteration)
     return NativeCase(model, 5000, 7, it, checkpointing, **options)
 
@@ -68,7 +68,7 @@ def test_an_adapters_parameter_takes_16_bytes_and_20_with_an_average():
 
 def test_the_total_is_that_of_the_largest_phase():
     def needs(rewards=0, encoder_bytes=0, vae_bytes=0, **options):
-        it = {"rewards": ((rewards, True),)}
+        it = {"rewards": (Judge(rewards, True),)}
         found = case(**it, encoder_bytes=encoder_bytes, vae_bytes=vae_bytes, **options).needs
         return found.phase, found.total - always
 
@@ -87,6 +87,73 @@ def test_latents_count_too():
     found = case(model=replace(SMALL, values=64), steps=4, sampling_batch=2).needs.parts
     assert found["sampling"] == 2 * 44_000 + 2 * (2 * 5 + 8) * 64 * 4
     assert found["activations"] == 35 * 2000 + 8 * 64 * 4
+
+
+# Decoding keeps 50 numbers a pixel of two bytes and has 4 beside: of 16 × 16 pixels 25,600 and 2,048 bytes.
+DECODED = replace(SMALL, vae=Autoencoder(30_000, (10, 10), (50, 50), (4, 4)))
+PICTURE = 16 * 16 * 3 * 4
+
+
+def pulled(holds_a_call=True, tile=0, rewards=(), batch=2, adds=False, **options):
+    it = {"pull": Pull(holds_a_call, tile, adds), "rewards": rewards}
+    return case(batch=batch, model=DECODED, checkpointing=False, vae_bytes=30_000, **it, **options)
+
+
+def test_the_rewards_gradient_has_decoder_and_judge_and_the_call_that_led_there():
+    judges = (Judge(1_000, graph=300_000), Judge(500_000, True), Judge(70_000, True, 299_000))
+    phases = pulled(rewards=judges).needs.phases
+    beside = {name: phases["the update"][name] for name in ("adapter", "optimizer", "gradients", "weights", "reserve")}
+    call = 2 * 3 * 20 * 2000  # two rows, three blocks
+    # of the judges 1,000 stay; the last one's weights and graph are more than the first one's graph; the other is only watched
+    assert phases["the rewards' gradient"] == beside | {
+        **{"VAE": 30_000, "activations": call, "decoding": 2 * 25_600},
+        **{"rewards": 71_000, "judging": 2 * 299_000 + 6 * 2 * PICTURE},
+    }
+    assert phases["the decoder's gradient"] == beside | {
+        **{"VAE": 30_000, "activations": call, "decoding": 2 * (25_600 + 2_048) + 2 * 2 * PICTURE, "rewards": 1_000}
+    }
+    later = pulled(holds_a_call=False, rewards=judges).needs.phases
+    assert "activations" not in later["the rewards' gradient"], "one call after another, and all of them later"
+    assert later["the update"] == phases["the update"]
+
+
+def test_a_judge_takes_as_many_at_a_time_as_its_batch_size():
+    found = pulled(rewards=(Judge(1_000, graph=300_000, batch=1),)).needs.phases["the rewards' gradient"]
+    assert found["judging"] == 300_000 + 6 * 2 * PICTURE
+
+
+def test_a_tile_is_decoded_with_eight_latent_positions_around():
+    size = (512, 256, 1)
+    vae = replace(DECODED.vae, decode=(1, 1))
+    made = replace(DECODED, vae=vae)
+    one = replace(pulled(tile=64, batch=1), model=made)
+    one = replace(one, iteration=replace(one.iteration, size=size))
+    phases = one.needs.phases
+    picture = 512 * 256 * 3 * 4
+    # 64 pixels are eight positions, and eight on either side: 24 of 8 pixels
+    assert phases["the decoder's gradient"]["decoding"] == 192 * 192 * 2 * (50 + 4) + 2 * picture
+    assert "decoding" not in phases["the rewards' gradient"]
+    whole = replace(one, iteration=replace(one.iteration, pull=Pull(True, 4096))).needs.phases
+    assert whole["the decoder's gradient"]["decoding"] == 512 * 256 * 2 * (50 + 4) + 2 * picture
+    # where the network of a tile is small, the picture that was decoded before without a gradient is the most
+    plain = replace(one, model=replace(DECODED, vae=replace(vae, decode=(99, 99)))).needs.phases
+    assert plain["the decoder's gradient"]["decoding"] == 512 * 256 * 2 * 99 + 2 * picture
+
+
+def test_another_updates_gradient_is_there_three_times():
+    assert pulled(adds=True).needs.parts["gradients"] == 3 * pulled().needs.parts["gradients"] == 3 * 4 * 7
+
+
+def test_what_makes_the_rewards_gradient_fit_from_cheap_to_costly():
+    words = list(pulled(rewards=(Judge(9_000_000, graph=40_000), Judge(9_000_000, graph=40_000))).changes())
+    first = ["offload on every reward", "batch_size 1 on every reward", "the update's batch_size 1"]
+    assert words[:4] == [*first, "Reward Gradient Step tile 512 (an estimate of the gradient)"]
+
+
+def test_judges_that_stay_are_there_in_every_phase():
+    phases = dict(case(rewards=(Judge(1_000), Judge(500, True))).needs.phases)
+    assert phases.pop("scoring")["rewards"] == 1_500
+    assert {parts["rewards"] for parts in phases.values()} == {1_000}
 
 
 def test_a_sentence_says_what_makes_it_fit():

@@ -18,7 +18,7 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.blueprint import published
-from comfyui_otca.trainer.memory.case import GB
+from comfyui_otca.trainer.memory.case import GB, REWARDS, Judge, Pull
 from comfyui_otca.trainer.memory.native import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,6 +129,42 @@ def test_pairs_are_groups_of_two():
     case, _ = needs.read(content)
     it = case.iteration
     assert (it.size, it.batch, it.sampling_batch, it.keep_graph, it.guided) == ((512, 768, 1), 6, 6, False, False)
+
+
+def with_one_judge(name):
+    """The workflow without all judges but one, and that one's entry."""
+    content = graph(name)
+    first, *others = [number for number, entry in content.items() if entry["class_type"] in REWARDS]
+    return {number: entry for number, entry in content.items() if number not in others}, content[first]
+
+
+def test_the_rewards_gradient_is_read_off_its_node():
+    content, judge = with_one_judge("z_image")
+    [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
+    step["class_type"] = "OTCA_RewardGradientStep"
+    step["inputs"] = {"model": step["inputs"]["model"], "mode": "leap", "tile": 256, "batch_size": 2}
+    case, _ = needs.read(content)
+    it = case.iteration
+    assert (it.pull, it.batch, it.pulled) == (Pull(False, 256), 2, True), "its pull to the original is on by default"
+    judge["class_type"] = "OTCA_RewardPickScore"
+    judge["inputs"] |= {"offload": True, "batch_size": 3}
+    step["inputs"] |= {"mode": "low_variance", "advantages": ["1", 0], "kl_coefficient": 0.0}
+    case, _ = needs.read(content)
+    it = case.iteration
+    assert (it.pull, it.pulled) == (Pull(True, 256, adds=True), False)
+    assert it.rewards == (Judge(3_900_000_000, True, 434_891_272, 3),)
+    assert case.needs.phases["the rewards' gradient"]["judging"] > 2 * 434_891_272
+    judge["inputs"]["held_out"] = True
+    assert needs.read(content)[0].iteration.rewards[0].graph == 0, "only watched"
+    judge["inputs"]["device"] = "cpu"
+    assert needs.read(content)[0].iteration.rewards == ()
+
+
+def test_of_a_video_a_judge_sees_eight_frames():
+    content, judge = with_one_judge("wan22_5b")
+    judge["class_type"], judge["inputs"]["batch_size"] = "OTCA_RewardClipT", 16
+    [found] = needs.read(content)[0].iteration.rewards
+    assert (found.graph, found.batch) == (8 * 368_934_792, 2)
 
 
 def test_a_folder_of_diffusers_is_rehearsed(capsys):
