@@ -211,7 +211,14 @@ def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Cal
     def change(graph: Graph) -> None:
         how = {"kind": "ode", "steps": 5, "group_size": 2, "shared_noise": False, "keep_graph": "off"}
         source = {"model": ["model", 0], "trajectories": ["sampler", 0], "scores": ["stack", 0]}
-        update = node("RewardGradientStep", **source, mode=mode, steps=steps, learning_rate=1e-3, **{"kl_coefficient": 1.0} | inputs)
+        update = node(
+            "RewardGradientStep",
+            **source,
+            mode=mode,
+            steps=steps,
+            learning_rate=1e-3,
+            **{"kl_coefficient": 1.0} | inputs,
+        )
         changed(sampler=how, prompts={"prompts_per_iteration": 8}, update=update, credit=None, fusion=None)(graph)
         if variety:
             graph["variety"] = node("RewardVariety", model="scenes-clip", coefficient=variety)

@@ -149,8 +149,8 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     owner = f"run {run.folder.name}" if run is not None else "no run"
     raise RunError(
         f"these samples belong to {owner}, and this graph, as it is wired now, would be recorded as another run. Nothing was "
-        "trained. Fix: switch off `hold samples`, so that a new run is begun; or, to only look at the credit, mute the "
-        "update (GRPO Step, Matching Step) and the nodes after it"
+        "trained. Fix: let the seed of SDE Sampler move on (switch off `hold samples`), so that a new run is begun; or, to only "
+        "look at the credit, mute the update (GRPO Step, Matching Step) and the nodes after it"
     )
 
 
@@ -190,7 +190,11 @@ def _last_of_kind(asked: Asked) -> tuple[str, int] | None:
     folder, structure = asked
     found = []
     for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
-        if re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name)) and not held(path) and (iteration := _stands_at(path)):
+        if (
+            re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name))
+            and not held(path)
+            and (iteration := _stands_at(path))
+        ):
             graph = read_own(path, WORKFLOW, logger.debug) or {}
             nodes = (id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE)
             if any(lineage.structure(graph, id_) == structure for id_ in nodes):

@@ -31,7 +31,7 @@ from .options import (
     REWARDS,
     arg(
         "--prompts",
-        "one prompt a line, or .jsonl (default: <name>.txt or metadata.jsonl beside the files)",
+        "one prompt per line, or .jsonl (default: <name>.txt or metadata.jsonl beside the files)",
         type=Path,
         metavar="FILE",
     ),
@@ -67,7 +67,7 @@ def score(arguments: argparse.Namespace) -> int:
     SOURCE,
     many("--lora", "[NAME=]FILE", "an adapter, or a run's folder, to compare with"),
     many("--guide", "[NAME=]RUN=γ", "implicit reward guidance, as of otca sample. Guides of one NAME are composed"),
-    arg("--prompts", "one prompt a line, or .jsonl", required=True, metavar="FILE"),
+    arg("--prompts", "one prompt per line, or .jsonl", required=True, metavar="FILE"),
     REWARDS,
     count("--seeds", "pictures to a prompt", 4),
     FIRST_SEED,

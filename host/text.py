@@ -66,8 +66,10 @@ def plain_name(value: object) -> str:
     """Returns a name that can become a folder or file on any system. Raises ValueError, with the fix, for any other one."""
     name = value if isinstance(value, str) else ""
     wrong = None
-    if not name.strip():
+    if not isinstance(value, str):
         wrong = "must be text"
+    elif not name.strip():
+        wrong = "is empty"
     elif len(name) > LONGEST_NAME:
         wrong = f"must not be longer than {LONGEST_NAME} characters"
     elif set(name) & SEPARATORS or not name.isprintable():

@@ -94,7 +94,7 @@ def parse_lines(text: str) -> list[Guide]:
     lines = [line.strip() for line in text.splitlines()]
     guides = [parse(line) for line in lines if line and not line.startswith("#")]
     if not guides:
-        raise ValueError("no guide is named. Fix: write RUN = γ, one a line")
+        raise ValueError("no guide is named. Fix: write RUN = γ, one per line")
     return guides
 
 

@@ -60,7 +60,7 @@ class TCDWeights(_Credit):
         "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
             "Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
         ),
-        "floor": choice(FLOORS, label="how it is applied").tip(
+        "floor": choice(FLOORS, label="floor mode").tip(
             "How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
             "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1."
         ),

@@ -34,7 +34,7 @@ class PromptDataset(Node):
     }
     OPTIONAL = {
         "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
-            "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
+            "A .txt file with one prompt per line, or a .jsonl file whose objects have a `prompt`, and for image to "
             "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box."
         )
     }

@@ -7,7 +7,7 @@ from .credit import CREDIT
 from .inputs import Node, choice, integer, socket, switch
 
 _FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
-_STD_SCOPE = choice(STD_SCOPES, label="spread is taken over").tip(
+_STD_SCOPE = choice(STD_SCOPES, label="normalize per").tip(
     "Where the spread that divides the rewards is measured: in each group, or in the whole batch (Flow-GRPO)."
 )
 
@@ -85,7 +85,7 @@ class WeightedFuse(_Fuse):
     SEARCH_ALIASES = [*_FUSE, "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
     REQUIRED = {
-        "mode": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
+        "mode": choice(WEIGHTED_FUSIONS, label="combine").tip(
             "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
         )
     }
@@ -149,7 +149,7 @@ class StepwiseGain(_Advantages):
             "Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
             "separately."
         ),
-        "fusion": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
+        "fusion": choice(WEIGHTED_FUSIONS, label="combine").tip(
             "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
             "normalise."
         ),

@@ -43,7 +43,7 @@ class TrainingRun(Node):
             hint="Evaluation prompts, one per line; empty: the first iteration's",
             advanced=True,
         ).tip("Prompts of evaluations, one per line. Empty: the first iteration's."),
-        "evaluation_seeds": integer(RunSettings.evaluation_seeds, 1, 1024, label="seeds a prompt", advanced=True).tip(
+        "evaluation_seeds": integer(RunSettings.evaluation_seeds, 1, 1024, label="seeds per prompt", advanced=True).tip(
             "Number of fixed seeds to each evaluation prompt."
         ),
     }

@@ -188,10 +188,10 @@ class MixGRPOWindow(Node):
             "How the window moves. progressive: step by step, and then from the start again. progressive_decay: it "
             "stays for fewer iterations at late steps. random: to another step in every iteration."
         ),
-        "every": integer(25, 1, 10**6, label="iterations a move").tip(
+        "every": integer(25, 1, 10**6, label="iterations per move").tip(
             "Iterations before the window moves (progressive)."
         ),
-        "stride": integer(1, 1, 1000, label="steps a move").tip(
+        "stride": integer(1, 1, 1000, label="steps per move").tip(
             "Number of steps by which the window moves (progressive)."
         ),
     }

@@ -23,7 +23,7 @@ MODEL = {name: socket(f"OTCA_{name.upper()}") for name in ("model", "trajectorie
 WEIGHT_DECAY = number(UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, advanced=True).tip(
     "AdamW's pull of the weights towards 0."
 )
-MAX_GRAD_NORM = number(UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, label="longest gradient", advanced=True).tip(
+MAX_GRAD_NORM = number(UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, label="gradient clip", advanced=True).tip(
     "Gradients are clipped to this norm."
 )
 EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same samples. Stop waits for all of them.")
@@ -70,7 +70,7 @@ class GRPOStep(_Step):
         "clip_range": number(UpdateSettings.clip_range, 1e-7, 1, step=1e-6, fine=True).tip(
             "How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper."
         ),
-        "kl_coefficient": number(UpdateSettings.kl_coefficient, 0, 100, step=0.001, label="pull to original").tip(
+        "kl_coefficient": number(UpdateSettings.kl_coefficient, 0, 100, step=0.001, label="KL strength").tip(
             "Pull towards the untrained model (β)."
         ),
     }
@@ -152,7 +152,7 @@ class MatchingStep(_Step):
             "0: all."
         ),
         "kl_coefficient": number(
-            MatchingSettings.kl_coefficient, 0, 100, step=1e-4, fine=True, label="pull to original"
+            MatchingSettings.kl_coefficient, 0, 100, step=1e-4, fine=True, label="KL strength"
         ).tip("Pull towards the untrained model (κ), a brake."),
     }
     OPTIONAL = {

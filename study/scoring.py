@@ -107,7 +107,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
     """The prompt of every file: from `source`, else from <name>.txt beside it, else from a METADATA file beside it.
 
     Args:
-        source: one prompt a line, or a .jsonl file of objects with `prompt`, and what rewards read beside it; in the order of
+        source: one prompt per line, or a .jsonl file of objects with `prompt`, and what rewards read beside it; in the order of
             the files, unless every object says by `file_name` whose it is.
 
     Raises:

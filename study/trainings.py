@@ -47,7 +47,7 @@ class Settings:
         screening: one seed of each, from which no verdict follows.
         score: rewards that the score is the mean of; empty: the trained ones.
         judge: the held-out reward that scores are held against; empty: the first.
-        prompts: of the evaluations, one a line.
+        prompts: of the evaluations, one per line.
         evaluation_steps: of the evaluations if there is a budget, since workflows may then sample with different numbers.
         jobs: trainings at a time.
         features: the image encoder that measures diversity.

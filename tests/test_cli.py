@@ -116,7 +116,7 @@ BAD = {
     "missing path": ("LoadFlowModel", {"path": "/no/such/model"}, "path", "/no/such/model", "folder"),
     "missing reward model": ("RewardClipT", {"model": "nothing-clip"}, "model", "nothing-clip", "shapes-clip"),
     "no rewards": ("RewardStack", without_rewards, None, "no reward is connected", "connect a Reward node"),
-    "no prompts": ("PromptDataset", {"file": "", "prompts": "# none\n"}, None, "no prompt", "one prompt a line"),
+    "no prompts": ("PromptDataset", {"file": "", "prompts": "# none\n"}, None, "no prompts", "type one per line"),
 }
 
 

@@ -47,7 +47,7 @@ def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
 
 def untimed(folder: Path, name: str = "metrics.jsonl") -> list[str]:
     """The same as text, to the last digit and NaN, without timings."""
-    timings = ("seconds/", "samples_per_second")
+    timings = ("seconds", "samples_per_second")
     return [json.dumps({k: v for k, v in row.items() if not k.startswith(timings)}) for row in rows(folder, name)]
 
 

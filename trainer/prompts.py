@@ -26,7 +26,7 @@ class PromptError(ValueError):
 
 
 def read_prompts(text: str, file: str = "") -> list[str]:
-    """The prompts of a text box (one a line), or of a .txt or .jsonl file when one is named.
+    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named.
 
     Those of a .jsonl file are `Prompt`s, whose metadata is all that their line says beside `prompt`.
 
@@ -36,12 +36,12 @@ def read_prompts(text: str, file: str = "") -> list[str]:
     """
     if not file:
         prompts = _lines(text)
-        source = "the text box"
+        source = None
     else:
         source, content = _content(file)
         prompts = _json_lines(content, source) if source.suffix.lower() == ".jsonl" else _lines(content)
     if not prompts:
-        raise PromptError(f"{source} has no prompt. Fix: write one prompt a line")
+        raise PromptError(f"no prompts{f' in {source}' if source else ''}. Fix: type one per line, or choose a file")
     return prompts
 
 
@@ -165,7 +165,7 @@ def prompt_of(text: str) -> str:
 
 
 def prompt_lines(text: str) -> list[str]:
-    """The prompts of a text, one a line, each as `prompt_of` reads it."""
+    """The prompts of a text, one per line, each as `prompt_of` reads it."""
     return [prompt_of(line.strip()) for line in text.splitlines() if line.strip()]
 
 

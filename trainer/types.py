@@ -225,7 +225,7 @@ class GradientSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
+    """Intervals in iterations; evaluation prompts one per line, empty for those of the first iteration."""
 
     checkpoint_every: int = 25
     evaluate_every: int = 10  # 0: never

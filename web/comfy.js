@@ -144,6 +144,11 @@ export function findNode(id) {
   return null;
 }
 
+/** Has ComfyUI know what our server sends, before it is listened to: of what it does not know, it complains. */
+export function announceEvents() {
+  for (const type of ["otca.result", "otca.questions", "otca.refused"]) api.addEventListener(type, () => {});
+}
+
 /**
  * Calls back for what our nodes send, whoever queued them: (kind, data, executionId), kind being "credit", "advantages",
  * "scores" or "run".
@@ -593,6 +598,17 @@ export async function exportedGraph() {
   if (![...allNodes()].some(({ node }) => node.mode === BYPASSED && isOurs(node))) return graph;
   const { prompt } = await postJson("/otca/bypassed", { prompt: graph.output, workflow: graph.workflow });
   return { ...graph, output: prompt };
+}
+
+/**
+ * Opens one of our templates, as its card in the list of templates does.
+ *
+ * @param {string} name
+ */
+export async function openTemplate(name) {
+  const pack = decodeURIComponent(new URL(import.meta.url).pathname.split("/").at(-2) ?? "");
+  const workflow = await getJson(`/workflow_templates/${encodeURIComponent(pack)}/${encodeURIComponent(name)}.json`);
+  await openWorkflow({ workflow }, name);
 }
 
 /**

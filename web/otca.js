@@ -98,6 +98,7 @@ const foreseeSoon = soon(async () => {
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
+comfy.announceEvents();
 comfy.app.registerExtension({
   name: "ComfyUI-OTCA",
   ...sidebarCommands(comfy),

@@ -70,7 +70,7 @@ class RewardHTTP(_ServerReward):
         "retries": RETRIES,
         "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
         "token_variable": TOKEN_VARIABLE,
-        "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
+        "fps": number(16, 1, 240, step=1, label="frames per second", advanced=True).tip(
             "Frames per second of the mp4 files that videos are sent as."
         ),
     }
@@ -219,7 +219,7 @@ class RewardVote(RewardNode):
             "Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
             "goes only to the host that the variable of that name and _HOST names."
         ),
-        "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
+        "fps": number(16, 1, 240, step=1, label="frames per second", advanced=True).tip(
             "Frames per second of the videos that are shown."
         ),
         "learn": switch().tip(

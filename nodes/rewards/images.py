@@ -247,7 +247,7 @@ class RewardBrightness(RewardNode):
 
 
 class RewardColorfulness(RewardNode):
-    TITLE = "Reward: Colourfulness"
+    TITLE = "Reward: Colorfulness"
     DESCRIPTION = "How colourful the picture is, by Hasler and Süsstrunk's measure."
     SEARCH_ALIASES = [*REWARD, "colour", "color", "saturation", "vivid"]
     KIND = "colorfulness"

@@ -42,7 +42,7 @@ class RewardVideoAlign(_VideoReward):
             "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
             "adapter only."
         ),
-        "fps": number(16, 1, 240, step=1, label="frames a second").tip(
+        "fps": number(16, 1, 240, step=1, label="frames per second").tip(
             "Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second."
         ),
     }

@@ -42,7 +42,16 @@ def test_all_of_it_is_in_the_manifest_with_size_and_sha_256(places, small_graph,
     for name in ("workflow.json", "ComfyUI-OTCA/trainer/sde.py"):
         content = (folder / name).read_bytes()
         assert listed[name]["bytes"] == len(content) and listed[name]["sha256"] == hashlib.sha256(content).hexdigest()
-    written = {"run.sh", "Dockerfile", ".dockerignore", "train.sbatch", "sky.yaml", "README.md", "constraints.txt"}
+    written = {
+        "run.sh",
+        "pod.sh",
+        "Dockerfile",
+        ".dockerignore",
+        "train.sbatch",
+        "sky.yaml",
+        "README.md",
+        "constraints.txt",
+    }
     assert written <= there
 
 

@@ -19,7 +19,7 @@ from comfyui_otca.host import distributed
 from comfyui_otca.tests.bundle.conftest import with_reward
 from comfyui_otca.tests.training import untimed
 
-SHELL = ("run.sh", "train.sbatch")
+SHELL = ("run.sh", "train.sbatch", "pod.sh")
 PATIENCE = 240
 
 
@@ -38,6 +38,44 @@ def test_the_linter_finds_nothing(tool, script):
         pytest.skip(f"{tool} is not installed")
     done = subprocess.run([found, str(making.SCRIPTS / script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_stages_of_the_image():
+    """Simple rules, since no test builds it: each stage is known, what is copied is there, and the last one is that of run.sh."""
+    lines = [line for line in (making.SCRIPTS / "Dockerfile").read_text().splitlines() if line and line[0] != "#"]
+    stages = [line.split() for line in lines if line.startswith("FROM ")]
+    assert stages == ["FROM ${IMAGE} AS bundle".split(), "FROM bundle AS pod".split(), "FROM bundle".split()]
+    assert {line.split()[0] for line in lines} == {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
+    scripts = [json.loads(line.removeprefix("ENTRYPOINT "))[-1] for line in lines if line.startswith("ENTRYPOINT")]
+    assert scripts == ["pod.sh", "run.sh"] and all((making.SCRIPTS / name).is_file() for name in scripts)
+    variables = [word.partition("=")[0] for line in lines if line.startswith("ENV") for word in line.split()[1:]]
+    known = (making.SCRIPTS / "run.sh").read_text()
+    assert [name for name in variables if name != "PIP_BREAK_SYSTEM_PACKAGES" and name not in known] == []
+
+
+def test_a_pod_stops_itself_when_the_training_ends_and_hands_a_stop_on(tmp_path):
+    shutil.copyfile(making.SCRIPTS / "pod.sh", tmp_path / "pod.sh")
+    control = tmp_path / "runpodctl"
+    control.write_text('#!/bin/sh\necho "$@" > calls\n')
+    control.chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RUNPOD_POD_ID": "abc", "WAITS": "0"}
+
+    def pod(script):
+        (tmp_path / "run.sh").write_text(script)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(["bash", "pod.sh"], cwd=tmp_path, env=variables, stderr=pipe, stdout=pipe, text=True)
+
+    _, said = pod("exit 3").communicate(timeout=PATIENCE)
+    assert "ended with exit code 3" in said and (tmp_path / "calls").read_text() == "stop pod abc\n"
+    (tmp_path / "calls").unlink()
+    waiting = pod("trap 'touch saved; exit 143' TERM\ntouch began\nwhile true; do sleep 0.05; done")
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < deadline, "it never began"
+        time.sleep(0.05)
+    waiting.terminate()
+    waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == 143 and (tmp_path / "saved").exists() and not (tmp_path / "calls").exists()
 
 
 def test_the_options_of_slurm_stand_before_the_first_command():

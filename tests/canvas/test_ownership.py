@@ -320,7 +320,7 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     before = {name: value.clone() for name, value in model.policy.trainable_named().items()}
     del tab.workflow._graph["8"]["inputs"]["reward_3"]
     tab.workflow._read_nodes()
-    with pytest.raises(NodeError, match="these samples belong to run one.*Fix: switch off `hold samples`"):
+    with pytest.raises(NodeError, match="these samples belong to run one.*Fix: let the seed of SDE Sampler move on"):
         tab.queue(hold=True)
     assert all(torch.equal(before[name], value) for name, value in model.policy.trainable_named().items())
     assert len(figures(runs / "one")) == 1

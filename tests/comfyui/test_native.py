@@ -128,6 +128,16 @@ def test_resumed_to_the_bit(once, mode):
     assert found["iteration"] == 2 and found["moved"] > 0.01
 
 
+def test_float16_trains_with_a_scale_of_the_loss(inside):
+    """As on a GPU without bfloat16."""
+    found = inside.ask("float16", "Flux")
+    assert (found["dtype"], found["first"]) == ("torch.float16", 2**16)
+    assert found["held"] == [True, 0, 2**16]
+    assert found["overflowed"] == [False, 1, 2**59], "nothing moved, and the scale is halved"
+    assert found["grew"] == [True, 0, 2**13]
+    assert found["same"] and found["scales"] == [[2**13, 1]] * 2, "a checkpoint has the scale and its patience"
+
+
 @pytest.mark.parametrize("form", ["float8_e4m3fn", "int8_tensorwise", "nvfp4", "mxfp8"])
 def test_quantized_compute_is_near_its_bfloat16_twin(new, everything, form):
     for family in ("Flux", "QwenImage") if everything else ("QwenImage",):
@@ -175,7 +185,7 @@ def test_unloaded_models_would_silently_lose_the_adapter(inside):
 # -- the guard --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 def test_the_guard_passes_what_is_right(once, everything, dtype):
     for family in ("Flux", "SD3", "WAN21_T2V", "HunyuanVideo") if everything else ("Flux",):
         found = once.ask("guard", family, dtype=dtype)

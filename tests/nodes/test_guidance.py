@@ -96,7 +96,7 @@ def test_the_model_can_be_trained_afterwards(small_graph, adapter, tmp_path, mon
         ({"guides": "runs/color"}, "guide 'runs/color' is not RUN=γ"),
         ({"guides": ""}, "no guide is named"),
         ({"guides": "nowhere = 1"}, "guide 'nowhere' was not found"),
-        ({"prompts": "\n"}, "has no prompt"),
+        ({"prompts": "\n"}, "no prompts"),
     ],
 )
 def test_bad_input_is_named(workflow, changes, told):

@@ -261,13 +261,20 @@ def test_the_last_evaluation_says_how_far_it_has_come(site, made):
         figures = {"mean": sum(values) / len(values), "std": 0.1, "standard_error": 0.0, "held_out": False}
         return {"iteration": iteration, "prompts": prompts, "rewards": {"clip_t": {**figures, "values": values}}}
 
-    lines = [row(0, ["x"], 9.0), row(2, ["a", "b"], 0.1, 0.2), row(4, ["a", "b"], 0.9, 0.9), row(6, ["a", "b"], 0.3, 0.8)]
+    lines = [
+        row(0, ["x"], 9.0),
+        row(2, ["a", "b"], 0.1, 0.2),
+        row(4, ["a", "b"], 0.9, 0.9),
+        row(6, ["a", "b"], 0.3, 0.8),
+    ]
     made(files={"evaluation.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()})
     evaluations = site.get("/otca/runs/first/metrics").json["evaluations"]
     assert [row.get("since") for row in evaluations] == [None, None, None, 2], "with other prompts nothing is compared"
     # +0.2 and +0.6: their mean, and √(2/1 · (0.2² + 0.2²) / 2²)
     assert evaluations[-1]["rewards"]["clip_t"]["rise"] == pytest.approx([0.4, 0.2])
-    (site.folder / "first" / "evaluation.jsonl").write_text("".join(json.dumps(row(i, ["a"], 0.5)) + "\n" for i in (0, 2)))
+    (site.folder / "first" / "evaluation.jsonl").write_text(
+        "".join(json.dumps(row(i, ["a"], 0.5)) + "\n" for i in (0, 2))
+    )
     (*_, last) = site.get("/otca/runs/first/metrics").json["evaluations"]
     assert last["rewards"]["clip_t"]["rise"] == [0.0, None], "one picture has no error"
 

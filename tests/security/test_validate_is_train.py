@@ -166,7 +166,7 @@ REFUSED = [
         ],
         *("RewardStack", "reward_8", "'mine'"),
     ),
-    ([all_rewards_held_out], "RewardStack", None, "K = 0"),
+    ([all_rewards_held_out], "RewardStack", None, "no reward is connected"),
     ([sets("SDESampler", width=36)], "SDESampler", "width", "multiples of 8"),
     ([sets("SDESampler", height=44)], "SDESampler", "height", "multiples of 8"),
     ([sets("SDESampler", frames=5)], "SDESampler", "frames", "makes pictures"),

@@ -81,8 +81,8 @@ test("correlations in words, the worst conflict first", () => {
     [0.85, -0.62, 1],
   ];
   assert.deepEqual(scores.correlationSentences(columns, matrix), [
-    { conflict: true, text: "colorfulness and sharpness pull against each other (\u22120.62)." },
-    { conflict: true, text: "clip_t and colorfulness pull against each other (\u22120.31)." },
+    { conflict: true, text: "colorfulness and sharpness conflict (\u22120.62)." },
+    { conflict: true, text: "clip_t and colorfulness conflict (\u22120.31)." },
     { conflict: false, text: "clip_t and sharpness ask for nearly the same (+0.85)." },
   ]);
 });

@@ -247,7 +247,7 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
                 message = f"{graph.titles([links[name][0]])} would be trained, and here pairs are: rewards only judge evaluations"
                 yield graph.problem(stack, name, message, "switch on held_out on its node")
         elif rewards and not trained and None not in rewards.values():
-            message = "the stack has K = 0 rewards to train on: all of them are held out"
+            message = "no reward is connected that is trained on: all of them are held out"
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
 

@@ -168,7 +168,7 @@ def _check(model: FlowModel, trajectories: Trajectories, scores: Scores, w_min: 
             "model: it is not the one that sampled these trajectories. Fix: connect the model of the SDE Sampler"
         )
     if not 0 <= w_min <= 1:
-        raise ValueError(f"w_min must lie in [0, 1], not {w_min}. Fix: a number in it")
+        raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}. Fix: a number in it")
 
 
 def _due(shares: Mapping[str, StepShares], names: Sequence[str], trajectories: Trajectories, version: int) -> bool:

@@ -57,7 +57,7 @@ def from_similarity(
             f"floor must be one of {FLOORS} and normalize one of {NORMALIZATIONS}, not {floor!r}, {normalize!r}"
         )
     if not 0 <= w_min <= 1:
-        raise ValueError(f"w_min must lie in [0, 1], not {w_min}")
+        raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}")
     gain = delta[:, list(trained)].clamp(min=0) + EPSILON
     raw = gain / gain.sum(1, keepdim=True)
     if normalize == "sum":

@@ -339,10 +339,12 @@ class Case(ABC):
 
     def sentence(self, has: float) -> str:
         """For a human: what it needs, what there is, and the changes that make it fit."""
-        needs = f"needs about {self.needs.total / GB:.1f} GB for {self.needs.phase} (an estimate), {has / GB:.1f} GB"
+        needs = (
+            f"needs about {self.needs.total / GB:.1f} GB for {self.needs.phase} (an estimate), {has / GB:.1f} GB free"
+        )
         if self.needs.total <= has:
-            return f"{needs} are there: fits"
+            return f"{needs}: fits"
         taken, changed = self.together(has)
         fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
         fix = f"{', '.join(taken)} ({changed.needs.total / GB:.1f} GB{fits})" if taken else "a larger GPU"
-        return f"{needs} are there: does not fit. Fix: {fix}"
+        return f"{needs}: does not fit. Fix: {fix}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..policy.policy import LossScale
 from ..types import NextRollout
 from .lora import B
 
@@ -122,9 +123,7 @@ def _compared(model, trajectories, name, step, settings, sigma) -> list[Comparis
 
     pairs = model.wrapped[name].adapters.parameters()
     parameters = [parameter for key, parameter in pairs.items() if key.endswith(B)]
-    with torch.enable_grad():
-        value = (velocity() * weights).mean()
-        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    gradients = _gradients(lambda: (velocity() * weights).mean(), parameters, LossScale.of(model.dtype))
     kept = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None and g.any()]
     known = model.dtype == torch.float32 and not model.is_quantized
     threshold = THRESHOLDS[torch.float32] if known else THRESHOLD
@@ -145,6 +144,16 @@ def _compared(model, trajectories, name, step, settings, sigma) -> list[Comparis
         ]
         found.append(Comparison(length, (differences[0], differences[1]), threshold))
     return found
+
+
+def _gradients(value: Callable[[], Tensor], parameters: Sequence, scale: LossScale) -> list[Tensor | None]:
+    """The gradient as an update takes it, whose loss is scaled in float16; here the scale is halved until it fits."""
+    while True:
+        with torch.enable_grad():
+            found = torch.autograd.grad(value() * scale.value, parameters, allow_unused=True)
+        if scale.value == 1 or all(gradient is None or gradient.isfinite().all() for gradient in found):
+            return [None if gradient is None else gradient / scale.value for gradient in found]
+        scale.overflowed()
 
 
 def _parts(kept: Sequence) -> list[Sequence]:

@@ -409,7 +409,7 @@ def score_stack(
     trained = [reward for reward in rewards if not reward.held_out]
     held_out = rewards[len(trained) :]
     if not trained:
-        raise RewardError("the stack has K = 0 rewards to train on. Fix: connect a reward whose held_out switch is off")
+        raise RewardError("no reward is connected that is trained on. Fix: connect one whose held_out switch is off")
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")

@@ -51,10 +51,12 @@ def change(before: Mapping, after: Mapping, name: str) -> tuple[float, float]:
 
 def rises(evaluations: Sequence[Mapping]) -> tuple[int, dict[str, tuple[float, float]]] | None:
     """How far each reward has come: `change` between the last evaluation and the first one that is comparable with it, and the
-    iteration of that; None where there is none but the last."""
+    iteration of that; None where no other is."""
     *earlier, last = evaluations or ({},)
-    first = next((row for row in earlier if comparable(row, last)), None)
-    return first and (first["iteration"], {name: change(first, last, name) for name in last["rewards"]})
+    for first in earlier:
+        if comparable(first, last):
+            return first["iteration"], {name: change(first, last, name) for name in last["rewards"]}
+    return None
 
 
 def changes_by_pair(before: Mapping, after: Mapping, name: str) -> list[float]:

@@ -102,7 +102,7 @@ export function correlationSentences(columns, matrix) {
         conflict: value <= CONFLICT,
         text:
           value <= CONFLICT
-            ? t("{first} and {second} pull against each other ({correlation}).", pair)
+            ? t("{first} and {second} conflict ({correlation}).", pair)
             : t("{first} and {second} ask for nearly the same ({correlation}).", pair),
       });
     }

@@ -19,7 +19,7 @@ const TEXT = {
   iterations: t("Iterations"),
   iterationsInAll: t("Iterations in all"),
   gpus: t("GPUs"),
-  gpusNote: t("With 1, the CPU trains where there is no GPU."),
+  gpusNote: t("1 uses the CPU if there is no GPU."),
   rewardGpus: t("GPUs for rewards"),
   rewardGpusNote: t("More GPUs, which do not train: rewards whose device is auto go there."),
   output: t("Output folder"),

@@ -48,8 +48,12 @@ const PHASES = { rollout: t("rollout"), reward: t("reward"), credit: t("credit")
 /** @type {Record<string, string>} */
 const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
 
-/** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
-export function curveSections() {
+/**
+ * Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row.
+ *
+ * @param {HTMLElement} samples what stands below the rewards: how the pictures look matters more than how the training goes
+ */
+export function curveSections(samples) {
   const element = h("div");
   /** @type {{drawn: {element: HTMLElement, update(model: () => any): void, dispose(): void}, model: (data: RunData) => any}[]} */
   let charts = [];
@@ -88,7 +92,7 @@ export function curveSections() {
         {},
         entries.map(({ drawn }) => drawn.element),
       );
-    element.replaceChildren(section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)));
+    element.replaceChildren(section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)), samples);
     if (credit) element.append(h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)));
     if (training.length) element.append(section(TEXT.training, null, grid(training)));
     element.append(...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)));
@@ -101,7 +105,7 @@ export function curveSections() {
       const { figures } = data;
       if (!figures.length && !data.evaluations.length) {
         layout = "";
-        element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
+        element.replaceChildren(h("p.otca-note", {}, TEXT.noRows), samples);
         return;
       }
       const all = /** @type {Row} */ (Object.fromEntries(figures.names.map((name) => [name, 1])));

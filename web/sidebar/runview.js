@@ -49,12 +49,12 @@ const LONGEST_LOG = 200_000; // characters that stay in the page
 export function runView(comfy, actions) {
   const kept = keeping(comfy, actions);
   const head = runHead(actions, kept);
-  const curves = curveSections();
-  const changes = changesSection();
   const samples = samplesSection(comfy);
+  const curves = curveSections(samples.element);
+  const changes = changesSection();
   const tried = tryPromptSection(comfy);
   const log = logSection();
-  const parts = [head, curves, changes, samples, tried, log].map((part) => part.element);
+  const parts = [head, curves, changes, tried, log].map((part) => part.element);
   return {
     element: h("div.otca-run", {}, parts),
     /** @param {RunData} data */

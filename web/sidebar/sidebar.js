@@ -21,6 +21,7 @@ import { runView } from "./runview.js";
 
 const TAB = "otca";
 const POLL_MS = 2000;
+const QUICKSTART = "01 Quickstart - CPU, four minutes";
 const RECENT = 10; // rows that are kept as they came, for the pace
 
 const TEXT = {
@@ -33,10 +34,11 @@ const TEXT = {
   newRun: t("New run"),
   newRunTitle: t("Gives the run on the canvas the next free name: it begins with a fresh adapter"),
   refresh: t("Read the runs again"),
+  quickstart: t("Open the quickstart"),
   emptyTitle: t("No runs yet"),
   emptySteps: [
-    t("Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA."),
-    t("Queue it: each queued prompt is one iteration of training. Or press Train headless… to train in the background."),
+    t("Open the quickstart, or another template: Browse Templates in the menu, ComfyUI-OTCA."),
+    t("Press Run: each Run is one iteration of training. Or press Train headless… to train in the background."),
     t("Watch the rewards, and which denoising steps earn the credit, here."),
   ],
   failed: "OTCA",
@@ -200,6 +202,7 @@ function sidebarPanel(comfy) {
       {},
       TEXT.emptySteps.map((step) => h("li", {}, step)),
     ),
+    button("pi-folder-open", TEXT.quickstart, () => guard(comfy, () => comfy.openTemplate(QUICKSTART))),
   );
   // Two, since the next read that succeeds clears only the second.
   const actionError = h("div.otca-error", { role: "alert" });

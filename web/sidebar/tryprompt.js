@@ -17,7 +17,7 @@ export function tryPromptSection(comfy) {
     rows: 2,
     required: true,
     maxlength: 2000,
-    placeholder: t("What the picture shall show"),
+    placeholder: t("Describe a picture"),
   });
   const seed = h("input.otca-input", { id: "otca-try-seed", type: "number", min: 0, max: LARGEST_SEED, value: 0, required: true });
   const make = h(

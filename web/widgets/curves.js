@@ -11,7 +11,7 @@ import { h, s, setText } from "../sidebar/dom.js";
 import { stripView } from "./strip.js";
 
 const TEXT = {
-  empty: t("No iteration yet. Press Run: each Run is one iteration."),
+  empty: t("No iteration yet. Press Run: each Run is one iteration. The first one takes longer, since it loads all models."),
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),

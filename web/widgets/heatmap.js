@@ -36,7 +36,7 @@ const OF_CREDIT = {
   weight: t("Colour: weight w, how much of the sample's credit the step gets"),
   sorted: t("Rows: best fused advantage z on top, within each prompt"),
   shares: t("Objectives and their share of the advantage"),
-  hold: t("Keep prompts and noise: then a change of w_min or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the Step node of the update is bypassed."),
+  hold: t("Keep prompts and noise: then a change of the smallest weight (w_min) or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the update (GRPO Step, Matching Step, Reward Gradient Step) is bypassed."),
 };
 const OF_GRADIENT = {
   name: t("Gradient heatmap"),
@@ -104,6 +104,8 @@ class Heatmap {
   tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
   hold = h("button", { type: "button", onclick: () => this.toggleHold() }, t("hold samples"));
   holdSwitch = h("div.otca-switch", {}, this.hold);
+  /** @type {Credit | null} */
+  coming = null;
   back = h("button", { type: "button", onclick: () => this.fold() }, t("back to the means"));
   backSwitch = h("div.otca-switch", {}, this.back);
 
@@ -209,9 +211,25 @@ class Heatmap {
    */
   show(kind, data) {
     this.showHold(); // on any occasion: the graph does not tell when a control changes
-    if (kind !== "credit" && kind !== "advantages") return;
+    if (kind === "credit" && this.state.advantages && heatmap.haveSameCells(data, this.state.credit)) {
+      this.coming = data; // shown with its advantages, which come next: else every iteration would show other colours first
+    } else if (kind === "credit" || kind === "advantages") {
+      if (this.coming && kind === "advantages") this.receive("credit", this.coming);
+      this.receive(kind, data);
+    } else if (kind === "queue" && this.coming) {
+      this.receive("credit", this.coming); // it was the end of the prompt, and nothing was made of it
+    }
+  }
+
+  /**
+   * @param {"credit" | "advantages"} kind
+   * @param {any} data
+   */
+  receive(kind, data) {
+    this.coming = null;
     const state = heatmap.received(this.state, kind, data);
     if (state === this.state) return;
+    this.unhover(); // what the tooltip says was of the iteration before
     const before = this.state.credit;
     this.state = state;
     if (state.credit !== before) {

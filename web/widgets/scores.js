@@ -31,7 +31,7 @@ const TEXT = {
   masked: t("not scored"),
   correlation: t("Correlation within the prompts"),
   rankedCorrelation: t("Correlation among the images"),
-  noConflict: t("No two rewards pull against each other."),
+  noConflict: t("No conflicting rewards."),
 };
 
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour

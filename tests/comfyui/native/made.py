@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -75,8 +75,13 @@ class Made:
 
 
 def make(name: str, build: dict | None = None, **options) -> Made:
-    """As Make Trainable does it, rank 4."""
-    made = tiny.build(name, **(build or {}))
+    """As Make Trainable does it, rank 4. float16 is computed in, as on a GPU; on a CPU ComfyUI would cast it."""
+    import comfy.model_management
+
+    build = build or {}
+    half = build.get("dtype") == torch.float16
+    with attribute(comfy.model_management, "unet_manual_cast", lambda *_: None) if half else nullcontext():
+        made = tiny.build(name, **build)
     with torch.inference_mode(False):
         return trainable(made, **options)
 

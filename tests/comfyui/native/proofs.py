@@ -280,6 +280,34 @@ def resume(family: str, mode: str = "", **options) -> dict:
     return {"same": same, "same_moments": same_moments, "moved": moved, "iteration": iteration}
 
 
+def float16(family: str) -> dict:
+    """Updates in float16: with the first scale, one that overflows, after that, one that lets it grow; and then resumed."""
+    build = {"dtype": torch.float16}
+    made, other = make(family, build), make(family, build)
+    scale, found = (
+        made.model.policy.loss_scale,
+        {"dtype": str(made.model.dtype), "first": made.model.policy.loss_scale.value},
+    )
+
+    def update(made: Made, seed: int) -> tuple[bool, float]:
+        before = made.parameters()
+        skipped = made.update(made.sample(seed=seed))["policy/skipped_updates"]
+        return not all(map(torch.equal, before, made.parameters())), skipped
+
+    found["held"] = (*update(made, 0), scale.value)
+    scale.value = 2.0**60
+    found["overflowed"] = (*update(made, 1), scale.value)
+    scale.value, scale.good = 2.0**12, scale.PATIENCE - 1
+    found["grew"] = (*update(made, 2), scale.value)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(made.model, Path(folder), 3)
+        checkpoint.restore(other.model, Path(folder))
+    update(made, 3), update(other, 3)
+    found["same"] = all(map(torch.equal, made.parameters(), other.parameters()))
+    found["scales"] = [(each.value, each.good) for each in (scale, other.model.policy.loss_scale)]
+    return found
+
+
 class Contrast(Reward):
     """Mean square of the pixels, which has a gradient."""
 

@@ -92,7 +92,7 @@ def test_latents_count_too():
 def test_a_sentence_says_what_makes_it_fit():
     needs = case(batch=2, checkpointing=False)
     assert needs.needs.total == GB + 7 * 16 + 5000 + 280_000
-    assert needs.sentence(2 * GB) == ("needs about 1.0 GB for the update (an estimate), 2.0 GB are there: fits")
+    assert needs.sentence(2 * GB) == ("needs about 1.0 GB for the update (an estimate), 2.0 GB free: fits")
     assert needs.sentence(GB + 150_000).endswith("does not fit. Fix: the update's batch_size 1 (1.0 GB)")
     assert needs.sentence(GB + 80_000).endswith(
         "does not fit. Fix: the update's batch_size 1, Make Trainable checkpointing on (1.0 GB)"

@@ -109,6 +109,34 @@ def test_a_right_gradient_passes_and_nothing_has_moved(caplog):
     assert model.calls <= 40
 
 
+class Half(Model):
+    """The same in float16, where its gradient is as much smaller as `inner` is larger."""
+
+    def __init__(self, inner: float):
+        super().__init__(dtype=torch.float16)
+        self.inner = inner
+
+    def velocity(self, x, sigma, condition, guidance):
+        self.calls += 1
+        matrix = (self.last * (1 + 0.3 * self.first)).half() * self.inner
+        return (x.half() * matrix).float() / self.inner
+
+
+@pytest.mark.parametrize("inner", [2.0**11, 2.0**-18])
+def test_float16_is_checked_with_a_scale_of_the_loss(inner):
+    """2^11: without a scale the gradient, below 6e-8, would be 0. 2^-18: a scale of 2^16 is too large, and is halved."""
+    right = guard.compare(Model(), many(), "model", 0)
+    found = guard.compare(Half(inner), many(), "model", 0)
+    assert [each.derivative for each in found] == pytest.approx([each.derivative for each in right], rel=0.02)
+    guard.check(Half(inner), many())
+
+
+def many():
+    """Trajectories of so many numbers that the mean has small gradients."""
+    latents = torch.linspace(0.5, 2, 240_000).view(1, 2, 40_000, 3)
+    return types.SimpleNamespace(**{**vars(trajectories()), "latents": latents})
+
+
 def test_a_part_that_is_wrong_is_found_beside_a_larger_one_that_is_right():
     model = Model(factor=1.5)
     comparisons = guard.compare(model, trajectories(), "model", 0)
