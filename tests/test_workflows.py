@@ -330,11 +330,16 @@ def test_models_that_were_distilled_are_held_to_the_untrained_one():
     penalties = {}
     for name in NATIVE:
         nodes = {node["class_type"]: node["inputs"] for node in graph(name).values()}
-        penalties[name] = nodes["OTCA_GRPOStep"]["kl_coefficient"]
+        step = nodes.get("OTCA_GRPOStep") or nodes["OTCA_RewardGradientStep"]
+        penalties[name] = step["kl_coefficient"]
         note = (ROOT / "tools" / "notes" / f"{name}.md").read_text(encoding="utf-8")
         assert ("Why a KL term" in note) == (penalties[name] > 0)
         assert len(note.split()) <= 300, "a note is one screen"
-    assert {name for name, penalty in penalties.items() if penalty > 0} == {"z_image", "flux2_klein"}
+    assert {name for name, penalty in penalties.items() if penalty > 0} == {
+        "z_image",
+        "flux2_klein",
+        "flux2_klein_gradient",
+    }
     assert graph("krea2")["1"]["inputs"]["unet_name"] == "krea2_raw_fp8_scaled.safetensors"
 
 
