@@ -99,7 +99,7 @@ def peak_memory() -> dict[str, int]:
         for number in range(torch.cuda.device_count()):
             if peak := torch.cuda.max_memory_reserved(number):
                 found[torch.cuda.get_device_name(number)] = peak
-    with contextlib.suppress(ImportError):  # Windows
+    if sys.platform != "win32":
         import resource
 
         unit = 1 if sys.platform == "darwin" else 1024

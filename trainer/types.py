@@ -206,10 +206,8 @@ class GradientSettings:
     """How the policy is moved along the gradient of the rewards. Fields that `UpdateSettings` has mean the same here."""
 
     learning_rate: float
-    mode: str = "one_call"  # one of GRADIENT_MODES
-    steps: int = (
-        2  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps (leap)
-    )
+    mode: str = "leap"  # one of GRADIENT_MODES
+    steps: int = 1  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps
     kl_coefficient: float = 1.0
     highest_level: float = 1.0  # the noisiest level that one_call and leap begin at
     nested: float = 0.3  # leap: what stays of the gradient through the second leap's own call

@@ -17,6 +17,8 @@ test("scores between -1 and 1 rise by points, others by their own measure", () =
   });
   assert.equal(learned(evaluated(0.7, 0.7081, 0.0081, 0.0031), "judge").rise, "+0.8 points since the start ± 0.3");
   assert.equal(learned(evaluated(296, 308.4, 12.4, 1.52), "judge").rise, "+12.4 since the start ± 1.5");
+  assert.equal(learned(evaluated(296, 347.1, 51.1, 6.04), "judge").rise, "+51.1 since the start ± 6.0");
+  assert.equal(learned(evaluated(2000, 2512, 512.4, 61.7), "judge").rise, "+512 since the start ± 62");
 });
 
 test("a rise within two standard errors is not clear, and without an error none is", () => {

@@ -22,9 +22,12 @@ export function learned(evaluations, name) {
   if (change === null || typeof before !== "number" || typeof after !== "number") return null;
   const isClear = error !== null && Math.abs(change) > CLEAR * error;
   const inPoints = Math.max(Math.abs(before), Math.abs(after)) <= 1;
-  const digits = Math.abs(100 * (error ?? change)) < 1 ? 1 : 0;
-  const rise = inPoints ? t("{change} points", { change: signed(100 * change, digits) }) : `${change > 0 ? "+" : ""}${significant(change)}`;
-  const plusMinus = error === null ? "" : ` ± ${inPoints ? fixed(100 * error, digits) : significant(error, 2)}`;
+  const unit = inPoints ? 100 : 1;
+  const size = unit * Math.abs(error || change) || 1; // its first digit is the last one that is worth saying, or the one after it
+  const digits = Math.max(0, (inPoints ? 0 : 1) - Math.floor(Math.log10(size)));
+  const number = signed(unit * change, digits);
+  const rise = inPoints ? t("{change} points", { change: number }) : number;
+  const plusMinus = error === null ? "" : ` ± ${fixed(unit * error, digits)}`;
   const since = first?.iteration ? t("since iteration {iteration}", { iteration: first.iteration }) : t("since the start");
   return {
     ends: `${significant(before)} → ${significant(after)}`,

@@ -200,7 +200,8 @@ class Curves {
       const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [3, LINE.width - 3]);
       const shown = padded(range);
       const toY = scale(shown, [LINE.height - 1, 1]);
-      for (const tick of niceTicks(...shown, TICKS)) {
+      const few = niceTicks(...shown, TICKS);
+      for (const tick of few.length > 1 ? few : niceTicks(...shown, 2 * TICKS)) {
         const y = toY(tick);
         plot.append(s("line.otca-grid", { x1: 0, x2: LINE.width, y1: y, y2: y }));
         axis.append(h("span", { style: `top: ${(100 * y) / LINE.height}%` }, tickLabel(tick)));
