@@ -503,7 +503,12 @@ def test_a_training_of_two_by_reward_gradients(small_workflow, tmp_path):
         }
         assert {name: own[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=1e-5, nan_ok=True)
     assert {"gradient/clip_t", "spread/clip_t", "kl/penalty"} <= ours[0].keys()
-    answers = together(2, _train, small_workflow(changes, acting(stop), "reward_gradient.json"), tmp_path / "stopped")
+    answers = together(
+        2,
+        _train,
+        small_workflow(changes, {"OTCA_RewardScenes": reward_node(lambda: Acts(stop))}, "reward_gradient.json"),
+        tmp_path / "stopped",
+    )
     assert all("stopped by a test after iteration 0" in said[-1] for _, said in answers[:1])
     assert json.loads((tmp_path / "stopped" / "status.json").read_text())["status"] == "stopped"
 
