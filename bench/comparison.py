@@ -2,6 +2,7 @@
 
     python -m comfyui_otca.bench.comparison methods FOLDER [--world shapes]
     python -m comfyui_otca.bench.comparison rewards FOLDER
+    python -m comfyui_otca.bench.comparison strip FOLDER METHOD … --output PICTURE
     python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N]
         [--evaluation-seeds S] [--categories NAME]
 
@@ -11,6 +12,8 @@ FOLDER/*.json` trains them.
 
 `rewards` is of a comparison in FOLDER: it prints what each reward gave half way and at the end, with its paired difference to
 the baseline, and writes trainings.jsonl there, the means of every training, those that chose a rate among them.
+
+`strip` puts some pictures of an `otca eval` below each other, a row a method.
 
 `learning` trains workflows over several seeds, each run a process of its own (`otca train`), --jobs of them side by side;
 finished runs are not repeated. It prints each reward on fixed pairs of prompt and seed before and after, its rise in units of
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ..study.comparison import Outcome, read
 from ..study.statistics import bracketed, clustered, plus_minus
@@ -320,6 +324,20 @@ def rewards(options: argparse.Namespace) -> None:
     (options.folder / "trainings.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
+def strip(options: argparse.Namespace) -> None:
+    tile, gap = 88, 4
+    names = [f"{number:04}-0.png" for number in (1, 4, 7, 10, 13, 17, 20, 23, 26, 29)]
+    size = len(names) * (tile + gap) - gap, len(options.methods) * (tile + gap) - gap
+    sheet = Image.new("RGB", size, "white")
+    for row, method in enumerate(options.methods):
+        for column, name in enumerate(names):
+            picture = Image.open(options.folder / "pictures" / method / name).resize(
+                (tile, tile), Image.Resampling.NEAREST
+            )
+            sheet.paste(picture, (column * (tile + gap), row * (tile + gap)))
+    sheet.save(options.output, optimize=True)
+
+
 def _rewards(runs: dict[str, dict[int, Outcome]], baseline: str, number: int) -> str:
     """The first or last evaluation: for each method and reward the mean, and the difference to the baseline of the same seeds."""
     base = runs[baseline]
@@ -441,6 +459,11 @@ def main() -> None:
     told = parts.add_parser("rewards")
     told.add_argument("folder", type=Path)
     told.set_defaults(work=rewards)
+    shows = parts.add_parser("strip")
+    shows.add_argument("folder", type=Path)
+    shows.add_argument("methods", nargs="+")
+    shows.add_argument("--output", type=Path, required=True)
+    shows.set_defaults(work=strip)
     learns = parts.add_parser("learning")
     learns.add_argument("workflows", nargs="+", type=Path)
     learns.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
