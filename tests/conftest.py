@@ -95,20 +95,23 @@ def place_of(item) -> str:
 
 @functools.cache
 def starts_processes(function) -> bool:
-    """Whether a function, or a function of its file that it names, starts other processes of Python."""
-    function = inspect.unwrap(function)
-    names, codes = set(), [function.__code__]
-    while codes:
-        code = codes.pop()
-        names |= {*code.co_names, *code.co_freevars}
-        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
-    if names & {"Popen", "subprocess", "create_subprocess_exec"} and "executable" in names:
-        return True
-    others = [function.__globals__.get(name) for name in names]
-    others = [other for other in others if inspect.isfunction(other) and other is not function]
-    if any(other.__module__ == processes.__name__ for other in others):
-        return True
-    return any(starts_processes(other) for other in others if other.__module__ == function.__module__)
+    """Whether a function, or a function of its file that it names, starts other processes of Python. Two may name each other."""
+    found, left = set(), [inspect.unwrap(function)]
+    while left:
+        function = left.pop()
+        found.add(function)
+        names, codes = set(), [function.__code__]
+        while codes:
+            code = codes.pop()
+            names |= {*code.co_names, *code.co_freevars}
+            codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        if names & {"Popen", "subprocess", "create_subprocess_exec"} and "executable" in names:
+            return True
+        others = [inspect.unwrap(other) for other in map(function.__globals__.get, names) if inspect.isfunction(other)]
+        if any(other.__module__ == processes.__name__ for other in others):
+            return True
+        left += [other for other in others if other.__module__ == function.__module__ and other not in found]
+    return False
 
 
 def pytest_addoption(parser):
