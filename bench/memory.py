@@ -13,7 +13,7 @@ What tensors have on it is counted by their allocations, phase by phase (tests/d
 from the configurations of the same folder.
 
 `gradients`: the same for Reward Gradient Step, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a CLIP
-of 20 MB, and 4 samples; with `--side`, one sample of each of two prompts, at that size and one at a time.
+of 20 MB, and 4 samples; with `--side`, at that size and one at a time, by a decoder that makes 8 pixels of a latent position.
 
 `judges`, `decoders`: what rewards and ComfyUI's autoencoders take with a gradient, for trainer/memory/case.py and native.py, by
 their own classes in the published sizes. Judges in float32 on the meta device, decoders in bfloat16 on a CPU.
@@ -80,9 +80,10 @@ def gradients(families: list[str], cases: list[str], side: int) -> None:
     print(common.table(["family", "mode", *heavy.PULLED], []), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for family in families or ("sd3", "flux", "wan"):
-            checkpoint = heavy.make(family, Path(folder) / family, decoder=32 if "wan" in family else 64)
+            of_decoder = {"decoder": 32 if "wan" in family else 64, "levels": 4 if side else 2}
+            checkpoint = heavy.make(family, Path(folder) / family, **of_decoder)
             for name in cases or heavy.PULLS:
-                one = {"group_size": 1, "sampling_batch": 1, "size": (side, side, 1)} if side else {}
+                one = {"sampling_batch": 1, "size": (side, side, 1)} if side else {}
                 pull = heavy.PULLS[name] | ({"batch_size": 1} if side else {})
                 training = heavy.Training(family, pull=pull, **one)
                 estimated = heavy.estimated(checkpoint, training)

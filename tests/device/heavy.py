@@ -46,7 +46,7 @@ from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.rewards.clip import ClipT
-from comfyui_otca.trainer.types import GradientSettings, Prompt, Prompts, SamplerSettings, UpdateSettings
+from comfyui_otca.trainer.types import VIDEO_FRAMES, GradientSettings, Prompt, Prompts, SamplerSettings, UpdateSettings
 
 RANK = 8
 # Signs alone are as many tokens to the tiny tokenizers, which take bytes, as to the estimate, which takes words and signs.
@@ -156,14 +156,17 @@ class Training:
         return 2 * self.group_size
 
 
-def make(family: str, folder: Path, decoder: int = 0) -> Path:
-    """A checkpoint of the family with random weights, 50 MB and more in bfloat16; `decoder`: channels of its last level."""
+def make(family: str, folder: Path, decoder: int = 0, levels: int = 2) -> Path:
+    """A checkpoint of the family with random weights, 50 MB and more in bfloat16; `decoder`: channels of each of its levels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipeline = WIDER[family]()
         if decoder:
             old = pipeline.vae
-            wider = {"base_dim": decoder} if "base_dim" in old.config else {"block_out_channels": (decoder,) * 2}
+            wider = {"base_dim": decoder}
+            if "base_dim" not in old.config:
+                blocks = {f"{way}_block_types": old.config[f"{way}_block_types"][:1] * levels for way in ("down", "up")}
+                wider = {"block_out_channels": (decoder,) * levels, **blocks}
             pipeline.register_modules(vae=type(old)(**{**old.config, **wider}).eval())
         pipeline.to(torch.bfloat16)
     pipeline.save_pretrained(folder)
@@ -286,7 +289,9 @@ def estimated(folder: Path, training: Training) -> dict[str, int]:
     samples, pull, clip = training.samples, None, ()
     if training.pull:
         pull = Pull(training.pull["mode"] == "one_call", training.pull.get("tile", 0))
-        clip = (judging(judge(folder, "cpu")),)
+        seen = min((training.size or SIZES[training.family])[2], VIDEO_FRAMES)
+        one = judging(judge(folder, "cpu"))
+        clip = (replace(one, graph=seen * one.graph),)
     options = {name: value for name, value in training.load.items() if name != "training"}
     case = PipelineCase(
         blueprint=blueprint.of_folder(folder),

@@ -366,6 +366,9 @@ FLOAT32 = (
 )
 WIDEST = ("cat", "stack")
 
+# What a GPU has a kernel for, and other devices make of several operators, with a tensor for each.
+FUSED = ("silu_backward",)
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -376,7 +379,7 @@ def register() -> None:
     SETUP(NAME, backend_module=_Module(), hook=_Hooks())
     operators, fallbacks = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries.extend((operators, fallbacks))
-    for name in FACTORIES:
+    for name in (*FACTORIES, *FUSED):
         operators.impl(name, _factory(_operator(name)), "PrivateUse1")
     fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, dtype in ((LOWERED, _lowered), (FLOAT32, _float32), (WIDEST, _widest)):

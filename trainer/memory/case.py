@@ -56,6 +56,7 @@ REWARDS = {
 VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
 JUDGING_BYTES = {
     "OTCA_RewardClipT": VIT_L,
+    "OTCA_RewardVariety": VIT_L,
     "OTCA_RewardAesthetic": VIT_L,
     "OTCA_RewardPickScore": VIT_H,
     "OTCA_RewardHPSv2": VIT_H,

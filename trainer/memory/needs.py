@@ -45,6 +45,7 @@ LOADERS = {
     "VAELoader": (("vae_name",), "vae"),
 }
 ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
+VARIETY_NODE, RELATIVE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords"
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
 
 
@@ -226,7 +227,15 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
     group = 2 if pairs else sampler.get("group_size", 12)
     samples = 2 * sampler.get("pairs_per_iteration", 4) if pairs else group * count
     matching, pulls = (update["class_type"] == kind for kind in (MATCHING_NODE, GRADIENT_NODE))
-    judges = [entry for entry in graph.values() if entry["class_type"] in REWARDS]
+    relative = [entry for entry in graph.values() if entry["class_type"] == RELATIVE_NODE]
+    asking = {link[0]: entry for entry in relative if (link := api.links(entry).get("reward"))}
+    judges = [
+        _judge(entry, settings.frames, asking.get(number))
+        for number, entry in graph.items()
+        if entry["class_type"] in REWARDS and entry["inputs"].get("device") != "cpu"
+    ]
+    followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
+    compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
     trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)
     if settings.window:
         trained = sum(kind != "ode" for kind in step_kinds(settings))
@@ -237,7 +246,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
         prompts=samples // 2 if pairs else count,
         steps=settings.transitions,
         trained_steps=max(1, trained),
-        batch=step.get("batch_size") or samples,
+        batch=max(step.get("batch_size") or samples, group if compares else 1),
         sampling_batch=settings.batch_size or samples,
         guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
         both=step.get("unconditional_gradient", True),
@@ -245,15 +254,17 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
         pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
-        rewards=tuple(_judge(node, settings.frames) for node in judges if plain(node["inputs"]).get("device") != "cpu"),
+        rewards=tuple(judges),
         pull=_pull(update["inputs"]) if pulls else None,
     )
 
 
-def _judge(node: Mapping, frames: int) -> Judge:
+def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
+    """`asking`: the Relative Words that asks it twice, and then decides whether it is followed."""
     inputs, seen = plain(node["inputs"]), min(frames, VIDEO_FRAMES)
-    graph = 0 if inputs.get("held_out") else seen * JUDGING_BYTES.get(node["class_type"], 0)
-    batch = inputs.get("batch_size", 0)
+    held_out = (asking or node)["inputs"].get("held_out")
+    graph = 0 if held_out else (2 if asking else 1) * seen * JUDGING_BYTES.get(node["class_type"], 0)
+    batch = 0 if asking or node["class_type"] == VARIETY_NODE else inputs.get("batch_size", 0)
     return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // seen))
 
 

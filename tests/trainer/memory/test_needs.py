@@ -160,6 +160,24 @@ def test_the_rewards_gradient_is_read_off_its_node():
     assert needs.read(content)[0].iteration.rewards == ()
 
 
+def test_relative_words_ask_a_judge_twice_and_variety_takes_whole_groups():
+    content, judge = with_one_judge("z_image")
+    [number] = [number for number, entry in content.items() if entry is judge]
+    judge["class_type"], judge["inputs"] = "OTCA_RewardHPSv2", {"held_out": True, "batch_size": 1}
+    content["x"] = {"class_type": "OTCA_RewardRelativeWords", "inputs": {"reward": [number, 0]}}
+    assert needs.read(content)[0].iteration.rewards == (Judge(3_900_000_000, graph=2 * 434_891_272),)
+    content["x"]["inputs"]["held_out"] = True
+    assert needs.read(content)[0].iteration.rewards[0].graph == 0
+    content["y"] = {"class_type": "OTCA_RewardVariety", "inputs": {"batch_size": 1}}
+    [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
+    assert needs.read(content)[0].iteration.batch == 1
+    step["class_type"] = "OTCA_RewardGradientStep"
+    it = needs.read(content)[0].iteration
+    assert (it.batch, it.rewards[1]) == (12, Judge(1_700_000_000, graph=368_934_792))
+    content["y"]["inputs"]["held_out"] = True
+    assert needs.read(content)[0].iteration.batch == 1
+
+
 def test_of_a_video_a_judge_sees_eight_frames():
     content, judge = with_one_judge("wan22_5b")
     judge["class_type"], judge["inputs"]["batch_size"] = "OTCA_RewardClipT", 16
