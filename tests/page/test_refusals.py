@@ -67,6 +67,7 @@ NAMING = {
     "PromptDataset": ("file",),
     "PreferencePairs": ("folder",),
     "RewardClipT": ("model", "path"),
+    "RewardVariety": ("model", "path"),
     "RewardAesthetic": ("path", "model"),
     "RewardPickScore": ("path", "processor"),
     "RewardHPSv2": ("path", "tokenizer"),

@@ -112,6 +112,7 @@ def good_bodies(graph):
     sample = {"prompt": "p", "data": base64.b64encode(png(np.zeros((4, 4, 3), np.uint8))).decode(), "group": 0}
     return {
         "/results": {"prompt": graph, "workflow": "a"},
+        "/coming": {"prompt": graph},
         "/bypassed": {"prompt": graph, "workflow": {"nodes": []}},
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},

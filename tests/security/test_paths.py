@@ -41,7 +41,18 @@ NO_PATHS = {
         "device",
         "lora_targets",
     ),
-    *("url", "token_variable", "score_key", "scale", "extra", "function", "best_metric", "wandb_project"),
+    *(
+        "url",
+        "token_variable",
+        "score_key",
+        "scale",
+        "extra",
+        "function",
+        "best_metric",
+        "wandb_project",
+        "good",
+        "bad",
+    ),
 }
 NEEDED = {"RewardVote": {"learn": True}, "TCDWeights": {"proxy": "image_features"}}  # for the input to be looked at
 FINDS = {

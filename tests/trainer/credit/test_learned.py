@@ -281,7 +281,7 @@ def test_refusals():
     fewer = replace(scored(trajectories), values=torch.zeros(3, 1))
     with pytest.raises(ValueError, match="scores: they are of 3 samples, the trajectories are 4. Fix: "):
         asked(model, trajectories, scores=fewer)
-    with pytest.raises(ValueError, match=r"w_min must lie in \[0, 1\], not 1.5"):
+    with pytest.raises(ValueError, match=r"\(w_min\) must lie in \[0, 1\], not 1.5"):
         asked(model, trajectories, w_min=1.5)
     judge = Mean("people")
     judge.groups_only = True
