@@ -124,6 +124,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     if run is not None and run.asked == asked:
         run.check_claim()
         _undo_what_is_not_on_record(run, model)
+        run.apply_brake(model)  # one that could not be applied before
     else:
         if run is not None:
             let_go(run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -119,11 +120,13 @@ def update(
     model.wish = NextRollout(uses_graphs=False)
     gathered = distributed.whole(scores)
     _check_new(model, trajectories, scores)
-    model.reward_spread = _averaged(model.reward_spread, gathered)
-    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), settings, decoders)
+    spread = _averaged(model.reward_spread, gathered)
+    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders)
     other = None if advantages is None else _other(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
+        if not gathered.usable.any():
+            return  # nobody has a gradient, and no step is taken
         backward(on_step)
         if other is not None:
             run = other[0]
@@ -135,6 +138,7 @@ def update(
         raise NonFiniteUpdate(f"{error}. {backward.suspects()}") from error
     if not steps and (suspects := backward.suspects()):
         logger.warning("%s", suspects)
+    model.reward_spread = spread
     policy.version += steps > 0
     policy.forget_old()
     figures = dict(other[1]()) if other else {}
@@ -162,6 +166,8 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
     if advantages is not None and settings.also == "grpo":
         misfits += refusals.of_ratios(trajectories.settings)
     misfits += refusals.of_levels(settings, trajectories.sigmas)
+    if advantages is not None and advantages.credit.measures is not None:
+        misfits.append(refusals.of_measuring(f"the credit {advantages.credit.method}", "Reward Gradient Step"))
     if misfits:
         raise ValueError(str(misfits[0]))
     if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
@@ -256,6 +262,7 @@ class _Backward:
         trajectories: Trajectories,
         scores: Scores,
         valid: int,
+        spread: dict[str, tuple[int, float]],
         settings: GradientSettings,
         decoders: Decoders | None = None,
     ):
@@ -263,8 +270,7 @@ class _Backward:
         self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
         self.tally, self.version = Tally(), model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
-        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-        self.total = max(1, valid) / (distributed.world() if model.policy.trains_shards else 1)
+        self.total, self.spread = max(1, valid), spread
         self.usable = scores.usable
         self.rows = torch.arange(len(self.usable)) if model.policy.is_sharded else self.usable.nonzero()[:, 0]
         self.last = len(trajectories.sigmas) - 2  # the number of the last step
@@ -306,6 +312,12 @@ class _Backward:
         return torch.stack(drawn)
 
     @property
+    def scale(self) -> float:
+        """What a loss is multiplied by for its backward pass: FSDP2 takes the mean over processes, the loss wants the sum."""
+        processes = distributed.world() if self.model.policy.trains_shards else 1
+        return self.model.policy.loss_scale.value * processes
+
+    @property
     def whole_groups(self) -> bool:
         return any(isinstance(reward, GroupReward) for reward in self.followed)
 
@@ -315,7 +327,9 @@ class _Backward:
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
         """As many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
-        size = self.settings.batch_size or max(1, len(rows))
+        if not len(rows):
+            return
+        size = self.settings.batch_size or len(rows)
         if not self.whole_groups:
             yield from rows.split(size)
             return
@@ -353,7 +367,7 @@ class _Backward:
         Args:
             calls: for each sample, in this update; the KL term is their mean.
         """
-        kl, scale = self.settings.kl_coefficient, self.model.policy.loss_scale.value
+        kl = self.settings.kl_coefficient
         self.sizes.index_put_((rows, steps), slope.detach().flatten(1).square().mean(1).sqrt().cpu(), accumulate=True)
         loss = -(velocity * slope).sum()
         statistics = {}
@@ -365,7 +379,7 @@ class _Backward:
             divergence = apart.sum() / (self.total * calls)
             statistics["kl"] = divergence.detach()
             loss = loss + kl * divergence
-        (loss * scale).backward()
+        (loss * self.scale).backward()
         self.tally.add(kl * statistics.get("kl", torch.zeros(())), statistics, 1, 1)
 
     # rewards and decoder
@@ -381,11 +395,11 @@ class _Backward:
             else:
                 pictures = decode(clean.requires_grad_())
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)
+            unit = _unit(toward)
             if tile:
-                return _through_tiles(
-                    decode, clean, toward, tile, stream(self.trajectories.seed, self.version, branch=(5,))
-                )
-            return torch.autograd.grad(pictures, clean, toward)[0]
+                source = stream(self.trajectories.seed, self.version, branch=(5,))
+                return _through_tiles(decode, clean, toward * unit, tile, source) / unit
+            return torch.autograd.grad(pictures, clean, toward * unit)[0] / unit
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
         """∂J/∂picture, added up over the rewards."""
@@ -394,20 +408,23 @@ class _Backward:
             applies = self.scores.values[rows, k].isfinite() & self.usable[rows]
             if not applies.any():
                 continue
-            _, spread = self.model.reward_spread.get(reward.name, (0, 1.0))
+            _, spread = self.spread.get(reward.name, (0, 1.0))
             part = self.scores.coefficients[k] / (spread * self.total * calls)
             # A part of the pictures after another, whose gradients are independent: the graph of one part is there at a time.
             slopes, worth = [], torch.zeros((), device=pictures.device)
-            for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
-                seen = pictures[these[0] : these[-1] + 1].clone().requires_grad_()
-                chosen = these.tolist()
-                scores = score_with_gradient(reward, seen, [texts[i] for i in chosen], [groups[i] for i in chosen])
-                counts = devices.upload(applies[these], scores.device)
-                here = torch.where(counts, scores, 0.0).sum() * part
-                slopes += torch.autograd.grad(here, seen)
-                worth += here.detach().to(worth.device)
-            reward.rest()
-            found = torch.cat(slopes)
+            try:
+                for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
+                    seen = pictures[these[0] : these[-1] + 1].clone().requires_grad_()
+                    chosen = these.tolist()
+                    scores = score_with_gradient(reward, seen, [texts[i] for i in chosen], [groups[i] for i in chosen])
+                    counts = devices.upload(applies[these], scores.device)
+                    here = torch.where(counts, scores, 0.0).sum()
+                    slopes += torch.autograd.grad(here, seen)  # `part` comes after it: it is too small for float16
+                    worth += part * here.detach().to(worth.device)
+            finally:
+                reward.rest()
+            found = part * torch.cat(slopes)
+            found[~applies] = 0.0
             finite = found.flatten(1).isfinite().all(1).cpu()
             if not finite.all():
                 self.failed[reward.name] = self.failed.get(reward.name, 0) + int((~finite).sum())
@@ -480,7 +497,7 @@ class _Backward:
         figures = {"loss": means.get("loss", 0.0)} | ({"kl/penalty": means["kl"]} if "kl" in means else {})
         for k, name in enumerate(self.scores.names):
             figures[f"gradient/{name}"] = distributed.whole(self.by_reward[:, k]).mean().item()
-            figures[f"spread/{name}"] = self.model.reward_spread.get(name, (0, 1.0))[1]
+            figures[f"spread/{name}"] = self.spread.get(name, (0, 1.0))[1]
         sizes = distributed.whole(self.sizes).mean(0)
         shares = len(sizes) * sizes / sizes.sum().clamp(min=torch.finfo(torch.float32).tiny)
         figures |= {keys.credit_step(step): share for step, share in enumerate(shares.tolist()) if share}
@@ -521,6 +538,12 @@ def _at_once(reward: Reward, pictures: Tensor) -> int:
     frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
     size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)
     return max(1, size // frames) if size else len(pictures)
+
+
+def _unit(values: Tensor) -> float:
+    """The power of two by which the largest of them comes to about 1: a decoder in float16 has no numbers for such small ones."""
+    largest = values.abs().max().item()
+    return 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
 
 
 def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
@@ -590,7 +613,7 @@ def _last_steps(back: _Backward, part: _Part) -> None:
     """
     rows, first = part.rows, back.first_through
     pull = back.pull(devices.upload(back.final[rows], back.model.device), rows, 1)
-    after, calls, scale = torch.zeros_like(pull), back.last + 1 - first, back.model.policy.loss_scale.value
+    after, calls = torch.zeros_like(pull), back.last + 1 - first
     for j in reversed(range(first, back.last + 1)):
         steps = torch.full_like(rows, j)
         x = back.at(rows, steps).requires_grad_(j > first)
@@ -599,7 +622,7 @@ def _last_steps(back: _Backward, part: _Part) -> None:
         back.backward(v, of_v * pull + after, x, rows, steps, calls)
         after, pull = of_before * pull, of_x * pull
         if x.grad is not None:
-            pull = pull - x.grad / scale
+            pull = pull - x.grad / back.scale
 
 
 def _leap(back: _Backward, part: _Part) -> None:
@@ -618,7 +641,7 @@ def _leap(back: _Backward, part: _Part) -> None:
         sigma_k, sigma_j = (_beside(back.sigma(steps), x) for steps in (start, end))
         back.backward(v, -sigma_j * pull, x, rows, end, calls)
         assert x.grad is not None, "the backward pass has just made it"
-        there = pull - back.settings.nested * x.grad / back.model.policy.loss_scale.value
+        there = pull - back.settings.nested * x.grad / back.scale
         x = back.at(rows, start)
         v = back.velocity(x, rows, start)
         back.backward(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)

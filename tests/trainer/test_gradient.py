@@ -300,7 +300,7 @@ def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
     parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2, batch_size=1))
     assert whole.any()
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
-    levels = gradient._Backward(toy, made, gradient.watched(scores), 6, STILL).draw(2, [0, 1, 2])
+    levels = gradient._Backward(toy, made, gradient.watched(scores), 6, {}, STILL).draw(2, [0, 1, 2])
     assert all(torch.equal(levels[0], row) for row in levels[:3]), "a group is at one level"
 
 
@@ -316,6 +316,31 @@ def test_a_failed_score_takes_its_sample_out(toy, small_settings):
     alone = replace(scores, values=scores.values[:2], groups=scores.groups[:2], held_out=scores.held_out[:2])
     expected = gradient_of(toy, two, alone, replace(STILL, mode="last_steps", steps=2))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("mode", gradient.MODES)
+def test_an_iteration_without_any_score_changes_nothing(toy, small_settings, mode):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    none = replace(scores, values=torch.full_like(scores.values, torch.nan))
+    before = [p.detach().clone() for p in toy.policy.trainable_parameters()]
+    metrics, found = gradient.update(toy, made, none, replace(STILL, learning_rate=1.0, mode=mode))
+    assert metrics["policy/skipped_updates"] == 1 and not found.valid.any()
+    assert all(torch.equal(p, b) for p, b in zip(toy.policy.trainable_parameters(), before, strict=True))
+
+
+def test_a_stop_leaves_no_trace(toy, small_settings):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    toy.reward_spread = {"a": (3, 0.25)}
+
+    class Stopped(Exception):
+        pass
+
+    def stop():
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        gradient.update(toy, made, scores, STILL, on_step=stop)
+    assert toy.reward_spread == {"a": (3, 0.25)} and toy.policy.version == 0
 
 
 def test_a_gradient_that_is_not_finite_is_dropped_and_named_and_three_end_the_run(toy, small_settings, caplog):

@@ -242,9 +242,12 @@ def check_paths(reward: Reward, images: Tensor, prompts: Sequence[str], groups: 
     Raises:
         RewardError: they differ by more than the reward's `tolerance` allows, or one of them failed.
     """
-    scored = _column(reward, images.detach().cpu(), prompts, groups=groups)
-    with torch.no_grad():
-        followed = score_with_gradient(reward, images, prompts, groups).cpu()
+    try:
+        scored = _column(reward, images.detach().cpu(), prompts, groups=groups)
+        with torch.no_grad():
+            followed = score_with_gradient(reward, images, prompts, groups).cpu()
+    finally:
+        reward.rest()
     allowed = reward.tolerance * scored.abs().clamp(min=reward.rescale)
     wrong = ~((followed - scored).abs() <= allowed) & scored.isfinite()
     for sample in wrong.nonzero()[:1, 0].tolist():

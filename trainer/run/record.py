@@ -493,6 +493,7 @@ class Run:
         if best is not None and best.kept is not None:
             due = replace(due, kept=best.kept["iteration"])
             distributed.meet()  # the main process has written it by now
+            self.save_once(model)  # what there is, if the best cannot be read
             model.policy.begin_from_here()
             try:
                 saved.load(model, best.folder)

@@ -44,9 +44,11 @@ def of_credit(method: str) -> Misfit:
     return Misfit("advantages", message, fix)
 
 
-def of_measuring(method: str) -> Misfit:
-    """Says that Matching Step does not measure what its credit goes by."""
-    message = f"{method} goes by the gradients of GRPO Step, and Matching Step measures none, so that all steps would weigh alike"
+def of_measuring(method: str, step: str = "Matching Step") -> Misfit:
+    """Says that a Step does not measure what its credit goes by."""
+    message = (
+        f"{method} goes by the gradients of GRPO Step, and {step} measures none, so that all steps would weigh alike"
+    )
     return Misfit("advantages", message, "another credit in its place, or GRPO Step as the update")
 
 
