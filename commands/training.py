@@ -142,7 +142,7 @@ def memory(arguments: argparse.Namespace) -> int:
         of = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size > 0.05 * GB)
         print(f"{phase:22}{found.totals[phase] / GB:7.1f} GB: {of}")
     print(f"{'needs':22}{found.total / GB:7.1f} GB, in {found.phase}")
-    print(f"{'has':22}{has / GB:7.1f} GB" if has else f"{'has':17} no GPU is here; --gpu-gb N compares with one")
+    print(f"{'has':22}{has / GB:7.1f} GB" if has else f"{'has':22} no GPU is here; --gpu-gb N compares with one")
     if has and found.total > has:
         print("It does not fit. What needs less, from cheap to costly:")
         for words, changed in case.changes().items():
