@@ -11,7 +11,7 @@ export const savedWidget = {
   fits: (definition) => definition.name === "OTCA_SaveLoRA",
   create: (node, comfy) => {
     const line = h("p.otca-owner", { role: "status" });
-    const root = h("div.otca-owner-line", {}, line);
+    const root = h("div.otca-saved-line", {}, line);
     const height = () => (line.textContent ? HEIGHT : 0);
     comfy.passGesturesToGraph(root);
     comfy.addElement(node, "otca_saved", root, { least: height, most: height });
