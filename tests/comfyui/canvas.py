@@ -233,15 +233,10 @@ class Canvas:
 
     def _click(self, node: int, name: str) -> None:
         """Clicks where a button widget was drawn last."""
-        place = self.page.evaluate(
-            """([id, name]) => {
-                const node = app.graph.getNodeById(id), widget = node.widgets.find(w => w.name === name);
-                const { ds, canvas } = app.canvas, box = canvas.getBoundingClientRect();
-                const at = [node.pos[0] + node.size[0] / 2, node.pos[1] + widget.last_y + 10];
-                return [box.left + (at[0] + ds.offset[0]) * ds.scale, box.top + (at[1] + ds.offset[1]) * ds.scale];
-            }""",
-            [node, name],
-        )
+        place, before = self._place(node, name), None
+        while place != before:  # what is being moved, or laid out anew, is drawn some frames later
+            self.page.wait_for_timeout(150)
+            place, before = self._place(node, name), place
         covering = self.page.evaluate(
             """([x, y]) => {
                 const top = document.elementFromPoint(x, y);
@@ -251,6 +246,18 @@ class Canvas:
         )
         assert not covering, f"the button {name} is behind {covering}"
         self.page.mouse.click(*place)
+
+    def _place(self, node: int, name: str) -> list[float]:
+        """Where a widget was drawn last, in pixels of the page."""
+        return self.page.evaluate(
+            """([id, name]) => {
+                const node = app.graph.getNodeById(id), widget = node.widgets.find(w => w.name === name);
+                const { ds, canvas } = app.canvas, box = canvas.getBoundingClientRect();
+                const at = [node.pos[0] + node.size[0] / 2, node.pos[1] + widget.last_y + 10];
+                return [box.left + (at[0] + ds.offset[0]) * ds.scale, box.top + (at[1] + ds.offset[1]) * ds.scale];
+            }""",
+            [node, name],
+        )
 
     def our_tab(self):
         """The sidebar's button of our tab, which older front ends name by a class, and 1.58 by an id for tests."""

@@ -12,11 +12,12 @@ export const savedWidget = {
   create: (node, comfy) => {
     const line = h("p.otca-owner", { role: "status" });
     const root = h("div.otca-saved-line", {}, line);
-    const height = () => (line.textContent ? HEIGHT : 0);
+    const height = () => HEIGHT;
     comfy.passGesturesToGraph(root);
-    comfy.addElement(node, "otca_saved", root, { least: height, most: height });
     comfy.onOutput(node, ({ text = [] }) => {
       if (!text.length) return;
+      // Only now: an element of no height stayed where it had first been drawn, and took the clicks of what moved there.
+      if (!line.textContent) comfy.addElement(node, "otca_saved", root, { least: height, most: height });
       setText(line, TEXT.saved(text.map((/** @type {string} */ file) => file.split(/[\\/]/).at(-1)).join(", ")));
       line.title = text.join("\n");
       comfy.growNode(node);
