@@ -39,7 +39,7 @@ const THUMBNAIL = { sampled: 28, ranked: 44 };
 const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
-const HEIGHT = { empty: 56, sampled: 260, ranked: 360 }; // fixed: what comes with an iteration must not push the node over the next one
+const HEIGHT = { empty: 56, sampled: 260, ranked: 420 }; // fixed: what comes with an iteration must not push the node over the next one
 
 /** @type {OurWidget} */
 export const scoresWidget = {
@@ -150,7 +150,8 @@ class ScoreTable {
         samples.map((row) => this.row(scores, row, prompt, columns)),
       ),
     );
-    const style = `min-width: ${THUMBNAIL[this.kind] + COLUMN * columns.length}px`;
+    const size = THUMBNAIL[this.kind];
+    const style = `min-width: ${size + COLUMN * columns.length}px; --otca-thumbnail: ${size}px`;
     const caption = scores.places ? TEXT.rankedCaption : TEXT.caption;
     return h("table", { style }, h("caption.otca-hidden", {}, caption), h("thead", {}, head), body);
   }
