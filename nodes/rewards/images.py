@@ -99,7 +99,7 @@ class RewardHPSv2(NetworkReward):
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
     KIND = "hpsv2"
-    NEEDS = ("rewards", "ftfy")
+    MAY_NEED = ("rewards", "ftfy")  # for a prompt with other than plain letters
     MODEL_INPUTS = ("path", "tokenizer")
 
     REQUIRED = {
@@ -108,7 +108,7 @@ class RewardHPSv2(NetworkReward):
         ),
         "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
             "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
-            "do."
+            "do; ComfyUI brings the one that stands here."
         ),
         "provider": choice(HPS_PROVIDERS, advanced=True).tip(
             "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
@@ -125,7 +125,7 @@ class RewardHPSv2(NetworkReward):
         wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
-            or complaint("tokenizer", hps.TOKENIZER.find_folder, wanted, "tokenizer_config.json")
+            or complaint("tokenizer", hps.find_tokenizer, wanted)
             or super().VALIDATE_INPUTS(clip)
         )
 
