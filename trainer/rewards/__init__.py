@@ -31,6 +31,8 @@ REWARDS = {
     "objects": "objects.Objects",
     "http": "http.HTTPReward",
     "vlm_judge": "judge.VLMJudge",
+    "clip_judge": "clip_judge.ClipJudge",
+    "pair_judge": "clip_judge.PairJudge",
     "python": "python.PythonReward",
     "vote": "vote.reward.VoteReward",
     "accuracy": "shapes.ShapesAccuracy",
