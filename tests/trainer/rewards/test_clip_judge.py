@@ -1,4 +1,4 @@
-"""A CLIP object as judge: what is asked and what is made of the answers. What a CLIP answers is in tests/comfyui/test_judge.py."""
+"""A CLIP object as judge: what is asked, and what is made of the answers. What it answers: tests/comfyui/test_judge.py."""
 
 from __future__ import annotations
 
