@@ -142,12 +142,12 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
             "A vision-language model from ComfyUI's CLIPLoader: Qwen3-VL, Qwen3.5 or Gemma. Then no server is asked."
         ),
         "template": choice(JUDGE_TEMPLATES).tip(
-            "A question that is ready, in place of those in questions; only question_1 gives it. Of a CLIP alone. Those of "
+            "A question that is ready, in place of those in questions; only question_1 gives it. It needs a CLIP. Those of "
             "UnifiedReward are for its own weights."
         ),
         "compare": switch().tip(
             "Asks about two pictures of a prompt at a time, which is the better one; the score is a picture's share of "
-            "wins. Of a CLIP alone."
+            "wins. It needs a CLIP."
         ),
         "source": socket("IMAGE").tip(
             "The picture that was edited, for questions with source in braces. Not connected: image in the prompt's line."

@@ -180,7 +180,7 @@ class Answers:
             batch_size: questions to one forward pass, of those whose pictures and texts have one size; 0: all of them.
 
         Raises:
-            RewardError: a choice is no token of this model.
+            RewardError: this model has no token for a choice.
         """
         tokens = [self.spellings(choice) for choice in choices]
         seen: dict[int, Any] = {}
@@ -229,7 +229,7 @@ class Answers:
         ways = {spelt for word in (choice, choice.capitalize(), choice.upper()) for spelt in (word, f" {word}")}
         tokens = {ids[0] for ids in map(self._plain, ways) if len(ids) == 1}
         if not tokens:
-            raise RewardError(f"{choice!r} is no token of {type(self.network).__name__}. Fix: ask for a single word")
+            raise RewardError(f"{type(self.network).__name__} has no token for {choice!r}. Fix: ask for a single word")
         return sorted(tokens)
 
     def leave(self) -> None:
@@ -289,7 +289,7 @@ class Answers:
         encoder.set_clip_options({"layer": None, "execution_device": device})
         network.preprocess_embed = remembered
         if self.form.turned:
-            network.model.compute_freqs_cis = functools.partial(self.form.turned, network.model)
+            vars(network.model)["compute_freqs_cis"] = functools.partial(self.form.turned, network.model)
         try:
             with torch.inference_mode(), management.cuda_device_context(device):
                 yield
@@ -370,7 +370,7 @@ def check(clip: CLIP) -> Any:
     if not hasattr(network.model, "lm_head") and not {*_family(network)}.isdisjoint(UNTIED):
         raise _refused(kind, "was published with a head of its own, and ComfyUI answers with its embeddings instead")
     if {*_family(network)}.isdisjoint(FORMS):
-        raise _refused(kind, "is a family that nobody has told us how to talk to")
+        raise _refused(kind, "is of a family whose way of talking is not known here")
     return able[0]
 
 

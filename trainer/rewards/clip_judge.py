@@ -82,7 +82,7 @@ class ClipJudge(Reward):
         self.template = TEMPLATES[template] if template else self._own(question, answer)
         self.batch_size, self.frames, self.offload = batch_size, frames, offload
         self.groups_only = groups_only or self.groups_only
-        self.sources = () if source is None else tuple(source[..., :3].float().clamp(0, 1).cpu())
+        self.sources: tuple[Tensor, ...] = () if source is None else tuple(source[..., :3].float().clamp(0, 1).cpu())
         self._named: dict[tuple, Tensor] = {}  # pictures that prompts name
         self._known: dict[bytes, float] = {}
         self.reads_prompt = "{prompt}" in self.template.text
@@ -169,10 +169,10 @@ class ClipJudge(Reward):
         step = stopping.progress(len(new))
         wrong: dict[int, Reading] = {}
         for number, value in self._read([asked[number] for number in new]):
-            if isinstance(value, float):
-                self._known[keys[new[number]]] = value
-            else:
+            if isinstance(value, Reading):
                 wrong[new[number]] = value
+            else:
+                self._known[keys[new[number]]] = value
             step()
         if wrong:
             self._tell(wrong, asked)
@@ -301,7 +301,7 @@ def _members(groups: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of those comparisons that were answered; NaN if none was."""
+    """The mean of those comparisons that were answered; NaN if none was."""
     known = [value for value in values if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan
 
