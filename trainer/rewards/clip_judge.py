@@ -82,7 +82,7 @@ class ClipJudge(Reward):
         self.template = TEMPLATES[template] if template else self._own(question, answer)
         self.batch_size, self.frames, self.offload = batch_size, frames, offload
         self.groups_only = groups_only or self.groups_only
-        self.sources: tuple[Tensor, ...] = () if source is None else tuple(source[..., :3].float().clamp(0, 1).cpu())
+        self.sources: list[Tensor] = [] if source is None else list(source[..., :3].float().clamp(0, 1).cpu())
         self._named: dict[tuple, Tensor] = {}  # pictures that prompts name
         self._known: dict[bytes, float] = {}
         self.reads_prompt = "{prompt}" in self.template.text
@@ -133,7 +133,7 @@ class ClipJudge(Reward):
             return None
         many = len(pictures) > 1 and not self.template.compares
         frames = f"These are {len(pictures)} frames of one video, in their order.\n" if many else ""
-        before = (self._source(pictures[0], prompt),) if self.template.sees_source else ()
+        before = [self._source(next(iter(pictures)), prompt)] if self.template.sees_source else []
         return Asked((*before, *pictures), frames + text, self.template.begun)
 
     def _source(self, picture: Tensor, prompt: str) -> Tensor:
