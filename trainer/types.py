@@ -57,7 +57,12 @@ OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples f
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
-JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
+JUDGE_ANSWERS = ("auto", "yes_no", "number", "grade")  # of a vision-language model
+JUDGE_TEMPLATES = (  # what it is asked: the user's own questions, …
+    *("my questions", "content", "text", "count and place", "aesthetics", "same person", "edit followed", "rest kept"),
+    *("which is better", "UnifiedReward-2.0 alignment", "UnifiedReward-2.0 pair alignment", "UnifiedReward pair"),
+    "UnifiedReward-Edit pair",
+)
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.

@@ -83,7 +83,9 @@ class RewardNode(Node):
 
         held_out = self.HELD_OUT if held_out is None else held_out
         names = {"name": name} if name else {}
-        reward = reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **inputs)
+        reward = reward_class(inputs.pop("kind", self.KIND))(
+            coefficient=coefficient, held_out=held_out, **names, **inputs
+        )
         reward.rescale, reward.bounds = rescale, parse_bounds(clip)
         return (reward,)
 

@@ -79,6 +79,7 @@ class RewardStack(_AsksRewards):
 
         rewards, handle = trained_first(rewards), trajectories.overlap
         early = one_by_one(rewards)
+        overlap = overlap and not any(reward.asks_comfyui for reward in early)
         scored = handle.take(trajectories.images, early) if overlap else None
         # In the same parts with overlap and without: a network's rounding may depend on how many pictures it sees.
         size = trajectories.settings.batch_size if overlap else 0
