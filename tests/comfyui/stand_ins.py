@@ -20,7 +20,7 @@ spec.loader.exec_module(tiny)
 
 def stood_in(folder: str, name: str):
     """The tiny family that a file names."""
-    return tiny.build(Path(folder_paths.get_full_path_or_raise(folder, name)).read_text())
+    return tiny.build(Path(folder_paths.get_full_path_or_raise(folder, name)).read_text(encoding="utf-8"))
 
 
 # ComfyUI lets no custom node replace one of its own, so their functions are.
