@@ -11,7 +11,7 @@ CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "he
 class _Credit(Node):
     """A credit node: its method is a function of trainer/credit/steps.py."""
 
-    CATEGORY = "OTCA/credit"
+    CATEGORY = "OTCA/research"
     RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
     RETURN_NAMES = ("credit", "heatmap")
     OUTPUT_TOOLTIPS = ("Weights of the trained steps, [samples, steps].", "The weights as a picture.")
@@ -45,6 +45,7 @@ class _Credit(Node):
 
 class TCDWeights(_Credit):
     TITLE = "TCD Weights"
+    CATEGORY = "OTCA/credit"
     DESCRIPTION = (
         "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
     )

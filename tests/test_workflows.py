@@ -261,7 +261,8 @@ def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_differ_in_the_method_alone(name):
     """What they are compared by is the same: model, prompts, size, group, rewards, learning rate, evaluation."""
-    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
+    made = {"OTCA_CREDIT", "OTCA_ADVANTAGES"}
+    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if made & set(node.RETURN_TYPES)}
     method.add("OTCA_MixGRPOWindow")
     own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
     own |= {"run_name", "filename"}

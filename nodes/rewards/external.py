@@ -49,6 +49,7 @@ TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
 
 class RewardHTTP(_ServerReward):
     TITLE = "Reward: HTTP"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
     )
@@ -82,6 +83,7 @@ class RewardHTTP(_ServerReward):
 
 class RewardVLMJudge(SeveralRewards, _ServerReward):
     TITLE = "Reward: VLM Judge"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
         "Asks a vision-language model on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …) questions about "
         "each picture or video. Each question is an objective of its own."
@@ -168,6 +170,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
 
 class RewardPython(RewardNode):
     TITLE = "Reward: Python"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
     SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
     KIND = "python"
@@ -198,6 +201,7 @@ class RewardPython(RewardNode):
 
 class RewardVote(RewardNode):
     TITLE = "Reward: Vote"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Your own choice: the training stops and shows each prompt's pictures, and you say which are better."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vote", "human feedback", "rlhf", "rate images", "choose"]
     KIND = "vote"
