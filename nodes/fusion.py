@@ -136,8 +136,8 @@ class StepwiseGain(_Advantages):
     FUNCTION = "fuse"
 
     @classmethod
-    def asks_rewards_again(cls, **_):
-        return True
+    def traits(cls, **_):
+        return ("rewards",)
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),

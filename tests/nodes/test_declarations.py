@@ -46,7 +46,9 @@ def test_a_newcomer_sees_twenty_nodes_and_what_they_connect_to():
     hidden = {stage: stages.pop(stage) for stage in ("research", "more")}
     everyday = [node for nodes in stages.values() for node in nodes]
     assert len(everyday) <= 20 and len(hidden["more"]) <= 4
-    needed = {type_ for node in everyday for type_, _ in node.INPUT_TYPES()["required"].values() if not is_widget(type_)}
+    needed = {
+        type_ for node in everyday for type_, _ in node.INPUT_TYPES()["required"].values() if not is_widget(type_)
+    }
     assert needed - COMFYUIS <= {type_ for node in everyday for type_ in node.RETURN_TYPES}
 
 
@@ -129,7 +131,7 @@ SEARCHES = {
     "score image": {"ScoreImages", "RewardStack", "RewardAesthetic"},
     "aesthetic": {"RewardAesthetic"},
     "flux": {"LoadFlowModel", "MakeTrainable", "EmbeddedModel"},
-    "grpo": {"GRPOStep", "SDESampler", "UniformWeights"},
+    "grpo": {"GRPOStep", "SDESampler", "StepCredit"},
 }
 
 
