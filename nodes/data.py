@@ -72,7 +72,7 @@ _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x he
 
 class PreferencePairs(Node):
     TITLE = "Preference Pairs"
-    CATEGORY = "OTCA/data"
+    CATEGORY = "OTCA/more"
     DESCRIPTION = "Loads the preference pairs of one iteration from a folder: a chosen and a rejected picture each."
     SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")

@@ -13,7 +13,7 @@ _STD_SCOPE = choice(STD_SCOPES, label="normalize per").tip(
 
 
 class _Advantages(Node):
-    CATEGORY = "OTCA/fusion"
+    CATEGORY = "OTCA/research"
     RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
     RETURN_NAMES = ("advantages", "heatmap")
     OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
@@ -55,6 +55,7 @@ class _Fuse(_Advantages):
 
 class MOCAFuse(_Fuse):
     TITLE = "MOCA Fuse"
+    CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
         "OTCA)."
@@ -79,6 +80,7 @@ class MOCAFuse(_Fuse):
 
 class WeightedFuse(_Fuse):
     TITLE = "Weighted Fuse"
+    CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
     )
@@ -134,8 +136,8 @@ class StepwiseGain(_Advantages):
     FUNCTION = "fuse"
 
     @classmethod
-    def asks_rewards_again(cls, **_):
-        return True
+    def traits(cls, **_):
+        return ("rewards",)
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),

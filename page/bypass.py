@@ -29,8 +29,8 @@ Graph = dict[str, dict[str, Any]]  # in API form
 
 
 def _uniform(node: str, entry: dict) -> Graph:
-    inputs = {"trajectories": entry["inputs"].get("trajectories"), "timestep_fraction": 1, "seed": 0}
-    return {node: {**entry, "class_type": "OTCA_UniformWeights", "inputs": inputs}}
+    inputs = {"trajectories": entry["inputs"].get("trajectories"), "method": "uniform"}
+    return {node: {**entry, "class_type": "OTCA_StepCredit", "inputs": inputs}}
 
 
 def _plain_sum(node: str, entry: dict) -> Graph:
@@ -46,15 +46,7 @@ def _uniform_sum(node: str, entry: dict) -> Graph:
     return _uniform(credit, entry) | {node: {**entry, "class_type": "OTCA_WeightedFuse", "inputs": inputs}}
 
 
-CREDIT = (
-    "TCDWeights",
-    "NoiseAwareWeights",
-    "PCPOWeights",
-    "GRPOGuard",
-    "LearnedCredit",
-    "InverseVarianceWeights",
-    "UniformWeights",
-)
+CREDIT = ("TCDWeights", "StepCredit")
 FUSION = ("MOCAFuse", "MinNormFuse", "WeightedFuse")
 IN_ITS_PLACE: dict[str, Callable[[str, dict], Graph]] = {
     **{f"OTCA_{name}": _uniform for name in CREDIT},

@@ -200,7 +200,7 @@ def test_the_settings_of_the_other_papers():
     assert of(flow_grpo, "LoadFlowModel", "lora_rank", "lora_alpha") == (32, 64.0)
     assert of(flow_grpo, "GRPOStep", "learning_rate", "clip_range") == (3e-4, 1e-4)
     assert of(flow_grpo, "WeightedFuse", "mode", "std_scope") == ("weighted_sum", "batch")
-    assert of("DanceGRPO", "UniformWeights", "timestep_fraction") == (0.6,)
+    assert of("DanceGRPO", "StepCredit", "timestep_fraction") == (0.6,)
     assert of("PCPO", "GRPOStep", "objective", "kl_coefficient") == ("log_hinge", 0.0)
     for name in OF_LARGE_MODELS:
         if "GB GPU" in name:
@@ -263,7 +263,8 @@ def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_differ_in_the_method_alone(name):
     """What they are compared by is the same: model, prompts, size, group, rewards, learning rate, evaluation."""
-    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
+    made = {"OTCA_CREDIT", "OTCA_ADVANTAGES"}
+    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if made & set(node.RETURN_TYPES)}
     method.add("OTCA_MixGRPOWindow")
     own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
     own |= {"run_name", "filename"}

@@ -12,7 +12,7 @@ JUDGE = ("preference", "human preference", "quality", "image quality")
 class RewardNode(Node):
     """A reward node: its KIND is a row of `trainer.rewards.REWARDS`. REQUIRED and OPTIONAL have its own inputs."""
 
-    CATEGORY = "OTCA/rewards"
+    CATEGORY = "OTCA/rewards/more"
     RETURN_TYPES = ("OTCA_REWARD",)
     RETURN_NAMES = ("reward",)
     OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Reward Stack.",)

@@ -51,6 +51,7 @@ TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
 
 class RewardHTTP(_ServerReward):
     TITLE = "Reward: HTTP"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
     )
@@ -88,6 +89,7 @@ SHARED = ("answer", "frames", "groups_only")  # what a judge is told wherever it
 
 class RewardVLMJudge(SeveralRewards, _ServerReward):
     TITLE = "Reward: Judge"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
         "Asks a vision-language model questions about each picture or video: one that ComfyUI has loaded as a CLIP, such as "
         "Qwen3-VL, or one on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …). Each question is an "
@@ -254,6 +256,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
 
 class RewardPython(RewardNode):
     TITLE = "Reward: Python"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
     SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
     KIND = "python"
@@ -284,6 +287,7 @@ class RewardPython(RewardNode):
 
 class RewardVote(RewardNode):
     TITLE = "Reward: Vote"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Your own choice: the training stops and shows each prompt's pictures, and you say which are better."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vote", "human feedback", "rlhf", "rate images", "choose"]
     KIND = "vote"

@@ -64,8 +64,8 @@ def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classe
     assert classes_that_ran(workflow) > below
     workflow.set("SpatialCredit.floor", 0.5)
     assert classes_that_ran(workflow) == below
-    workflow.set("UniformWeights.timestep_fraction", 0.5)
-    assert classes_that_ran(workflow) == {"UniformWeights", *below}
+    workflow.set("StepCredit.timestep_fraction", 0.5)
+    assert classes_that_ran(workflow) == {"StepCredit", *below}
     assert len(loaded) == 1, "the vision model is loaded once"
 
 
@@ -88,7 +88,7 @@ def test_combined_credit_trains(writes_to, small_graph, tmp_path):
     sampled = {"trajectories": ["3", 0]}
     for node, name, inputs in (
         ("9", "TCDWeights", {"w_min": 0.0, "floor": "affine", "normalize": "mean"}),
-        ("15", "PCPOWeights", {}),
+        ("15", "StepCredit", {"method": "pcpo"}),
         ("16", "CombineCredit", {"credit_1": ["14", 0], "credit_2": ["15", 0]}),
     ):
         graph[node] = {"class_type": f"OTCA_{name}", "inputs": {**sampled, **inputs}}
@@ -103,6 +103,14 @@ def test_combined_credit_trains(writes_to, small_graph, tmp_path):
     assert report.advantages.credit.node == "16" and report.metrics["gradient_norm"] > 0
     # Of two epochs the first is on-policy and the second has left the margin somewhere.
     assert report.metrics["clip/high"] + report.metrics["clip/low"] > 0 and report.metrics["ratio/mean"] != 1
+
+
+def test_a_credit_that_measures_says_what_it_needs():
+    links = {"trajectories": "OTCA_TRAJECTORIES"}
+    asked = NODE_CLASS_MAPPINGS["OTCA_StepCredit"].VALIDATE_INPUTS
+    assert asked(links, "pcpo") is True and asked({**links, "model": "OTCA_MODEL"}, "inverse_variance") is True
+    assert "needs model and scores. Fix: connect model and scores, or choose uniform" in asked(links, "learned")
+    assert asked({"trajectories": "OTCA_SCORES"}, "uniform").startswith("trajectories receives OTCA_SCORES")
 
 
 def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):

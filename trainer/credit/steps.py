@@ -237,8 +237,8 @@ def _stochastic(method: str, noise: Sequence[float]) -> None:
     """Raises ValueError where a credit that asks how much noise the steps add is given steps that add none."""
     if not any(noise):
         raise ValueError(
-            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD Weights or "
-            "Uniform Weights, or another kind on the SDE Sampler"
+            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD Weights, or "
+            "uniform on Step Credit, or another kind on the SDE Sampler"
         )
 
 

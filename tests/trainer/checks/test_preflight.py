@@ -44,7 +44,7 @@ def found(small_graph):
 
 GAIN = ("OTCA_StepwiseGain", {"tweedie_steps": 1, "per_step": False, "fusion": "weighted_sum"})
 MEASURED = ("OTCA_TCDWeights", {"proxy": "measured_gain"})
-LEARNED = ("OTCA_LearnedCredit", {"measure_every": 10, "groups": 2, "decay": 0.8, "w_min": 0.5})
+LEARNED = ("OTCA_StepCredit", {"method": "learned", "measure_every": 10, "groups": 2, "decay": 0.8, "w_min": 0.5})
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [GAIN, MEASURED, LEARNED])
@@ -157,8 +157,8 @@ def test_what_the_gradient_has_no_use_for(small_graph, changes, named, says):
 def test_beside_grpo_the_sampler_has_to_add_noise(small_graph):
     """Advantages make it two updates in one, and each refuses what it always did."""
     credit = {
-        "class_type": "OTCA_UniformWeights",
-        "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
+        "class_type": "OTCA_StepCredit",
+        "inputs": {"trajectories": ["3", 0], "method": "uniform", "timestep_fraction": 1.0, "seed": 0},
     }
     fusion = {
         "class_type": "OTCA_MinNormFuse",
