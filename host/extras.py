@@ -69,7 +69,7 @@ def wanted(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> It
     """What a graph's nodes need, as they say it by NEEDS and MAY_NEED: an extra, and those packages of it, of none all."""
     for entry in graph.values():
         node = node_classes.get(entry["class_type"])
-        yield from (needs for name in ("NEEDS", "MAY_NEED") if (needs := getattr(node, name, ())))
+        yield from filter(None, (getattr(node, "NEEDS", ()), getattr(node, "MAY_NEED", ())))
         if entry["inputs"].get("wandb_project"):
             yield ("wandb",)
         if entry["inputs"].get("quantize", "none") != "none":

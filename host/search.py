@@ -31,7 +31,7 @@ def model(name: str, marker: str, published: str = "", also: Sequence[Path] = ()
     Args:
         marker: a file that it has.
         published: the hub id that publishes it and, in brackets, its size: for the message.
-        also: folders that will do where none of these is there.
+        also: folders that will do where it is in no other place.
 
     Raises:
         NotAllowed: a path that workflows may not read.

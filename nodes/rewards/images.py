@@ -111,7 +111,7 @@ class RewardHPSv2(NetworkReward):
         ),
         "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
             "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
-            "do; ComfyUI brings the one that stands here."
+            "do."
         ),
         "provider": choice(HPS_PROVIDERS, advanced=True).tip(
             "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
