@@ -7,6 +7,10 @@ from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, n
 
 CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
 
+CREDIT_SOCKET = socket("OTCA_CREDIT").tip(
+    "The weights of the steps, from a credit node. Nothing connected: all steps alike."
+)
+
 
 class _Credit(Node):
     """A credit node: its method is a function of trainer/credit/steps.py."""
@@ -210,7 +214,6 @@ class SpatialCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "credit": socket("OTCA_CREDIT").tip("The weights of the steps, which stay as they are."),
         "model": text("shapes-clip", suggest="encoders").tip(
             "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
             "facebook/dinov2-base."
@@ -223,7 +226,11 @@ class SpatialCredit(_Credit):
             "Share of its credit that every position keeps. 1: the map has no effect."
         ),
     }
-    OPTIONAL = {"device": DEVICE, "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32.")}
+    OPTIONAL = {
+        "device": DEVICE,
+        "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
+        "credit": CREDIT_SOCKET,
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):
@@ -238,13 +245,13 @@ class SpatialCredit(_Credit):
         return reads(model, "an image encoder", "model")
 
     @devices.outside_inference
-    def weigh(self, trajectories, credit, model, device="auto", dtype="auto", node_id="", **how):
+    def weigh(self, trajectories, model, device="auto", dtype="auto", credit=None, node_id="", **how):
         import time
         from dataclasses import replace
         from functools import partial
 
         from ..trainer.credit import spatial
-        from ..trainer.credit.steps import with_spatial
+        from ..trainer.credit.steps import plain, with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
         from ..trainer.pictures import heatmaps
@@ -252,7 +259,7 @@ class SpatialCredit(_Credit):
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
-        credit = with_spatial(credit, spatial.credit_map(self.network, trajectories, **how))
+        credit = with_spatial(credit or plain(trajectories), spatial.credit_map(self.network, trajectories, **how))
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
         assert credit.spatial is not None  # the map was put in above
         lit = results.picture(partial(heatmaps.lit, trajectories.images, credit.spatial))

@@ -3,7 +3,7 @@
 from ..canvas import payloads, results
 from ..host import devices
 from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
-from .credit import CREDIT
+from .credit import CREDIT, CREDIT_SOCKET
 from .inputs import Node, choice, integer, socket, switch
 
 _FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
@@ -41,16 +41,17 @@ class _Fuse(_Advantages):
 
     @classmethod
     def inputs(cls):
-        links = {"scores": socket("OTCA_SCORES"), "credit": socket("OTCA_CREDIT")}
-        return {**links, **cls.REQUIRED, "std_scope": _STD_SCOPE}, {}
+        required = {"scores": socket("OTCA_SCORES"), **cls.REQUIRED, "std_scope": _STD_SCOPE}
+        return required, {"credit": CREDIT_SOCKET}
 
     @devices.outside_inference
-    def fuse(self, scores, credit, node_id="", **options):
+    def fuse(self, scores, credit=None, node_id="", **options):
         from ..host import distributed
         from ..trainer.advantages import fuse
 
         options = {"method": self.METHOD, **options}
-        return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), **options))
+        credit = distributed.whole(scores.plain if credit is None else credit)
+        return self._shown(node_id, fuse(distributed.whole(scores), credit, **options))
 
 
 class MOCAFuse(_Fuse):

@@ -269,7 +269,9 @@ def _without(graph: Graph, out: set[str]) -> Graph:
             entry["inputs"][input] = given = _passed(value, graph, out)
             if given is None:
                 del entry["inputs"][input]
-                lacking |= {name} if is_link(value) else set()
+                lacking |= (
+                    {name} if is_link(value) and input != "credit" else set()
+                )  # without one all steps count alike
     result = _without_nodes(result, lacking)
     # What nobody needs is not run: the node was bypassed.
     kept = result.keys() - places

@@ -371,6 +371,9 @@ class Scores:
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     waited: float | None = None
+    plain: StepCredit | None = (
+        None  # every step alike, for a fusion node without a credit; of pictures without steps None
+    )
 
     @property
     def usable(self) -> Tensor:

@@ -67,9 +67,11 @@ class RewardStack(_AsksRewards):
 
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
+        from ...trainer.credit.steps import plain
         from ...trainer.pictures import grids
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
+        scores = replace(scores, plain=plain(trajectories))
         stills = grids.stills(trajectories.images)
         return self.shown(node_id, (scores, self.table(scores, stills)), scores, stills)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -111,6 +113,32 @@ def test_a_credit_that_measures_says_what_it_needs():
     assert asked(links, "pcpo") is True and asked({**links, "model": "OTCA_MODEL"}, "inverse_variance") is True
     assert "needs model and scores. Fix: connect model and scores, or choose uniform" in asked(links, "learned")
     assert asked({"trajectories": "OTCA_SCORES"}, "uniform").startswith("trajectories receives OTCA_SCORES")
+
+
+def test_without_a_credit_all_steps_count_alike(writes_to, small_graph, tmp_path):
+    """MOCA's λ too is as with Step Credit, since it goes by the latents."""
+    writes_to(tmp_path / "run")
+    graph = small_graph()
+    graph["9"] = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["3", 0], "method": "uniform"}}
+    graph["13"] = copy.deepcopy(graph["10"])
+    del graph["13"]["inputs"]["credit"]
+    graph["14"] = {**graph["13"], "class_type": "OTCA_WeightedFuse"}
+    graph["14"]["inputs"] = {"scores": ["8", 0], "mode": "weighted_advantages", "std_scope": "group"}
+    graph["15"] = {"class_type": "OTCA_SpatialCredit", "inputs": {"trajectories": ["3", 0], "model": "shapes-clip"}}
+    graph["15"]["inputs"] |= {"components": 3, "smoothing": 1.0, "floor": 0.0}
+    made = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["10", "13", "14", "15"])
+    given, left_out, summed = (made[node][0] for node in ("10", "13", "14"))
+    torch.testing.assert_close(left_out.step_advantage, given.step_advantage)
+    assert left_out.step_advantage.std(1).max() == 0 and summed.step_advantage.std(1).max() == 0
+    assert (made["15"][0].weights == 1).all() and left_out.credit.sigmas == given.credit.sigmas
+
+
+def test_without_prompts_those_of_a_preset_are_taken():
+    take = NODE_CLASS_MAPPINGS["OTCA_PromptDataset"]().take
+    [found] = take(" ", 3, 0, False, 0)
+    lines = (paths.ASSETS / "prompts" / "general.txt").read_text(encoding="utf-8").splitlines()
+    assert list(found.texts) == [line for line in lines if line and not line.startswith("#")][:3]
+    assert take("a red circle", 1, 0, False, 0)[0].texts == ("a red circle",)
 
 
 def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):

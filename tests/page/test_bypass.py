@@ -94,6 +94,12 @@ def test_without_its_credit_node_all_steps_count_alike():
     assert prompt == others
 
 
+def test_without_a_map_over_the_picture_and_without_a_credit_the_fusion_stays():
+    nodes = {**METHOD, "9": ("OTCA_SpatialCredit", {"trajectories": ("3", 0)}, None)}
+    prompt = meant("9", nodes=nodes)
+    assert "9" not in prompt and "credit" not in prompt["10"]["inputs"] and "12" in prompt
+
+
 def test_without_its_fusion_node_the_advantages_are_added_up_over_the_same_spread():
     prompt = meant("9", "10", node_10={"std_scope": "batch"})
     assert prompt["10"]["class_type"] == "OTCA_WeightedFuse"
@@ -219,9 +225,9 @@ def test_what_stands_in_a_nodes_place_has_all_that_its_class_requires(class_type
         if name in ("1", "3"):
             continue
         required = NODE_CLASS_MAPPINGS[entry["class_type"]].INPUT_TYPES()["required"]
-        assert entry["inputs"].keys() == required.keys()
+        assert entry["inputs"].keys() - {"credit"} == required.keys()
         for input, value in entry["inputs"].items():
-            if isinstance(type_ := required[input][0], list):
+            if isinstance(type_ := declared(entry["class_type"])[input][0], list):
                 assert value in type_, input
         assert name != "2" or NODE_CLASS_MAPPINGS[entry["class_type"]].RETURN_TYPES == cls.RETURN_TYPES
 

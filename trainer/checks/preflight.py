@@ -22,7 +22,7 @@ from ...host.access.permissions import NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..flow import FlowModelError, conflict
-from ..prompts import PromptError, read_prompts
+from ..prompts import PRESET, PromptError, read_prompts
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
@@ -406,7 +406,7 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
             continue
         values = graph.values[dataset]
         try:
-            prompts = read_prompts(values["prompts"], values["file"])
+            prompts = read_prompts(values["prompts"], values["file"], PRESET)
         except (PromptError, NotAllowed):
             continue  # which the node itself refuses
         name = "file" if values["file"] else "prompts"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...host.distributed import Share
-from ..types import FLOORS, NORMALIZATIONS, StepCredit
+from ..types import FLOORS, NORMALIZATIONS, StepCredit, Trajectories
 
 EPSILON = 1e-8
 
@@ -101,6 +101,11 @@ def uniform(
         weights = (order < kept) * (len(trained) / kept)
     raw = weights / weights.sum(1, keepdim=True)
     return StepCredit(weights, raw, delta, similarity, trained, method="uniform")
+
+
+def plain(taken: Trajectories) -> StepCredit:
+    """The credit where no credit node is connected: every trained step alike."""
+    return replace(uniform(taken.latents, taken.final, taken.trained), sigmas=taken.sigmas)
 
 
 def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Sequence[float]) -> StepCredit:
