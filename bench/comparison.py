@@ -118,7 +118,7 @@ def base(world: str) -> Graph:
         "sampler": sampler(world),
         **deepcopy(rewards),
         "stack": node("RewardStack", trajectories=["sampler", 0], **stack),
-        "credit": node("UniformWeights", trajectories=["sampler", 0], timestep_fraction=1.0, seed=0),
+        "credit": node("StepCredit", method="uniform", trajectories=["sampler", 0], timestep_fraction=1.0, seed=0),
         "fusion": node(
             "WeightedFuse", scores=["stack", 0], credit=["credit", 0], mode="weighted_advantages", std_scope="group"
         ),
@@ -172,7 +172,14 @@ TCD = credit("TCDWeights", w_min=0.5, floor="affine", normalize="mean")
 CENTERED = moca(exploration="centered", recenter="group")
 FLOW_SDE = {"kind": "flow_sde", "eta": 0.7}
 LEARNED = credit(
-    "LearnedCredit", scores=["stack", 0], model=["model", 0], measure_every=10, groups=2, decay=0.8, w_min=0.5
+    "StepCredit",
+    method="learned",
+    scores=["stack", 0],
+    model=["model", 0],
+    measure_every=10,
+    groups=2,
+    decay=0.8,
+    w_min=0.5,
 )
 
 
@@ -249,7 +256,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "tcd_prediction": changed(
         credit=credit("TCDWeights", w_min=0.0, floor="affine", normalize="mean", proxy="prediction", model=["model", 0])
     ),
-    "inverse_variance": changed(credit=credit("InverseVarianceWeights", model=["model", 0], decay=0.95)),
+    "inverse_variance": changed(credit=credit("StepCredit", method="inverse_variance", model=["model", 0], decay=0.95)),
     "first_5_steps": changed(sampler={"window_length": 5}),  # the other two of the seven are deterministic
     "learned_credit": changed(credit=LEARNED),
     "nft": changed(**matching("nft", old_policy="gradual")),
@@ -265,7 +272,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
         window=node("MixGRPOWindow", iteration=0, steps=8, length=4, mode="progressive", every=25, stride=1),
         sampler={**FLOW_SDE, "window_start": ["window", 0], "window_length": ["window", 1]},
     ),
-    "pcpo": changed(sampler=FLOW_SDE, credit=credit("PCPOWeights"), update={"objective": "log_hinge"}),
+    "pcpo": changed(sampler=FLOW_SDE, credit=credit("StepCredit", method="pcpo"), update={"objective": "log_hinge"}),
     "stepwise_flow_grpo": changed(
         sampler={"kind": "ddim_sde", "eta": 0.7},
         fusion=node(

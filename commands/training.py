@@ -61,7 +61,7 @@ def train(arguments: argparse.Namespace) -> int:
         return options.EXIT_BAD_INPUT
     if not launches:
         code = loop.train(prepared, say=options.say)
-        distributed.end()
+        distributed.end(code)
         return code
     from ..host.processes import launch
 

@@ -66,10 +66,10 @@ def requirements(extra: str, *names: str) -> list[Requirement]:
 
 
 def wanted(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Iterator[tuple[str, ...]]:
-    """What a graph's nodes need, as they say it by NEEDS: an extra, and those packages of it, of none all."""
+    """What a graph's nodes need, as they say it by NEEDS and MAY_NEED: an extra, and those packages of it, of none all."""
     for entry in graph.values():
-        if needs := getattr(node_classes.get(entry["class_type"]), "NEEDS", ()):
-            yield needs
+        node = node_classes.get(entry["class_type"])
+        yield from filter(None, (getattr(node, "NEEDS", ()), getattr(node, "MAY_NEED", ())))
         if entry["inputs"].get("wandb_project"):
             yield ("wandb",)
         if entry["inputs"].get("quantize", "none") != "none":

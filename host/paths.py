@@ -272,6 +272,15 @@ def reward_folders() -> list[Path]:
     return [*folders_of("OTCA_MODELS"), *_comfyui_folders("otca_rewards")]
 
 
+def clip_tokenizers() -> list[Path]:
+    """The folder of CLIP ViT-L/14's tokenizer that ComfyUI brings; none if its packages are not loaded."""
+    if not comfyui.comfy_loaded():
+        return []
+    import comfy
+
+    return [Path(folder) / "sd1_tokenizer" for folder in comfy.__path__]
+
+
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
     return [*folders_of("OTCA_MODELS"), *_comfyui_folders(*MODEL_KINDS), ASSETS]

@@ -5,6 +5,7 @@ has allowed. Only `download` downloads.
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import paths
@@ -23,13 +24,14 @@ def is_single_file(path: Path) -> bool:
     return path.suffix.lower() in (".safetensors", ".sft", ".gguf", ".ckpt", ".pt", ".pth")
 
 
-def model(name: str, marker: str, published: str = "") -> Path:
+def model(name: str, marker: str, published: str = "", also: Sequence[Path] = ()) -> Path:
     """The folder of a model: a path, else a folder of that name in one of `paths.model_folders`, else a hub id that is in the
     local hub cache. Nothing is downloaded.
 
     Args:
         marker: a file that it has.
         published: the hub id that publishes it and, in brackets, its size: for the message.
+        also: folders that will do where it is in no other place.
 
     Raises:
         NotAllowed: a path that workflows may not read.
@@ -39,23 +41,27 @@ def model(name: str, marker: str, published: str = "") -> Path:
     candidates = permissions.candidates(name, folders, "a model")
     if is_hub_id(name) and (cached := in_hub_cache(name)):
         candidates.append(cached)
-    for path in candidates:
+    for path in (*candidates, *also):
         if (path / marker).is_file() or (path / f"modular_{marker}").is_file():  # which its reader then refuses by name
             return path
     if is_single_file(Path(name)) and marker == "model_index.json":
         raise FileNotFoundError(f"model {name!r} {SINGLE_FILE}")
     listed, models = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
     if published:
-        advice = (
-            f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
-            f"by $OTCA_MODELS, or give the path of its folder"
+        raise FileNotFoundError(
+            f"model {name!r} was not found. Fix: get https://huggingface.co/{published}, and put it as the folder {name} into "
+            f"{_reward_folder()}, or give the path of its folder. Neither that path nor {listed} has it (no {marker} there)"
         )
-    else:
-        listed += f", which hold {models}"
-        advice = f"Fix: give the path of its folder, choose {models}, or add a folder to search by $OTCA_MODELS"
     raise FileNotFoundError(
-        f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}. {advice}"
+        f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}, which hold {models}. "
+        f"Fix: give the path of its folder, choose {models}, or add a folder to search by $OTCA_MODELS"
     )
+
+
+def _reward_folder() -> str:
+    """Where a reward's files belong, for a message."""
+    folders = paths.reward_folders()
+    return str(folders[-1]) if folders else "a folder that you name by $OTCA_MODELS"
 
 
 @place("hub", "models from the hub, kept by its library; downloads go there, where you allowed them", ours=False)
@@ -126,13 +132,14 @@ def weights(name: str, kind: str) -> Path:
     )
 
 
-def reward_file(name: str, size: str, source: str) -> Path:
+def reward_file(name: str, published: str, size: str, source: str) -> Path:
     """One file of a reward model, by its path or by its published name: in `paths.model_folders`, in a folder of one of them,
     or, where its source is a hub id, in the local hub cache. Nothing is downloaded.
 
     Args:
         name: a path, or the published file name.
-        size: of the published file, for the message.
+        published: the published file name, and
+        size: how large that is, for the message.
         source: the hub id that publishes it, or another address.
 
     Raises:
@@ -151,8 +158,8 @@ def reward_file(name: str, size: str, source: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    address = f"https://huggingface.co/{source}" if is_hub_id(source) else source
+    address = f"https://huggingface.co/{source}/resolve/main/{published}" if is_hub_id(source) else source
     raise FileNotFoundError(
-        f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, folders))}. Fix: get it from "
-        f"{address} and put it into ComfyUI's models/otca_rewards or a folder named by $OTCA_MODELS"
+        f"{name} was not found. Fix: get {published} ({size}) from {address} and put it into {_reward_folder()}. Neither that "
+        f"path nor {', '.join(map(str, folders))} has it"
     )

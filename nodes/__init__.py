@@ -4,6 +4,7 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 """
 
 from ..host.access import permissions
+from ..trainer.types import REPLACED
 from . import credit, data, fusion, guidance, model, native, run, sampling, training
 from .rewards import external, images, stack, videos
 
@@ -25,8 +26,7 @@ _NODES = [
     *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
     external.RewardVote,
     *(stack.RewardStack, stack.ScoreImages),
-    *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
-    *(credit.LearnedCredit, credit.InverseVarianceWeights, credit.CombineCredit, credit.SpatialCredit),
+    *(credit.TCDWeights, credit.StepCredit, credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
     *(training.GRPOStep, training.MatchingStep, training.RewardGradientStep, run.TrainingRun, run.SaveLoRA),
     guidance.ImplicitRewardGuidance,
@@ -35,11 +35,13 @@ _NODES = [
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}
-# Nodes that ComfyUI does not list unless the user has allowed what they do before it started, and what to say of them.
+# Nodes that ComfyUI does not list, and what to say of them: those that are no more, and those that the user has to allow before
+# it starts.
 WITHHELD = {
+    **{name: f"{name} is not a node any more. Fix: {fix}" for name, fix in REPLACED.items()},
     "OTCA_RewardPython": "Reward: Python is not listed here, since it runs a file's code with all your rights. Fix: read the "
     "file that the workflow names; if you trust it, start ComfyUI with "
-    f"{permissions.PYTHON} set to its folder; or take the node out"
+    f"{permissions.PYTHON} set to its folder; or take the node out",
 }
 
 

@@ -2,22 +2,24 @@
 
 from ..canvas import payloads, results
 from ..host import devices, search
-from ..trainer.types import FLOORS, NORMALIZATIONS, PROXIES
+from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES
 from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
 CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
+
+CREDIT_SOCKET = socket("OTCA_CREDIT").tip(
+    "The weights of the steps, from a credit node. Nothing connected: all steps alike."
+)
 
 
 class _Credit(Node):
     """A credit node: its method is a function of trainer/credit/steps.py."""
 
-    CATEGORY = "OTCA/credit"
+    CATEGORY = "OTCA/research"
     RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
     RETURN_NAMES = ("credit", "heatmap")
     OUTPUT_TOOLTIPS = ("Weights of the trained steps, [samples, steps].", "The weights as a picture.")
     FUNCTION = "weigh"
-    RESCALES_RATIO = False  # whether the credit holds factors of the log-ratio, of which there can be one set
-    NEEDS_NOISE = False  # whether it asks how much noise the steps add
     OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
     REQUIRED = {"trajectories": socket("OTCA_TRAJECTORIES")}
     HIDDEN = {"node_id": "UNIQUE_ID"}
@@ -45,6 +47,7 @@ class _Credit(Node):
 
 class TCDWeights(_Credit):
     TITLE = "TCD Weights"
+    CATEGORY = "OTCA/credit"
     DESCRIPTION = (
         "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
     )
@@ -52,8 +55,8 @@ class TCDWeights(_Credit):
     ESSENTIALS_CATEGORY = "Training"
 
     @classmethod
-    def asks_rewards_again(cls, proxy="latents", **_):
-        return proxy == "measured_gain"
+    def traits(cls, proxy="latents", **_):
+        return ("rewards",) if proxy == "measured_gain" else ()
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
@@ -121,123 +124,65 @@ class TCDWeights(_Credit):
         return self._weighed(trajectories, node_id, by_proxy)
 
 
-class UniformWeights(_Credit):
-    TITLE = "Uniform Weights"
-    DESCRIPTION = "Every trained step has the same weight (DanceGRPO, Flow-GRPO)."
-    SEARCH_ALIASES = [*CREDIT, "uniform", "grpo", "flow-grpo", "dancegrpo", "plain grpo"]
-
-    REQUIRED = {
-        "trajectories": socket("OTCA_TRAJECTORIES"),
-        "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(
-            "Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6)."
-        ),
-        "seed": seed(advances=True).tip("Seed of that choice. It advances by one with every iteration."),
-    }
-
-    @devices.outside_inference
-    def weigh(self, trajectories, timestep_fraction, seed, node_id=""):
-        import torch
-
-        from ..trainer.credit.steps import uniform
-
-        generator = torch.Generator().manual_seed(seed)
-        return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator, trajectories.share)
-
-
-class NoiseAwareWeights(_Credit):
-    TITLE = "Noise-Aware Weights"
-    DESCRIPTION = "A step counts as much as it explores: in proportion to the noise that it adds (TempFlow-GRPO)."
-    SEARCH_ALIASES = [*CREDIT, "tempflow", "tempflow-grpo", "noise level"]
-    NEEDS_NOISE = True
-
-    @devices.outside_inference
-    def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit.steps import noise_aware
-
-        return self._weighed(trajectories, node_id, noise_aware, trajectories.stds)
-
-
-class PCPOWeights(_Credit):
-    TITLE = "PCPO Weights"
+class StepCredit(_Credit):
+    TITLE = "Step Credit"
     DESCRIPTION = (
-        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's loss log_hinge."
+        "How much credit each step gets, by the method that you choose: all alike, by noise, or by measurement."
     )
-    SEARCH_ALIASES = [*CREDIT, "pcpo", "proportionate"]
-    RESCALES_RATIO = NEEDS_NOISE = True
-
-    @devices.outside_inference
-    def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit.steps import pcpo
-        from ..trainer.sde import sensitivities
-
-        settings, sigmas = trajectories.settings, trajectories.sigmas
-        return self._weighed(trajectories, node_id, pcpo, sensitivities(settings.kind, sigmas, settings.eta), sigmas)
-
-
-class GRPOGuard(_Credit):
-    TITLE = "GRPO-Guard"
-    DESCRIPTION = "Importance ratios of one size at every step, so that clipping acts on all steps alike (GRPO-Guard)."
-    SEARCH_ALIASES = [*CREDIT, "grpo-guard", "ratio normalization", "over-optimization", "reward hacking"]
-    RESCALES_RATIO = NEEDS_NOISE = True
-
-    @devices.outside_inference
-    def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit.steps import grpo_guard
-
-        return self._weighed(trajectories, node_id, grpo_guard, trajectories.stds, trajectories.sigmas)
-
-
-class LearnedCredit(_Credit):
-    TITLE = "Learned Credit"
-    DESCRIPTION = (
-        "A step counts by the share of a reward's variance that it decides, measured for each reward by itself."
-    )
-    SEARCH_ALIASES = [*CREDIT, "variance", "per objective"]
+    SEARCH_ALIASES = [
+        *(*CREDIT, "uniform", "grpo", "flow-grpo", "dancegrpo", "plain grpo", "tempflow-grpo", "noise-aware weights"),
+        *("pcpo", "proportionate", "grpo-guard", "ratio normalization", "over-optimization", "reward hacking"),
+        *("learned credit", "per objective", "inverse variance", "gradient noise", "uniform weights"),
+    ]
 
     @classmethod
-    def asks_rewards_again(cls, **_):
-        return True
+    def traits(cls, method="uniform", **_):
+        return CREDITS.get(method, ())
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. Their trained rewards are asked again."),
-        "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
-        "measure_every": integer(10, 1, 10**6).tip(
-            "Updates between two measurements. Each predicts and scores a picture for every step."
-        ),
-        "groups": integer(2, 0, 4096).tip("Number of prompts whose samples are measured. 0: all."),
-        "decay": number(0.8, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
-            "Decay of the averages over the measurements. 0: the last one."
-        ),
-        "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip("Smallest weight of a step. 1: plain GRPO."),
-    }
-
-    @devices.outside_inference
-    def weigh(self, trajectories, scores, model, node_id="", **how):
-        from ..trainer.credit.learned import learned
-
-        return self._shown(learned(model, trajectories, scores, **how), trajectories, node_id)
-
-
-class InverseVarianceWeights(_Credit):
-    TITLE = "Inverse-Variance Weights"
-    DESCRIPTION = "A step counts less the noisier its gradient is, as the updates of this training have measured it."
-    SEARCH_ALIASES = [*CREDIT, "inverse variance", "gradient noise", "variance"]
-    MEASURES_STEPS = True  # the update measures the steps for it, as GRPO Step can
-
-    REQUIRED = {
-        "trajectories": socket("OTCA_TRAJECTORIES"),
-        "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
-        "decay": number(0.95, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
-            "Decay of the averages over the updates. 0: the last one."
+        "method": choice(CREDITS).tip(
+            "uniform: every step alike (DanceGRPO, Flow-GRPO). noise_aware: in proportion to the noise that a step adds "
+            "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with GRPO Step's loss log_hinge. grpo_guard: clipping "
+            "acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. learned: "
+            "by the share of each reward's variance that it decides."
         ),
     }
+    OPTIONAL = {
+        "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(
+            "uniform: share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6)."
+        ),
+        "seed": seed(advances=True).tip("uniform: seed of that choice. It advances by one with every iteration."),
+        "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
+            "learned: smallest weight of a step. 1: plain GRPO."
+        ),
+        "decay": number(0.9, 0, 0.999, step=0.01, fine=True, label="averaging decay", advanced=True).tip(
+            "Decay of the averages: inverse_variance's over the updates, learned's over its measurements. 0: the last one."
+        ),
+        "measure_every": integer(10, 1, 10**6, advanced=True).tip(
+            "learned: updates between two measurements. Each predicts and scores a picture for every step."
+        ),
+        "groups": integer(2, 0, 4096, advanced=True).tip(
+            "learned: number of prompts whose samples are measured. 0: all."
+        ),
+        "model": socket("OTCA_MODEL").tip(
+            "The model that sampled, which keeps what was measured. inverse_variance and learned need it."
+        ),
+        "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. learned asks their trained rewards again."),
+    }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types, method):
+        lacking = [name for name in MEASURED_WITH.get(method, ()) if name not in input_types]
+        if lacking:
+            return f"method = {method!r} needs {' and '.join(lacking)}. Fix: connect {' and '.join(lacking)}, or choose uniform"
+        return miswired(cls.INPUT_TYPES(), input_types) or True
 
     @devices.outside_inference
-    def weigh(self, trajectories, model, decay, node_id=""):
-        from ..trainer.credit.inverse_variance import inverse_variance_weights
+    def weigh(self, trajectories, method, node_id="", **inputs):
+        from ..trainer.credit.methods import step_credit
 
-        return self._shown(inverse_variance_weights(model, trajectories, decay), trajectories, node_id)
+        return self._weighed(trajectories, node_id, lambda *_: step_credit(method, trajectories, **inputs))
 
 
 class CombineCredit(_Credit):
@@ -269,7 +214,6 @@ class SpatialCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "credit": socket("OTCA_CREDIT").tip("The weights of the steps, which stay as they are."),
         "model": text("shapes-clip", suggest="encoders").tip(
             "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
             "facebook/dinov2-base."
@@ -282,7 +226,11 @@ class SpatialCredit(_Credit):
             "Share of its credit that every position keeps. 1: the map has no effect."
         ),
     }
-    OPTIONAL = {"device": DEVICE, "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32.")}
+    OPTIONAL = {
+        "device": DEVICE,
+        "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
+        "credit": CREDIT_SOCKET,
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):
@@ -297,13 +245,13 @@ class SpatialCredit(_Credit):
         return reads(model, "an image encoder", "model")
 
     @devices.outside_inference
-    def weigh(self, trajectories, credit, model, device="auto", dtype="auto", node_id="", **how):
+    def weigh(self, trajectories, model, device="auto", dtype="auto", credit=None, node_id="", **how):
         import time
         from dataclasses import replace
         from functools import partial
 
         from ..trainer.credit import spatial
-        from ..trainer.credit.steps import with_spatial
+        from ..trainer.credit.steps import plain, with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
         from ..trainer.pictures import heatmaps
@@ -311,7 +259,7 @@ class SpatialCredit(_Credit):
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
-        credit = with_spatial(credit, spatial.credit_map(self.network, trajectories, **how))
+        credit = with_spatial(credit or plain(trajectories), spatial.credit_map(self.network, trajectories, **how))
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
         assert credit.spatial is not None  # the map was put in above
         lit = results.picture(partial(heatmaps.lit, trajectories.images, credit.spatial))

@@ -22,8 +22,8 @@ class PromptDataset(Node):
     FUNCTION = "take"
 
     REQUIRED = {
-        "prompts": lines(label="prompts, if no file", hint="Prompts, one per line, if no file is named").tip(
-            "The prompts, one per line. Used when no file is named."
+        "prompts": lines(label="prompts, if no file", hint="Prompts, one per line. Empty: those of general.txt").tip(
+            "The prompts, one per line. Used when no file is named. Empty: the 200 prompts of general.txt."
         ),
         "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
         "index": counter().tip(
@@ -41,11 +41,11 @@ class PromptDataset(Node):
 
     @classmethod
     def VALIDATE_INPUTS(cls, prompts, file=""):
-        from ..trainer.prompts import read_prompts
+        from ..trainer.prompts import PRESET, read_prompts
 
         if file is None or (prompts is None and not file):
             return True  # linked: what comes is known only when the graph runs
-        return complaint("file" if file else "prompts", read_prompts, prompts or "", file) or True
+        return complaint("file" if file else "prompts", read_prompts, prompts or "", file, PRESET) or True
 
     @classmethod
     def WANTS(cls, file="", **_):
@@ -61,10 +61,11 @@ class PromptDataset(Node):
         return file_state(file)
 
     def take(self, prompts, prompts_per_iteration, index, shuffle, seed, file=""):
-        from ..trainer.prompts import choose, read_prompts, warn_of_two_sources
+        from ..trainer.prompts import PRESET, choose, read_prompts, warn_of_two_sources
 
         warn_of_two_sources(prompts, file)
-        return (choose(read_prompts(prompts, file), prompts_per_iteration, index, seed if shuffle else None),)
+        found = read_prompts(prompts, file, PRESET)
+        return (choose(found, prompts_per_iteration, index, seed if shuffle else None),)
 
 
 _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
@@ -72,7 +73,7 @@ _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x he
 
 class PreferencePairs(Node):
     TITLE = "Preference Pairs"
-    CATEGORY = "OTCA/data"
+    CATEGORY = "OTCA/more"
     DESCRIPTION = "Loads the preference pairs of one iteration from a folder: a chosen and a rejected picture each."
     SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")

@@ -3,7 +3,7 @@
 from ..canvas import payloads, results
 from ..host import devices
 from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
-from .credit import CREDIT
+from .credit import CREDIT, CREDIT_SOCKET
 from .inputs import Node, choice, integer, socket, switch
 
 _FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
@@ -13,7 +13,7 @@ _STD_SCOPE = choice(STD_SCOPES, label="normalize per").tip(
 
 
 class _Advantages(Node):
-    CATEGORY = "OTCA/fusion"
+    CATEGORY = "OTCA/research"
     RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
     RETURN_NAMES = ("advantages", "heatmap")
     OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
@@ -41,20 +41,22 @@ class _Fuse(_Advantages):
 
     @classmethod
     def inputs(cls):
-        links = {"scores": socket("OTCA_SCORES"), "credit": socket("OTCA_CREDIT")}
-        return {**links, **cls.REQUIRED, "std_scope": _STD_SCOPE}, {}
+        required = {"scores": socket("OTCA_SCORES"), **cls.REQUIRED, "std_scope": _STD_SCOPE}
+        return required, {"credit": CREDIT_SOCKET}
 
     @devices.outside_inference
-    def fuse(self, scores, credit, node_id="", **options):
+    def fuse(self, scores, credit=None, node_id="", **options):
         from ..host import distributed
         from ..trainer.advantages import fuse
 
         options = {"method": self.METHOD, **options}
-        return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), **options))
+        credit = distributed.whole(scores.plain if credit is None else credit)
+        return self._shown(node_id, fuse(distributed.whole(scores), credit, **options))
 
 
 class MOCAFuse(_Fuse):
     TITLE = "MOCA Fuse"
+    CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
         "OTCA)."
@@ -79,6 +81,7 @@ class MOCAFuse(_Fuse):
 
 class WeightedFuse(_Fuse):
     TITLE = "Weighted Fuse"
+    CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
     )
@@ -134,8 +137,8 @@ class StepwiseGain(_Advantages):
     FUNCTION = "fuse"
 
     @classmethod
-    def asks_rewards_again(cls, **_):
-        return True
+    def traits(cls, **_):
+        return ("rewards",)
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),

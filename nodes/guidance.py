@@ -8,7 +8,7 @@ from .sampling import BATCH_SIZE, FRAMES, GUIDANCE, GUIDANCE_2, HEIGHT, NEGATIVE
 
 class ImplicitRewardGuidance(Node):
     TITLE = "Implicit Reward Guidance"
-    CATEGORY = "OTCA/sampling"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = (
         "Samples pictures by the velocities of several trained adapters put together, each as strongly as you say."
     )

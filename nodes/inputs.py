@@ -54,6 +54,7 @@ class Node:
     OPTIONAL: Mapping[str, Input] = {}
     HIDDEN: Mapping[str, str] = {}
     NEEDS: tuple[str, ...] = ()  # an extra of host/extras.py, and those packages of it that it needs; of none: all
+    MAY_NEED: tuple[str, ...] = ()  # the same, where it needs them for some inputs only, and says so when it meets one
 
     @classmethod
     def inputs(cls) -> tuple[Mapping[str, Input], Mapping[str, Input]]:

@@ -240,7 +240,7 @@ def _wrong_model(model, path, download):
 
 class ModelMemory(Node):
     TITLE = "Model Memory"
-    CATEGORY = "OTCA/model"
+    CATEGORY = "OTCA/more"
     DESCRIPTION = "How a large model is held in little memory and computed fast; for Load Flow Model's memory socket."
     SEARCH_ALIASES = ["low vram", "offload", "quantize", "4-bit", "8-bit", "gradient checkpointing", "compile", "shard"]
     RETURN_TYPES = ("OTCA_MEMORY",)

@@ -152,7 +152,7 @@ EMBEDDED = ("shapes-flux", "scenes-flux")
 
 class EmbeddedModel(Node):
     TITLE = "Embedded Model"
-    CATEGORY = "OTCA/model"
+    CATEGORY = "OTCA/more"
     DESCRIPTION = (
         "A tiny FLUX that comes with the pack, as MODEL, CLIP and VAE: to try stock nodes and training on a CPU."
     )

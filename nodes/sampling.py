@@ -167,7 +167,7 @@ def as_images(images):
 
 class MixGRPOWindow(Node):
     TITLE = "MixGRPO Window"
-    CATEGORY = "OTCA/sampling"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps in the course of the training (MixGRPO)."
     SEARCH_ALIASES = ["mixgrpo", "mix grpo", "sliding window", "sde window", "grpo"]
     RETURN_TYPES = ("INT", "INT")

@@ -29,8 +29,8 @@ Graph = dict[str, dict[str, Any]]  # in API form
 
 
 def _uniform(node: str, entry: dict) -> Graph:
-    inputs = {"trajectories": entry["inputs"].get("trajectories"), "timestep_fraction": 1, "seed": 0}
-    return {node: {**entry, "class_type": "OTCA_UniformWeights", "inputs": inputs}}
+    inputs = {"trajectories": entry["inputs"].get("trajectories"), "method": "uniform"}
+    return {node: {**entry, "class_type": "OTCA_StepCredit", "inputs": inputs}}
 
 
 def _plain_sum(node: str, entry: dict) -> Graph:
@@ -46,15 +46,7 @@ def _uniform_sum(node: str, entry: dict) -> Graph:
     return _uniform(credit, entry) | {node: {**entry, "class_type": "OTCA_WeightedFuse", "inputs": inputs}}
 
 
-CREDIT = (
-    "TCDWeights",
-    "NoiseAwareWeights",
-    "PCPOWeights",
-    "GRPOGuard",
-    "LearnedCredit",
-    "InverseVarianceWeights",
-    "UniformWeights",
-)
+CREDIT = ("TCDWeights", "StepCredit")
 FUSION = ("MOCAFuse", "MinNormFuse", "WeightedFuse")
 IN_ITS_PLACE: dict[str, Callable[[str, dict], Graph]] = {
     **{f"OTCA_{name}": _uniform for name in CREDIT},
@@ -277,7 +269,9 @@ def _without(graph: Graph, out: set[str]) -> Graph:
             entry["inputs"][input] = given = _passed(value, graph, out)
             if given is None:
                 del entry["inputs"][input]
-                lacking |= {name} if is_link(value) else set()
+                lacking |= (
+                    {name} if is_link(value) and input != "credit" else set()
+                )  # without one all steps count alike
     result = _without_nodes(result, lacking)
     # What nobody needs is not run: the node was bypassed.
     kept = result.keys() - places

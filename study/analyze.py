@@ -190,8 +190,9 @@ def _rollouts(
         overrides = {(node, name): value + iteration for node, name, value in advancing}
         outputs = workflow.run(overrides=overrides, targets=[stack, *giving["OTCA_CREDIT"], *giving["OTCA_ADVANTAGES"]])
         trajectories, scores = outputs[sampler][0], outputs[stack][0]
-        credits = {workflow.title(node): outputs[node][0] for node in giving["OTCA_CREDIT"]}
-        advantages = {workflow.title(node): outputs[node][0] for node in giving["OTCA_ADVANTAGES"]}
+        credits, advantages = (
+            {title: outputs[node][0] for node, title in workflow.titles(nodes).items()} for nodes in giving.values()
+        )
         rollouts.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
         del outputs  # so that the next run can free what this one sampled
     return rollouts, (scores, trajectories)

@@ -19,7 +19,7 @@ from ..host import devices, extras, stopping
 from ..host.files import present, write_text
 from ..host.json_files import NUMBER, TEXT, read_json
 from ..trainer.checks.prepare import prepare
-from ..trainer.prompts import distinct, prompt_lines, read_prompts
+from ..trainer.prompts import PRESET, distinct, prompt_lines, read_prompts
 from ..trainer.run import status
 from ..trainer.run.budget import CLOCK, Budget
 from ..trainer.run.folder import WORKFLOW, RunError, Say, read_own
@@ -181,7 +181,7 @@ def _dataset(workflow: Workflow) -> list[str]:
     """The prompts that are trained on, for a Training Run that names none."""
     for node in workflow.find(DATASET_NODE):
         inputs = fairness.inputs(workflow, node)
-        return distinct(read_prompts(inputs["prompts"], inputs["file"]))
+        return distinct(read_prompts(inputs["prompts"], inputs["file"], PRESET))
     raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one a line")
 
 

@@ -229,7 +229,7 @@ class _Measure:
             self.model.step_noise = noted(trajectories, torch.from_numpy(squares))
         given = {self.sampler: (trajectories, trajectories.images)}
         outputs = self.workflow.run(self._overrides(batch), targets=self.credits, results=given)
-        return {self.workflow.title(node): outputs[node][0] for node in self.credits}
+        return {title: outputs[node][0] for node, title in self.workflow.titles(self.credits).items()}
 
 
 def compared(

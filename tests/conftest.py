@@ -383,7 +383,7 @@ def sample(small_settings):
 def uniform() -> dict:
     """OTCA's graph without OTCA: the baseline of comparisons, as docs/recipes.md makes it."""
     workflow = Workflow.load(API / "otca.json", NODE_CLASS_MAPPINGS)
-    workflow.exchange("TCDWeights", "UniformWeights")
+    workflow.exchange("TCDWeights", "StepCredit")
     workflow.exchange("MOCAFuse", "WeightedFuse")
     graph = workflow.graph
     for entry in graph.values():

@@ -17,7 +17,7 @@ from vulture import Vulture
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.families.sizes import RULES
-from comfyui_otca.trainer.rewards import REWARDS
+from comfyui_otca.trainer.rewards import OF_GRAPHS, REWARDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,7 +96,7 @@ USED = {
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
     **{rules.model.rpartition(".")[2]: "a table names it as text" for rules in RULES.values()},
-    **{path.rpartition(".")[2]: "a table names it as text" for path in REWARDS.values()},
+    **{path.rpartition(".")[2]: "a table names it as text" for path in (REWARDS | OF_GRAPHS).values()},
 }
 
 

@@ -25,6 +25,8 @@ from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
 from comfyui_otca.tests.training import train
 from comfyui_otca.tools.canvases.templates import FILES, LOADERS, TEMPLATES, models_of
+from comfyui_otca.trainer.memory import needs
+from comfyui_otca.trainer.memory.case import GB
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all
@@ -198,7 +200,7 @@ def test_the_settings_of_the_other_papers():
     assert of(flow_grpo, "LoadFlowModel", "lora_rank", "lora_alpha") == (32, 64.0)
     assert of(flow_grpo, "GRPOStep", "learning_rate", "clip_range") == (3e-4, 1e-4)
     assert of(flow_grpo, "WeightedFuse", "mode", "std_scope") == ("weighted_sum", "batch")
-    assert of("DanceGRPO", "UniformWeights", "timestep_fraction") == (0.6,)
+    assert of("DanceGRPO", "StepCredit", "timestep_fraction") == (0.6,)
     assert of("PCPO", "GRPOStep", "objective", "kl_coefficient") == ("log_hinge", 0.0)
     for name in OF_LARGE_MODELS:
         if "GB GPU" in name:
@@ -261,7 +263,8 @@ def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_differ_in_the_method_alone(name):
     """What they are compared by is the same: model, prompts, size, group, rewards, learning rate, evaluation."""
-    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
+    made = {"OTCA_CREDIT", "OTCA_ADVANTAGES"}
+    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if made & set(node.RETURN_TYPES)}
     method.add("OTCA_MixGRPOWindow")
     own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
     own |= {"run_name", "filename"}
@@ -317,54 +320,65 @@ def test_comfyui_can_offer_every_file_that_a_loader_names(name):
     loaders = [node for node in graph(name).values() if node["class_type"] in LOADERS]
     offered = [model for node in loaders for model in models_of(name, node)]
     named = [node["inputs"][input] for node in loaders for input in LOADERS[node["class_type"]]]
-    assert [model["name"] for model in offered] == named and len(set(named)) == len(FILES[name])
-    folders = {"UNETLoader": "diffusion_models", "VAELoader": "vae"}
+    assert [model["name"] for model in offered] == named and len(set(named)) == len(FILES[name]) + 1
+    folders = {"UNETLoader": "diffusion_models", "VAELoader": "vae", "OTCA_RewardHPSv2": "otca_rewards"}
     for node in loaders:
         for model in models_of(name, node):
             assert model["directory"] == folders.get(node["class_type"], "text_encoders")
-            assert model["url"].startswith("https://huggingface.co/Comfy") or "/comfyanonymous/" in model["url"]
+            owner = model["url"].removeprefix("https://huggingface.co/").split("/")[0]
+            assert owner in ("Comfy-Org", "comfyanonymous", "xswu")
             assert model["url"].endswith("/" + model["name"]) and "/resolve/main/" in model["url"]
 
 
-def test_models_that_were_distilled_are_held_to_the_untrained_one():
-    penalties = {}
+@pytest.mark.parametrize("name", NATIVE)
+def test_its_note_begins_with_what_it_needs(name):
+    """Counted as `otca memory` counts, on an RTX 4090 of 80 TFLOP/s in use: two operations a parameter and token."""
+    note = (ROOT / "tools" / "notes" / f"{name}.md").read_text(encoding="utf-8")
+    first = r"\*\*Needs about (\d+) GB of GPU memory and (\d+) GB of RAM; a Run is (\d+) forwards, about ([\d.]+) (s|min) on an"
+    gpu, ram, forwards, time, unit = re.match(rf"# .*\n\n{first}", note).groups()
+    case, _ = needs.read(graph(name))
+    assert int(gpu) == math.ceil(case.needs.total / GB)
+    files = (
+        case.weights_bytes + case.encoder_bytes + case.vae_bytes + sum(judge.bytes for judge in case.iteration.rewards)
+    )
+    assert int(ram) == math.ceil(files / GB)
+    seconds = int(forwards) * 2 * case.model.params * case.model.tokens(*case.iteration.size) / 80e12
+    assert float(time) * {"s": 1, "min": 60}[unit] == pytest.approx(seconds, rel=0.15)
+    assert len(note.split()) <= 300, "a note is one screen"
+
+
+def test_one_reward_is_on_and_the_others_are_bypassed():
+    for name in NATIVE:
+        nodes = json.loads(TEMPLATES[name].canvas.read_text(encoding="utf-8"))["nodes"]
+        rewards = {node["type"]: node["mode"] for node in nodes if node["type"].startswith("OTCA_Reward")}
+        rewards = {
+            kind: mode for kind, mode in rewards.items() if kind not in ("OTCA_RewardStack", "OTCA_RewardGradientStep")
+        }
+        assert [kind for kind, mode in rewards.items() if mode == 0] == ["OTCA_RewardHPSv2"]
+        assert len(rewards) > 2 and set(rewards.values()) == {0, 4}
+
+
+def test_models_are_held_to_the_untrained_one():
     for name in NATIVE:
         nodes = {node["class_type"]: node["inputs"] for node in graph(name).values()}
-        step = nodes.get("OTCA_GRPOStep") or nodes["OTCA_RewardGradientStep"]
-        penalties[name] = step["kl_coefficient"]
-        note = (ROOT / "tools" / "notes" / f"{name}.md").read_text(encoding="utf-8")
-        assert ("Why a KL term" in note) == (penalties[name] > 0)
-        assert len(note.split()) <= 300, "a note is one screen"
-    assert {name for name, penalty in penalties.items() if penalty > 0} == {
-        "z_image",
-        "flux2_klein",
-        "flux2_klein_gradient",
-    }
+        step = nodes.get("OTCA_MatchingStep") or nodes["OTCA_RewardGradientStep"]
+        assert step["kl_coefficient"] > 0
     assert graph("krea2")["1"]["inputs"]["unet_name"] == "krea2_raw_fp8_scaled.safetensors"
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_pictures_before_and_after_differ_in_the_model_alone(name):
-    content = graph(name)
+def test_pictures_before_and_after_differ_in_the_model_alone():
+    content = graph("flux2_klein")
     samplers = {node["_meta"]["title"]: node["inputs"] for node in content.values() if node["class_type"] == "KSampler"}
     tuned = next(id for id, node in content.items() if node["class_type"] == "OTCA_TunedModel")
-    if "wan" in name:
-        assert "Before" not in samplers, "a video takes minutes"
-        assert [tuned, 0] in [node["inputs"].get("model") for node in content.values()]
-        return
     before, after = samplers["Before"], samplers["After"]
     assert before | {"model": None} == after | {"model": None}
     make = next(node["inputs"] for node in content.values() if node["class_type"] == "OTCA_MakeTrainable")
     assert (before["model"], after["model"]) == (make["model"], [tuned, 0])
 
 
-def test_both_experts_change_where_the_noise_crosses_the_boundary():
+def test_both_experts_are_trained():
     content = graph("wan22_14b")
-    make, shift = content["7"]["inputs"], content["3"]["inputs"]["shift"]
-    high, low = content["24"]["inputs"], content["25"]["inputs"]
-    times = [1 - step / high["steps"] for step in range(high["steps"])]
-    sigmas = [shift * time / (1 + (shift - 1) * time) for time in times]
-    assert high["end_at_step"] == low["start_at_step"] == sum(sigma >= make["boundary"] for sigma in sigmas)
+    make = content["7"]["inputs"]
     assert (make["model"], make["low_noise_model"]) == (["3", 0], ["4", 0])
     assert [content[id]["inputs"]["model"][0] for id in ("3", "4")] == ["1", "2"]
     assert "high_noise" in content["1"]["inputs"]["unet_name"] and "low_noise" in content["2"]["inputs"]["unet_name"]
@@ -387,12 +401,13 @@ def test_every_template_is_its_workflow(name):
     assert len(subgraphs) == template.rewards_inside
     wanted = {id: node["class_type"] for id, node in api.items()}
     assert {id: found[id] for id in wanted} == wanted
-    added = sorted(kind for id, kind in found.items() if id not in wanted)
+    bypassed = {str(node["id"]) for node in nodes if node["mode"] == 4}
+    added = sorted(kind for id, kind in found.items() if id not in wanted and id not in bypassed)
     assert added == ["MarkdownNote"] * len(template.notes) + ["PreviewImage"]
     notes = {node["title"]: node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote"}
     assert notes == template.notes
     for node in nodes:
-        if node["type"] in LOADERS:
+        if name in FILES and node["type"] in LOADERS:
             offered = models_of(name, api[str(node["id"])])
             assert node["properties"]["models"] == offered, "ComfyUI offers what is missing by this"
     assert 0 < os.path.getsize(template.picture) <= 100_000

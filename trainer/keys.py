@@ -7,7 +7,7 @@
     does_not_apply/<name>                       to how many samples a reward does not apply, where there are any
     credit/step/<number>                        mean weight of a denoising step
     credit/objective/<name>/<number>            its mean weight for one reward, where a credit tells them apart
-    credit/variance/<name>                      Σ_j Var(g_j)/Var(R), by which Learned Credit chooses its shares
+    credit/variance/<name>                      Σ_j Var(g_j)/Var(R), by which learned credit chooses its shares
     seconds/reward/<name>                       how long one reward took to score
 
 Imports nothing.

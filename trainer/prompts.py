@@ -18,6 +18,7 @@ from .types import Prompt, Prompts, metadata_of
 
 logger = logging.getLogger(__name__)
 
+PRESET = "general.txt"  # of Prompt Dataset, where nothing is given: a file of assets/prompts
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
@@ -25,8 +26,8 @@ class PromptError(ValueError):
     """A prompt source that cannot be used, with the fix."""
 
 
-def read_prompts(text: str, file: str = "") -> list[str]:
-    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named.
+def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
+    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named; of `preset` if the box is empty.
 
     Those of a .jsonl file are `Prompt`s, whose metadata is all that their line says beside `prompt`.
 
@@ -34,6 +35,7 @@ def read_prompts(text: str, file: str = "") -> list[str]:
         NotAllowed: a file that workflows may not read.
         PromptError: no file there, one that cannot be read, a line that is not an object with a `prompt`, or no prompt at all.
     """
+    file = file or (preset if not text.strip() else "")
     if not file:
         prompts = _lines(text)
         source = None

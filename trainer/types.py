@@ -43,6 +43,18 @@ PROXIES = {  # of a step's progress, and which inputs of TCD Weights each needs
     "image_features": ("model",),
     "measured_gain": ("model", "scores"),
 }
+CREDITS = {  # of Step Credit, and what each asks for: noise of the sampler, a ratio to scale, gradients or rewards to measure
+    "uniform": (),
+    "noise_aware": ("noise",),
+    "pcpo": ("noise", "ratio"),
+    "grpo_guard": ("noise", "ratio"),
+    "inverse_variance": ("gradients",),
+    "learned": ("rewards",),
+}
+MEASURED_WITH = {
+    "inverse_variance": ("model",),
+    "learned": ("model", "scores"),
+}  # which inputs of Step Credit they need
 STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
@@ -57,7 +69,12 @@ OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples f
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
-JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
+JUDGE_ANSWERS = ("auto", "yes_no", "number", "grade")  # of a vision-language model
+JUDGE_TEMPLATES = (  # what it is asked: the user's own questions, …
+    *("my questions", "content", "text", "count and place", "aesthetics", "same person", "edit followed", "rest kept"),
+    *("which is better", "UnifiedReward-2.0 alignment", "UnifiedReward-2.0 pair alignment", "UnifiedReward pair"),
+    "UnifiedReward-Edit pair",
+)
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
@@ -71,6 +88,17 @@ MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of d
 SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
 ASKING_NODES = (STACK_NODE, PAIRS_NODE)  # what rewards are connected to in a training
 TRAJECTORY_NODES = (SAMPLER_NODE, PAIRS_NODE)  # where trajectories come from: sampled, or made of given pictures
+REPLACED = {  # node ids that are no more, and how to have what they did
+    f"OTCA_{name}": f"take Step Credit (OTCA_StepCredit) with method = {method}"
+    for name, method in {
+        "UniformWeights": "uniform",
+        "NoiseAwareWeights": "noise_aware",
+        "PCPOWeights": "pcpo",
+        "GRPOGuard": "grpo_guard",
+        "InverseVarianceWeights": "inverse_variance",
+        "LearnedCredit": "learned",
+    }.items()
+}
 
 # --- The values ---
 
@@ -343,6 +371,9 @@ class Scores:
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     waited: float | None = None
+    plain: StepCredit | None = (
+        None  # every step alike, for a fusion node without a credit; of pictures without steps None
+    )
 
     @property
     def usable(self) -> Tensor:
@@ -368,7 +399,7 @@ class StepCredit:
         by_objective: [B, T', K], weights of mean 1 over the trained steps for each objective; None: the same for all of them.
         objectives: their K names.
         metrics: what the method found, for the log.
-        measures: the update is to measure each step's gradient, and to average it with this decay (Inverse-Variance Weights).
+        measures: the update is to measure each step's gradient, and to average it with this decay (inverse variance).
     """
 
     weights: Tensor

@@ -12,7 +12,7 @@ JUDGE = ("preference", "human preference", "quality", "image quality")
 class RewardNode(Node):
     """A reward node: its KIND is a row of `trainer.rewards.REWARDS`. REQUIRED and OPTIONAL have its own inputs."""
 
-    CATEGORY = "OTCA/rewards"
+    CATEGORY = "OTCA/rewards/more"
     RETURN_TYPES = ("OTCA_REWARD",)
     RETURN_NAMES = ("reward",)
     OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Reward Stack.",)
@@ -83,7 +83,9 @@ class RewardNode(Node):
 
         held_out = self.HELD_OUT if held_out is None else held_out
         names = {"name": name} if name else {}
-        reward = reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **inputs)
+        reward = reward_class(inputs.pop("kind", self.KIND))(
+            coefficient=coefficient, held_out=held_out, **names, **inputs
+        )
         reward.rescale, reward.bounds = rescale, parse_bounds(clip)
         return (reward,)
 

@@ -1,9 +1,11 @@
 """Rewards that are not ours: a server's, a function's in a file of the user's, and the user's own votes."""
 
+import re
+
 from ...host import files
 from ...host.access import permissions
-from ...trainer.types import JUDGE_ANSWERS
-from ..inputs import choice, complaint, integer, lines, number, switch, text
+from ...trainer.types import JUDGE_ANSWERS, JUDGE_TEMPLATES
+from ..inputs import choice, complaint, integer, lines, miswired, number, socket, switch, text
 from .base import JUDGE, REWARD, RewardNode, SeveralRewards
 
 
@@ -49,6 +51,7 @@ TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
 
 class RewardHTTP(_ServerReward):
     TITLE = "Reward: HTTP"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
     )
@@ -80,11 +83,17 @@ class RewardHTTP(_ServerReward):
         return wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
 
 
+OWN = JUDGE_TEMPLATES[0]
+SHARED = ("answer", "frames", "groups_only")  # what a judge is told wherever it is
+
+
 class RewardVLMJudge(SeveralRewards, _ServerReward):
-    TITLE = "Reward: VLM Judge"
+    TITLE = "Reward: Judge"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = (
-        "Asks a vision-language model on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …) questions about "
-        "each picture or video. Each question is an objective of its own."
+        "Asks a vision-language model questions about each picture or video: one that ComfyUI has loaded as a CLIP, such as "
+        "Qwen3-VL, or one on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …). Each question is an "
+        "objective of its own."
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vlm", "llm", "qwen-vl", "openai", "ollama", "vllm", "unified reward", "judge"]
     KIND = "vlm_judge"
@@ -110,9 +119,9 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
     }
 
     OPTIONAL = {
-        "answer": choice(JUDGE_ANSWERS).tip(
-            "yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
-            "gives log-probabilities, else number."
+        "answer": choice(JUDGE_ANSWERS, advanced=True).tip(
+            "yes_no: how likely yes is, by log-probabilities. number: a number in scale, of a server alone. grade: the "
+            "expected grade from 1 to 5. auto: yes_no where there are log-probabilities, else number."
         ),
         "scale": text("0, 10", advanced=True).tip(
             "Lowest and highest number of an answer, which become the scores 0 and 1."
@@ -130,44 +139,124 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         ),
     }
 
+    LOCAL = {
+        "judge": socket("CLIP").tip(
+            "A vision-language model from ComfyUI's CLIPLoader: Qwen3-VL, Qwen3.5 or Gemma. Then no server is asked."
+        ),
+        "template": choice(JUDGE_TEMPLATES).tip(
+            "A question that is ready, in place of those in questions; only question_1 gives it. It needs a CLIP. Those of "
+            "UnifiedReward are for its own weights."
+        ),
+        "compare": switch().tip(
+            "Asks about two pictures of a prompt at a time, which is the better one; the score is a picture's share of "
+            "wins. It needs a CLIP."
+        ),
+        "source": socket("IMAGE").tip(
+            "The picture that was edited, for questions with source in braces. Not connected: image in the prompt's line."
+        ),
+        "batch_size": integer(8, 0, 4096, advanced=True).tip("Questions to one forward pass of a CLIP. 0: all."),
+        "offload": switch(advanced=True).tip("Between two uses the CLIP waits in main memory."),
+    }
+
     @classmethod
-    def VALIDATE_INPUTS(cls, url, questions, scale="0, 10", token_variable="", extra="", clip=""):
+    def VALIDATE_INPUTS(
+        cls,
+        url,
+        questions,
+        scale="0, 10",
+        token_variable="",
+        extra="",
+        clip="",
+        answer="",
+        template=OWN,
+        compare=False,
+        input_types=(),
+    ):
         from ...trainer.rewards import judge
 
+        links = dict(input_types)
         return (
-            wrong_address(url, token_variable)
-            or complaint("questions", judge.parse_questions, questions, len(cls.ENDS))
+            miswired(cls.INPUT_TYPES(), links)
+            or (cls._only_of_servers(answer) if "judge" in links else wrong_address(url, token_variable))
+            or ("judge" not in links and cls._only_of_clips(questions, template, compare))
+            or (template == OWN and complaint("questions", judge.parse_questions, questions, len(cls.ENDS)))
             or complaint("scale", judge.parse_scale, scale)
             or complaint("extra", judge.parse_extra, extra)
             or super().VALIDATE_INPUTS(clip)
         )
 
+    @staticmethod
+    def _only_of_servers(answer):
+        return answer == "number" and "answer: number needs a server. Fix: grade, or disconnect judge"
+
+    @staticmethod
+    def _only_of_clips(questions, template, compare):
+        """What is asked of a server though only a CLIP knows it."""
+        for name, asked in (("template", template not in (None, OWN)), ("compare", compare)):
+            if asked:
+                return f"{name}: only a CLIP is asked so. Fix: connect judge, or leave {name} as it was"
+        if "{source}" in (questions or ""):
+            return "questions: {source} needs a CLIP. Fix: connect judge, or leave it out"
+        return None
+
+    @classmethod
+    def WANTS(cls, url="", judge="", **_):
+        return [] if judge is None else super().WANTS(url)  # None: it is connected
+
+    @classmethod
+    def only_of_groups(cls, groups_only=False, compare=False, template=OWN, **_):
+        return bool(groups_only or compare or cls.compares(template))
+
     @classmethod
     def inputs(cls):
         required, optional = super().inputs()
-        return required | {name: required[name].advanced() for name in ("coefficient_3", "coefficient_4")}, optional
+        required |= {name: required[name].advanced() for name in ("coefficient_2", "coefficient_3", "coefficient_4")}
+        return required, optional | cls.LOCAL
 
     @classmethod
     def names(cls, name, inputs):
         from ...trainer.rewards.judge import names_of
 
-        return names_of(inputs.get("questions", ""), name or cls.KIND, len(cls.ENDS))
+        template, asked = inputs.get("template") or OWN, inputs.get("questions", "")
+        if template != OWN:
+            asked = re.sub(r"\W+", "_", template) + f": {template}"
+        return names_of(asked, name or cls.KIND, len(cls.ENDS))
 
     @classmethod
-    def unasked(cls, index, questions=None, **_):
+    def unasked(cls, index, questions=None, template=OWN, **_):
         """Whether an output is known to have no line of questions, so that nothing may be connected to it."""
-        return questions is not None and index >= len([line for line in questions.splitlines() if line.strip()])
+        count = len([line for line in (questions or "").splitlines() if line.strip()]) if template == OWN else 1
+        return questions is not None and index >= count
+
+    @staticmethod
+    def compares(template):
+        from ...trainer.rewards.templates import TEMPLATES
+
+        return template in TEMPLATES and TEMPLATES[template].compares
 
     def own(self, inputs):
         from ...trainer.rewards.judge import parse_questions
 
-        asked = parse_questions(inputs.pop("questions"), len(self.ENDS))
-        asked += [""] * (len(self.ENDS) - len(asked))  # what is connected to these says so when it is asked
-        return [{"question": question} for question in asked]
+        questions, template, compare = (
+            inputs.pop("questions"),
+            inputs.pop("template", OWN),
+            inputs.pop("compare", False),
+        )
+        own = [] if template != OWN else parse_questions(questions, len(self.ENDS))
+        asked = [{"question": question} for question in own] or [{"template": template}]
+        asked += [{"question": ""}] * (
+            len(self.ENDS) - len(asked)
+        )  # what is connected to these says so when it is asked
+        is_local = inputs.get("judge") is not None
+        kind = ("pair_judge" if compare or self.compares(template) else "clip_judge") if is_local else self.KIND
+        for name in set(inputs).difference(self.LOCAL, SHARED) if is_local else set(inputs).intersection(self.LOCAL):
+            del inputs[name]
+        return [{"kind": kind, **each} for each in asked]
 
 
 class RewardPython(RewardNode):
     TITLE = "Reward: Python"
+    CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
     SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
     KIND = "python"
@@ -198,6 +287,7 @@ class RewardPython(RewardNode):
 
 class RewardVote(RewardNode):
     TITLE = "Reward: Vote"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Your own choice: the training stops and shows each prompt's pictures, and you say which are better."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vote", "human feedback", "rlhf", "rate images", "choose"]
     KIND = "vote"

@@ -10,6 +10,7 @@ MARKER = "preprocessor_config.json"
 
 class RewardClipT(NetworkReward):
     TITLE = "Reward: CLIP-T"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
     SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
     KIND = "clip_t"
@@ -67,6 +68,7 @@ class RewardAesthetic(NetworkReward):
 
 class RewardPickScore(NetworkReward):
     TITLE = "Reward: PickScore"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = (
         "Which of two pictures of the prompt people would pick: CLIP ViT-H/14, trained on half a million choices."
     )
@@ -96,10 +98,11 @@ class RewardPickScore(NetworkReward):
 
 class RewardHPSv2(NetworkReward):
     TITLE = "Reward: HPSv2.1"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
     KIND = "hpsv2"
-    NEEDS = ("rewards", "ftfy")
+    MAY_NEED = ("rewards", "ftfy")  # for a prompt with other than plain letters
     MODEL_INPUTS = ("path", "tokenizer")
 
     REQUIRED = {
@@ -125,7 +128,7 @@ class RewardHPSv2(NetworkReward):
         wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
-            or complaint("tokenizer", hps.TOKENIZER.find_folder, wanted, "tokenizer_config.json")
+            or complaint("tokenizer", hps.find_tokenizer, wanted)
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -163,6 +166,7 @@ class RewardImageReward(NetworkReward):
 
 class RewardMyTaste(NetworkReward):
     TITLE = "Reward: My Taste"
+    CATEGORY = "OTCA/rewards"
     DESCRIPTION = (
         "What you would like, whatever the prompt: a small head that otca taste fit learned from your choices."
     )
@@ -202,6 +206,7 @@ class RewardMyTaste(NetworkReward):
 
 class RewardVariety(RewardClipT):
     TITLE = "Reward: Variety"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = (
         "How far the picture is from the others of its prompt, against a model that draws one picture from all seeds."
     )
@@ -212,6 +217,7 @@ class RewardVariety(RewardClipT):
 
 class RewardRelativeWords(RewardNode):
     TITLE = "Reward: Relative Words"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = (
         "Asks another reward twice, with a good word before the prompt and with a bad one. The score is the difference."
     )
@@ -276,6 +282,7 @@ class RewardJpegIncompressibility(RewardNode):
 
 class RewardShapesAccuracy(RewardNode):
     TITLE = "Reward: Shapes Accuracy"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = (
         "Reads colour and shape off the pixels of the shapes world and says whether they are as asked. An exact judge."
     )
@@ -286,6 +293,7 @@ class RewardShapesAccuracy(RewardNode):
 
 class RewardScenes(RewardNode):
     TITLE = "Reward: Scenes"
+    CATEGORY = "OTCA/research"
     DESCRIPTION = (
         "Finds the objects of the scenes world in the pixels: are colours, shapes, count and relation as asked?"
     )

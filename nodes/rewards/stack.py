@@ -67,9 +67,11 @@ class RewardStack(_AsksRewards):
 
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
+        from ...trainer.credit.steps import plain
         from ...trainer.pictures import grids
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
+        scores = replace(scores, plain=plain(trajectories))
         stills = grids.stills(trajectories.images)
         return self.shown(node_id, (scores, self.table(scores, stills)), scores, stills)
 
@@ -79,6 +81,7 @@ class RewardStack(_AsksRewards):
 
         rewards, handle = trained_first(rewards), trajectories.overlap
         early = one_by_one(rewards)
+        overlap = overlap and not any(reward.asks_comfyui for reward in early)
         scored = handle.take(trajectories.images, early) if overlap else None
         # In the same parts with overlap and without: a network's rounding may depend on how many pictures it sees.
         size = trajectories.settings.batch_size if overlap else 0

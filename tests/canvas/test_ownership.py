@@ -21,10 +21,7 @@ from comfyui_otca.trainer.run.folder import RunError, read_lines
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
 
-UNIFORM = {
-    "class_type": "OTCA_UniformWeights",
-    "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
-}
+UNIFORM = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["3", 0], "method": "uniform"}}
 RARELY = {
     "checkpoint_every": 100,
     "evaluate_every": 100,
@@ -210,7 +207,7 @@ def test_another_structure_is_another_run(tabs, runs, comfyui):
     tab.queue()
     assert [len(figures(runs / name)) for name in ("one", "one-2")] == [2, 1]
     assert "new run one-2" in owner(comfyui)
-    assert read_object(runs / "one-2" / "workflow.json")["9"]["class_type"] == "OTCA_UniformWeights"
+    assert read_object(runs / "one-2" / "workflow.json")["9"]["class_type"] == "OTCA_StepCredit"
     assert (
         figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
+from comfyui_otca.tests.comfyui.native.asking import Inside
 from comfyui_otca.tests.comfyui.server import ComfyUI, Installation, installations, targets
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
@@ -67,6 +68,14 @@ def _no_toy(real_model):
 def installation(request):
     """Every ComfyUI that is there, not running."""
     return request.param or pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session")
+def inside(installation, tmp_path_factory):
+    """What `native/inside.py` answers in each ComfyUI."""
+    asked = Inside(installation, tmp_path_factory.mktemp("native") / "log")
+    yield asked
+    asked.close()
 
 
 @pytest.fixture(scope="session", **each(FOUND))

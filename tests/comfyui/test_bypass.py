@@ -40,7 +40,7 @@ def test_without_stepwise_gain_it_is_plain_grpo(canvas, bypassing, run_name):
     gain = bypassing("stepwise_flow_grpo", "OTCA_StepwiseGain")
     prompt = canvas.prompt()
     assert prompt[gain]["class_type"] == "OTCA_WeightedFuse"
-    assert prompt[f"{gain}_credit"]["class_type"] == "OTCA_UniformWeights"
+    assert prompt[f"{gain}_credit"]["class_type"] == "OTCA_StepCredit"
     (ran,) = canvas.run_and_wait()
     assert ran.end == "execution_success", ran.detail
     (row,) = canvas.comfyui.metrics(run_name)

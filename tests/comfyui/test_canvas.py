@@ -18,7 +18,7 @@ CREDIT_AND_BELOW = {"9", "10", "11", "12", "13"}
 MOVES = {
     "OTCA_PromptDataset": "index",
     "OTCA_SDESampler": "seed",
-    "OTCA_UniformWeights": "seed",
+    "OTCA_StepCredit": "seed",
     "OTCA_MixGRPOWindow": "iteration",
     "OTCA_PreferencePairs": "index",
 }

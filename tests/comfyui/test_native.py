@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from comfyui_otca.tests.comfyui.native.asking import Inside
 from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
 from comfyui_otca.tests.comfyui.server import installations
 from comfyui_otca.trainer.types import GRADIENT_MODES
@@ -17,13 +16,6 @@ OLD_FAMILIES = ("Flux", "QwenImage")
 FORMS = ("plain", "checkpointing", "low", "low checkpointing", "plain fp8", "low checkpointing fp8")
 SHORT_FORMS = ("plain", "low checkpointing")
 SAMPLERS = ("plain", "guidance", "patched")
-
-
-@pytest.fixture(scope="session")
-def inside(installation, tmp_path_factory):
-    asked = Inside(installation, tmp_path_factory.mktemp("native") / "log")
-    yield asked
-    asked.close()
 
 
 @pytest.fixture

@@ -35,6 +35,23 @@ def test_title_category_and_outputs():
     assert titles <= set(NODE_DISPLAY_NAME_MAPPINGS.values())
 
 
+def test_a_newcomer_sees_twenty_nodes_and_what_they_connect_to():
+    """Whatever is rarer is a level further down, or research; so are those credits and fusions that are not of the paper."""
+    stages = {}
+    for node_id, node in NODES:
+        _, stage, *below = node.CATEGORY.split("/")
+        assert not below or (stage, *below) in (("rewards", "more"), ("rewards", "services")), node_id
+        if not below:
+            stages.setdefault(stage, []).append(node)
+    hidden = {stage: stages.pop(stage) for stage in ("research", "more")}
+    everyday = [node for nodes in stages.values() for node in nodes]
+    assert len(everyday) <= 20 and len(hidden["more"]) <= 4
+    needed = {
+        type_ for node in everyday for type_, _ in node.INPUT_TYPES()["required"].values() if not is_widget(type_)
+    }
+    assert needed - COMFYUIS <= {type_ for node in everyday for type_ in node.RETURN_TYPES}
+
+
 def test_the_function_takes_what_is_declared():
     for node_id, node in NODES:
         parameters = inspect.signature(getattr(node, node.FUNCTION)).parameters.values()
@@ -114,7 +131,7 @@ SEARCHES = {
     "score image": {"ScoreImages", "RewardStack", "RewardAesthetic"},
     "aesthetic": {"RewardAesthetic"},
     "flux": {"LoadFlowModel", "MakeTrainable", "EmbeddedModel"},
-    "grpo": {"GRPOStep", "SDESampler", "UniformWeights"},
+    "grpo": {"GRPOStep", "SDESampler", "StepCredit"},
 }
 
 

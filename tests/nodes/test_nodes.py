@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -64,8 +66,8 @@ def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classe
     assert classes_that_ran(workflow) > below
     workflow.set("SpatialCredit.floor", 0.5)
     assert classes_that_ran(workflow) == below
-    workflow.set("UniformWeights.timestep_fraction", 0.5)
-    assert classes_that_ran(workflow) == {"UniformWeights", *below}
+    workflow.set("StepCredit.timestep_fraction", 0.5)
+    assert classes_that_ran(workflow) == {"StepCredit", *below}
     assert len(loaded) == 1, "the vision model is loaded once"
 
 
@@ -88,7 +90,7 @@ def test_combined_credit_trains(writes_to, small_graph, tmp_path):
     sampled = {"trajectories": ["3", 0]}
     for node, name, inputs in (
         ("9", "TCDWeights", {"w_min": 0.0, "floor": "affine", "normalize": "mean"}),
-        ("15", "PCPOWeights", {}),
+        ("15", "StepCredit", {"method": "pcpo"}),
         ("16", "CombineCredit", {"credit_1": ["14", 0], "credit_2": ["15", 0]}),
     ):
         graph[node] = {"class_type": f"OTCA_{name}", "inputs": {**sampled, **inputs}}
@@ -103,6 +105,40 @@ def test_combined_credit_trains(writes_to, small_graph, tmp_path):
     assert report.advantages.credit.node == "16" and report.metrics["gradient_norm"] > 0
     # Of two epochs the first is on-policy and the second has left the margin somewhere.
     assert report.metrics["clip/high"] + report.metrics["clip/low"] > 0 and report.metrics["ratio/mean"] != 1
+
+
+def test_a_credit_that_measures_says_what_it_needs():
+    links = {"trajectories": "OTCA_TRAJECTORIES"}
+    asked = NODE_CLASS_MAPPINGS["OTCA_StepCredit"].VALIDATE_INPUTS
+    assert asked(links, "pcpo") is True and asked({**links, "model": "OTCA_MODEL"}, "inverse_variance") is True
+    assert "needs model and scores. Fix: connect model and scores, or choose uniform" in asked(links, "learned")
+    assert asked({"trajectories": "OTCA_SCORES"}, "uniform").startswith("trajectories receives OTCA_SCORES")
+
+
+def test_without_a_credit_all_steps_count_alike(writes_to, small_graph, tmp_path):
+    """MOCA's λ too is as with Step Credit, since it goes by the latents."""
+    writes_to(tmp_path / "run")
+    graph = small_graph()
+    graph["9"] = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["3", 0], "method": "uniform"}}
+    graph["13"] = copy.deepcopy(graph["10"])
+    del graph["13"]["inputs"]["credit"]
+    graph["14"] = {**graph["13"], "class_type": "OTCA_WeightedFuse"}
+    graph["14"]["inputs"] = {"scores": ["8", 0], "mode": "weighted_advantages", "std_scope": "group"}
+    graph["15"] = {"class_type": "OTCA_SpatialCredit", "inputs": {"trajectories": ["3", 0], "model": "shapes-clip"}}
+    graph["15"]["inputs"] |= {"components": 3, "smoothing": 1.0, "floor": 0.0}
+    made = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["10", "13", "14", "15"])
+    given, left_out, summed = (made[node][0] for node in ("10", "13", "14"))
+    torch.testing.assert_close(left_out.step_advantage, given.step_advantage)
+    assert left_out.step_advantage.std(1).max() == 0 and summed.step_advantage.std(1).max() == 0
+    assert (made["15"][0].weights == 1).all() and left_out.credit.sigmas == given.credit.sigmas
+
+
+def test_without_prompts_those_of_a_preset_are_taken():
+    take = NODE_CLASS_MAPPINGS["OTCA_PromptDataset"]().take
+    [found] = take(" ", 3, 0, False, 0)
+    lines = (paths.ASSETS / "prompts" / "general.txt").read_text(encoding="utf-8").splitlines()
+    assert list(found.texts) == [line for line in lines if line and not line.startswith("#")][:3]
+    assert take("a red circle", 1, 0, False, 0)[0].texts == ("a red circle",)
 
 
 def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):

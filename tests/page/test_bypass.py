@@ -86,19 +86,25 @@ def test_a_graph_in_which_nothing_is_bypassed_stays_what_it_is():
 def test_without_its_credit_node_all_steps_count_alike():
     prompt = meant("9")
     stands_in = prompt.pop("9")
-    assert stands_in["class_type"] == "OTCA_UniformWeights"
-    assert stands_in["inputs"] == {"trajectories": ["3", 0], "timestep_fraction": 1, "seed": 0}
+    assert stands_in["class_type"] == "OTCA_StepCredit"
+    assert stands_in["inputs"] == {"trajectories": ["3", 0], "method": "uniform"}
     assert stands_in["_meta"] == {"title": "TCD Weights (bypassed)"}
     others = queued(METHOD)
     del others["9"]
     assert prompt == others
 
 
+def test_without_a_map_over_the_picture_and_without_a_credit_the_fusion_stays():
+    nodes = {**METHOD, "9": ("OTCA_SpatialCredit", {"trajectories": ("3", 0)}, None)}
+    prompt = meant("9", nodes=nodes)
+    assert "9" not in prompt and "credit" not in prompt["10"]["inputs"] and "12" in prompt
+
+
 def test_without_its_fusion_node_the_advantages_are_added_up_over_the_same_spread():
     prompt = meant("9", "10", node_10={"std_scope": "batch"})
     assert prompt["10"]["class_type"] == "OTCA_WeightedFuse"
     wanted = {"scores": ["8", 0], "credit": ["9", 0], "mode": "weighted_advantages", "std_scope": "batch"}
-    assert prompt["10"]["inputs"] == wanted and prompt["9"]["class_type"] == "OTCA_UniformWeights"
+    assert prompt["10"]["inputs"] == wanted and prompt["9"]["class_type"] == "OTCA_StepCredit"
     assert prompt["11"]["inputs"]["advantages"] == ["10", 0]
 
 
@@ -107,7 +113,7 @@ def test_without_stepwise_gain_uniform_credit_is_fused_as_it_would_have_fused_it
     nodes = {name: METHOD[name] for name in ("1", "20", "3", "5", "8", "11")}
     nodes["10"] = ("OTCA_StepwiseGain", inputs, None)
     prompt = meant("10", nodes=nodes, node_10={"fusion": "weighted_sum"})
-    assert prompt["10_credit"]["class_type"] == "OTCA_UniformWeights"
+    assert prompt["10_credit"]["class_type"] == "OTCA_StepCredit"
     wanted = {"scores": ["8", 0], "credit": ["10_credit", 0], "mode": "weighted_sum", "std_scope": "group"}
     assert prompt["10"]["inputs"] == wanted
     alone = {"3": METHOD["3"], "8": METHOD["8"], "10": nodes["10"]}
@@ -179,7 +185,7 @@ def test_a_reroute_and_a_bypassed_node_of_somebody_elses_are_followed():
     theirs = next(node for node in canvas["nodes"] if node["id"] == 31)
     theirs["inputs"][0]["type"] = theirs["outputs"][0]["type"] = "OTCA_CREDIT"
     prompt = as_meant(graph, canvas)
-    assert prompt["10"]["inputs"]["credit"] == ["9", 0] and prompt["9"]["class_type"] == "OTCA_UniformWeights"
+    assert prompt["10"]["inputs"]["credit"] == ["9", 0] and prompt["9"]["class_type"] == "OTCA_StepCredit"
 
 
 def test_in_a_subgraph_whose_inputs_and_outputs_lead_out_of_it():
@@ -201,7 +207,7 @@ def test_in_a_subgraph_whose_inputs_and_outputs_lead_out_of_it():
     }
     canvas = canvas_of(nodes) | {"definitions": {"subgraphs": [inner]}}
     prompt = as_meant(queued(nodes, ["7"]), canvas)
-    assert prompt["7:9"]["class_type"] == "OTCA_UniformWeights"
+    assert prompt["7:9"]["class_type"] == "OTCA_StepCredit"
     assert prompt["7:9"]["inputs"]["trajectories"] == ["3", 0] and prompt["10"]["inputs"]["credit"] == ["7:9", 0]
     canvas["nodes"][-1]["mode"] = BYPASSED
     outer = next(node for node in canvas["nodes"] if node["type"] == "u-1")
@@ -219,9 +225,9 @@ def test_what_stands_in_a_nodes_place_has_all_that_its_class_requires(class_type
         if name in ("1", "3"):
             continue
         required = NODE_CLASS_MAPPINGS[entry["class_type"]].INPUT_TYPES()["required"]
-        assert entry["inputs"].keys() == required.keys()
+        assert entry["inputs"].keys() - {"credit"} == required.keys()
         for input, value in entry["inputs"].items():
-            if isinstance(type_ := required[input][0], list):
+            if isinstance(type_ := declared(entry["class_type"])[input][0], list):
                 assert value in type_, input
         assert name != "2" or NODE_CLASS_MAPPINGS[entry["class_type"]].RETURN_TYPES == cls.RETURN_TYPES
 

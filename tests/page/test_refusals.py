@@ -227,6 +227,12 @@ def test_a_node_that_waits_for_the_users_word_is_named_as_that():
         assert middlewares.put_right({"error": theirs, "node_errors": {}})["error"] == theirs
 
 
+def test_a_node_that_is_no_more_is_named_with_what_replaced_it():
+    error = {**UNKNOWN[1], "message": UNKNOWN[1]["message"].replace("RewardPython", "PCPOWeights")}
+    told = middlewares.put_right({"error": error, "node_errors": []})["error"]["message"]
+    assert "Fix: take Step Credit (OTCA_StepCredit) with method = pcpo" in told
+
+
 def test_our_templates_are_listed_by_their_names():
     listed = {"other": ["b", "a"], "ComfyUI-OTCA": ["11 Flux", "01 Quickstart", "02 Tour"]}
     answers = dict.fromkeys(["/workflow_templates", "/api/workflow_templates", "/other"], (200, listed))

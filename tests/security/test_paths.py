@@ -58,7 +58,7 @@ NEEDED = {"RewardVote": {"learn": True}, "TCDWeights": {"proxy": "image_features
 FINDS = {
     "a model": lambda name: search.model(name, "model_index.json"),
     "weights": lambda name: search.weights(name, "loras"),
-    "a reward model": lambda name: search.reward_file(name, "1 GB", "owner/name"),
+    "a reward model": lambda name: search.reward_file(name, name, "1 GB", "owner/name"),
     "a guide": guidance.find,
     "prompts": lambda name: permissions.open_prompts(name)[0],
     "pairs": lambda name: folders.input_folder(name, permissions.PAIRS),

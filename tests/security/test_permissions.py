@@ -113,7 +113,7 @@ def test_on_the_canvas_comfyuis_input_folder_is_what_counts(outside, comfyui, tm
 FINDERS = {
     "model": lambda name: search.model(name, "model_index.json"),
     "weights": lambda name: search.weights(name, "vae"),
-    "reward file": lambda name: search.reward_file(name, "1 GB", "owner/name"),
+    "reward file": lambda name: search.reward_file(name, name, "1 GB", "owner/name"),
     "guide": guidance.find,
     "prompts": lambda name: read_prompts("", name),
 }

@@ -77,8 +77,8 @@ def all_rewards_held_out(graph):
 
 def two_credits_that_rescale_the_ratio(graph):
     sampler = graph.find("SDESampler")
-    graph.add("pcpo", "PCPOWeights", trajectories=[sampler, 0])
-    graph.add("guard", "GRPOGuard", trajectories=[sampler, 0])
+    graph.add("pcpo", "StepCredit", method="pcpo", trajectories=[sampler, 0])
+    graph.add("guard", "StepCredit", method="grpo_guard", trajectories=[sampler, 0])
     graph.add("both", "CombineCredit", trajectories=[sampler, 0], credit_1=["pcpo", 0], credit_2=["guard", 0])
     graph.inputs("MOCAFuse")["credit"] = ["both", 0]
 
@@ -102,13 +102,13 @@ def matching(**changes):
 
 def scaled_ratios(graph):
     sampler, credit = graph.find("SDESampler"), graph.find("TCDWeights")
-    graph.add("guard", "GRPOGuard", trajectories=[sampler, 0])
+    graph.add("guard", "StepCredit", method="grpo_guard", trajectories=[sampler, 0])
     graph.add("both", "CombineCredit", trajectories=[sampler, 0], credit_1=[credit, 0], credit_2=["guard", 0])
     graph.inputs("MOCAFuse")["credit"] = ["both", 0]
 
 
 def credit_by_noise(graph):
-    graph.add("noise", "NoiseAwareWeights", trajectories=[graph.find("SDESampler"), 0])
+    graph.add("noise", "StepCredit", method="noise_aware", trajectories=[graph.find("SDESampler"), 0])
     graph.inputs("MOCAFuse")["credit"] = ["noise", 0]
 
 
@@ -134,7 +134,7 @@ REFUSED = [
     ([matching(), scaled_ratios], "MatchingStep", "advantages", "scales importance ratios"),
     (
         [matching(), sets("SDESampler", kind="ode", shared_noise=False), credit_by_noise],
-        *("NoiseAwareWeights", "trajectories", "adds none"),
+        *("StepCredit", "method", "adds none"),
     ),
     (
         [matching(ema_kl_coefficient=1.0, ema_decay=0.0)],
@@ -309,7 +309,10 @@ def test_a_chain_longer_than_the_stack_is_checked(small_graph):
         before = f"c{number}"
     graph.inputs("MOCAFuse")["credit"] = [before, 0]
     assert preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS)) == []
-    graph.content[graph.find("TCDWeights")] = {"class_type": "OTCA_GRPOGuard", "inputs": {"trajectories": [sampler, 0]}}
+    graph.content[graph.find("TCDWeights")] = {
+        "class_type": "OTCA_StepCredit",
+        "inputs": {"trajectories": [sampler, 0], "method": "grpo_guard"},
+    }
     found = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
     assert len(found) == 1500 and "both rescale" in found[0].message
 

@@ -279,14 +279,14 @@ def test_a_sampler_without_noise_gets_some(workflow, tmp_path, capsys):
 def test_a_node_that_goes_by_updates_has_the_batches_before(workflow, tmp_path):
     def edit(graph):
         graph["9"] = {
-            "class_type": "OTCA_InverseVarianceWeights",
-            "inputs": {"trajectories": ["3", 0], "model": ["1", 0]},
+            "class_type": "OTCA_StepCredit",
+            "inputs": {"trajectories": ["3", 0], "method": "inverse_variance", "model": ["1", 0]},
         }
         graph["9"]["inputs"]["decay"] = 0.9
 
     assert asked(workflow(edit=edit), tmp_path / "a", "--batches", "3", "--reward", "sharpness") == 0
     rows = [json.loads(line) for line in (tmp_path / "a" / "batches.jsonl").read_text().splitlines()]
-    own = [np.array(row["credits"]["Inverse-Variance Weights"]["weights"]) for row in rows]
+    own = [np.array(row["credits"]["Step Credit"]["weights"]) for row in rows]
     squares = np.array([np.diagonal(row["gram"]) for row in rows])
     assert (own[0] == 1).all()
     np.testing.assert_allclose(own[2], 1 / squares[:2].mean(0) / (1 / squares[:2].mean(0)).mean(), rtol=1e-4)

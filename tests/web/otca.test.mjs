@@ -339,7 +339,7 @@ test("what a bypassed node of ours means, the server is asked for what the page 
   const graph = { output: { 10: { class_type: "OTCA_MOCAFuse", inputs: {} } }, workflow: { nodes: [] } };
   comfyuiMakes.prompt = async () => structuredClone(graph);
   await load("a", tcd, made(10, { name: "OTCA_MOCAFuse", output: [] }));
-  const prompt = { 9: { class_type: "OTCA_UniformWeights", inputs: {} }, ...graph.output };
+  const prompt = { 9: { class_type: "OTCA_StepCredit", inputs: {} }, ...graph.output };
   api.answers.set("/otca/bypassed", { prompt });
   api.asked.length = 0;
   assert.deepEqual(await exportedGraph(), { output: prompt, workflow: graph.workflow });

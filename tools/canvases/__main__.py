@@ -30,7 +30,7 @@ from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ...tests.comfyui.server import ROOT, ComfyUI, Installation, installations
 from . import pictures
-from .templates import FILES, TEMPLATES, Template, models_of
+from .templates import FILES, HPS, TEMPLATES, Template, models_of
 
 # Opens a saved canvas and says it anew, with the widgets' values by their names.
 REFRESH = """async ([saved, api, promoted, models, notes]) => {
@@ -112,7 +112,7 @@ def opened(installation: Installation, size: tuple[int, int], sharper: float = 1
     """A ComfyUI, and with it a function that opens its page in a renderer."""
     comfyui = ComfyUI(installation, Path(tempfile.mkdtemp(prefix="otca-canvases-")))
     try:
-        for folder, url in {file for files in FILES.values() for file in files}:
+        for folder, url in {HPS, *(file for files in FILES.values() for file in files)}:
             # Empty files by the names that loaders have, which would be drawn as missing otherwise. Nothing loads them.
             place = comfyui.base / "models" / folder
             place.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,7 @@ def _clip(page, name: str, elements: list) -> None:
 
 
 def _shows_credit(kind: str) -> bool:
-    return kind == "OTCA_StepwiseGain" or getattr(NODE_CLASS_MAPPINGS.get(kind), "CATEGORY", "").endswith("credit")
+    return kind == "OTCA_StepwiseGain" or "OTCA_CREDIT" in getattr(NODE_CLASS_MAPPINGS.get(kind), "RETURN_TYPES", ())
 
 
 def _words(title: str) -> tuple[str, str]:

@@ -10,10 +10,10 @@ from ...tests.comfyui.server import WORKFLOWS
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-# Where the files come from that the templates' stock loaders name: for ComfyUI's dialog of missing models. Names, addresses and
-# folders are those of ComfyUI's own templates (package comfyui-workflow-templates 0.11.44), here by ours: image_z_image_turbo,
-# image_qwen_image, image_krea2_turbo_t2i, image_flux2_klein_text_to_image, flux_dev_full_text_to_image, video_wan2_2_5B_ti2v,
-# video_wan2_2_14B_t2v. One is not: their Krea 2 is Turbo, and Raw is the file beside it in the same repository.
+# Where the files come from that the templates' loaders and rewards name: for ComfyUI's dialog of missing models. Names, addresses
+# and folders of models are those of ComfyUI's own templates (package comfyui-workflow-templates 0.11.44), here by ours:
+# image_z_image_turbo, image_qwen_image, image_krea2_turbo_t2i, image_flux2_klein_text_to_image, flux_dev_full_text_to_image,
+# video_wan2_2_5B_ti2v, video_wan2_2_14B_t2v. One is not: their Krea 2 is Turbo, and Raw is the file beside it in its repository.
 
 HUB = "https://huggingface.co/"
 Z_IMAGE = HUB + "Comfy-Org/z_image_turbo/resolve/main/split_files/"
@@ -25,9 +25,12 @@ FLUX_1 = HUB + "Comfy-Org/flux1-dev/resolve/main/"
 FLUX_ENCODERS = HUB + "comfyanonymous/flux_text_encoders/resolve/main/"
 LUMINA = HUB + "Comfy-Org/Lumina_Image_2.0_Repackaged/resolve/main/split_files/"
 WAN_21 = HUB + "Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files/"
+HPS_V2 = HUB + "xswu/HPSv2/resolve/main/"
 WAN_22 = HUB + "Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files/"
 
-MODELS, ENCODERS, VAE = "diffusion_models", "text_encoders", "vae"
+MODELS, ENCODERS, VAE, REWARDS = "diffusion_models", "text_encoders", "vae", "otca_rewards"
+# The one reward that is switched on in all of them: one file, with a gradient, that knows what people prefer.
+HPS = (REWARDS, HPS_V2 + "HPS_v2.1_compressed.pt")
 
 # By template: (folder of ComfyUI's models, address).
 FILES = {
@@ -69,19 +72,19 @@ FILES = {
         (VAE, WAN_22 + "vae/wan_2.1_vae.safetensors"),
     ),
 }
-FILES["flux2_klein_gradient"] = FILES["flux2_klein"]
-# The inputs by which stock loaders name files.
+# The inputs by which nodes name files.
 LOADERS = {
     "UNETLoader": ("unet_name",),
     "CLIPLoader": ("clip_name",),
     "DualCLIPLoader": ("clip_name1", "clip_name2"),
     "VAELoader": ("vae_name",),
+    "OTCA_RewardHPSv2": ("path",),
 }
 
 
 def models_of(template: str, node: dict) -> list[dict[str, str]]:
     """`properties.models` of a node of the API graph: name, url and directory of each file that it loads."""
-    known = {url.rsplit("/", 1)[1]: (url, folder) for folder, url in FILES.get(template, ())}
+    known = {url.rsplit("/", 1)[1]: (url, folder) for folder, url in (HPS, *FILES.get(template, ()))}
     names = [node["inputs"][name] for name in LOADERS.get(node["class_type"], ())]
     return [{"name": name, "url": known[name][0], "directory": known[name][1]} for name in names]
 
@@ -153,7 +156,6 @@ TEMPLATES = {
         Template("flux1", "15 FLUX.1 dev"),
         Template("wan22_5b", "16 Video - Wan 2.2 5B"),
         Template("wan22_14b", "17 Video - Wan 2.2 14B"),
-        Template("flux2_klein_gradient", "18 FLUX.2 klein - reward gradient"),
         Template("preference_pairs", "21 Preference pairs - DPO from a folder of pictures"),
         Template("six_rewards", "22 Six rewards at once - CPU"),
         Template("otca", "31 Method - OTCA, the graph of the paper"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from .preflight import _Graph
 
 
+def _traits(graph: _Graph, node_id: str) -> Collection[str]:
+    """What a node asks for, as the rows of `types.CREDITS` say it."""
+    traits = getattr(graph.nodes[node_id].cls, "traits", None)
+    return traits(**graph.values[node_id]) if traits else ()
+
+
 def _credit(graph: _Graph) -> Iterator[Problem]:
     """Two credits that both rescale the ratio cannot be one."""
 
     rescaling: set[str] = set()
     for node_id, node in graph.nodes.items():  # sources first
-        if getattr(node.cls, "RESCALES_RATIO", False):
+        if "ratio" in _traits(graph, node_id):
             rescaling.add(node_id)
         credits = {
             name: source for name, (source, _) in node.links.items() if node.declared[name].type == "OTCA_CREDIT"
@@ -45,20 +51,19 @@ def _credit(graph: _Graph) -> Iterator[Problem]:
 
 def _noiseless(graph: _Graph) -> Iterator[Problem]:
     """A credit that weighs steps by their noise needs some."""
-    for node_id, node in graph.nodes.items():
-        for sampler in graph.samplers[node_id] if getattr(node.cls, "NEEDS_NOISE", False) else ():
+    for node_id in graph.nodes:
+        for sampler in graph.samplers[node_id] if "noise" in _traits(graph, node_id) else ():
             if graph.settings(sampler).kind == "ode":
                 message = f"weighs steps by their noise, and {graph.titles([sampler])} adds none (kind = ode)"
-                fix = "TCD Weights or Uniform Weights in its place, or another kind on the SDE Sampler"
-                yield graph.problem(node_id, "trajectories", message, fix)
+                fix = "method = uniform, TCD Weights in its place, or another kind on the SDE Sampler"
+                yield graph.problem(node_id, "method", message, fix)
 
 
 def _asked_again(graph: _Graph) -> Iterator[Problem]:
     """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
     for node_id, node in graph.nodes.items():
-        asks = getattr(node.cls, "asks_rewards_again", None)
         stack = node.links.get("scores", ("", 0))[0]
-        if asks is None or stack not in graph.of(*ASKING_NODES) or not asks(**graph.values[node_id]):
+        if stack not in graph.of(*ASKING_NODES) or "rewards" not in _traits(graph, node_id):
             continue
         if graph.nodes[stack].class_type == PAIRS_NODE:
             message = f"asks the rewards at every step, and the preferences of {graph.titles([stack])} come from none"
@@ -96,10 +101,10 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             if kind == GRADIENT_NODE:
                 yield from _gradient_settings(graph, step, settings.transitions)
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
-        above = [(id_, graph.nodes[id_].cls) for id_ in lineage.above(graph.workflow.entries, step)] if matching else []
-        if scaling := [id_ for id_, cls in above if getattr(cls, "RESCALES_RATIO", False)]:
+        above = lineage.above(graph.workflow.entries, step) if matching else ()
+        if scaling := [id_ for id_ in above if "ratio" in _traits(graph, id_)]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
-        if measured := [id_ for id_, cls in above if getattr(cls, "MEASURES_STEPS", False)]:
+        if measured := [id_ for id_ in above if "gradients" in _traits(graph, id_)]:
             yield graph.misfit(step, refusals.of_measuring(graph.titles(measured)))
 
 

@@ -22,13 +22,14 @@ from ...host.access.permissions import NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..flow import FlowModelError, conflict
-from ..prompts import PromptError, read_prompts
+from ..prompts import PRESET, PromptError, read_prompts
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,
     DATASET_NODE,
     LOAD_NODE,
+    MAKE_NODE,
     MODEL_NODES,
     PAIRS_NODE,
     RUN_NODE,
@@ -251,6 +252,24 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
 
+def _own_encoder(graph: _Graph) -> Iterator[Problem]:
+    """A judge that reads as the trained model does shares its blind spots, and says nothing of what both do not see."""
+    encoders = {
+        node.links["clip"] for node in graph.nodes.values() if node.class_type == MAKE_NODE and "clip" in node.links
+    }
+    for stack in graph.of(*ASKING_NODES):
+        links, rewards = graph.nodes[stack].links, _announced(graph, stack)
+        judges = {name for name in rewards if graph.nodes[links[name][0]].links.get("judge") in encoders}
+        watched = any(reward is None or reward[1] for name, reward in rewards.items() if name not in judges)
+        for name in sorted(judges) if not watched else ():
+            title = graph.titles([links[name][0]])
+            message = (
+                f"{title} is asked with the text encoder of the model that is trained, and no other reward is held out"
+            )
+            fix = "hold another reward out, so that it shows what the judge does not see"
+            yield replace(graph.problem(stack, name, message, fix), severity="warning")
+
+
 def _people(graph: _Graph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
     for node_id in graph.of(VOTE_NODE):
@@ -387,7 +406,7 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
             continue
         values = graph.values[dataset]
         try:
-            prompts = read_prompts(values["prompts"], values["file"])
+            prompts = read_prompts(values["prompts"], values["file"], PRESET)
         except (PromptError, NotAllowed):
             continue  # which the node itself refuses
         name = "file" if values["file"] else "prompts"
@@ -420,6 +439,7 @@ CHECKS = (
     _one_sampling,
     _advancing,
     _rewards,
+    _own_encoder,
     _people,
     _best_metric,
     _videos,

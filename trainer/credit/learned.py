@@ -101,10 +101,10 @@ def learned(
     trajectories: Trajectories,
     scores: Scores,
     *,
-    measure_every: int,
-    groups: int,
-    decay: float,
-    w_min: float,
+    measure_every: int = 10,
+    groups: int = 2,
+    decay: float = 0.9,
+    w_min: float = 0.5,
 ) -> StepCredit:
     """Weights of each step for each reward, by the share of the reward's variance that the step decides.
 
@@ -157,7 +157,7 @@ def learned(
 
 
 def _check(model: FlowModel, trajectories: Trajectories, scores: Scores, w_min: float) -> None:
-    refuse_groups_only(scores.rewards[: len(scores.names)], "Learned Credit")
+    refuse_groups_only(scores.rewards[: len(scores.names)], "the credit learned")
     if len(scores.values) != len(trajectories.groups):
         raise ValueError(
             f"scores: they are of {len(scores.values)} samples, the trajectories are {len(trajectories.groups)}. Fix: let both "

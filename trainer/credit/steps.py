@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...host.distributed import Share
-from ..types import FLOORS, NORMALIZATIONS, StepCredit
+from ..types import FLOORS, NORMALIZATIONS, StepCredit, Trajectories
 
 EPSILON = 1e-8
 
@@ -101,6 +101,11 @@ def uniform(
         weights = (order < kept) * (len(trained) / kept)
     raw = weights / weights.sum(1, keepdim=True)
     return StepCredit(weights, raw, delta, similarity, trained, method="uniform")
+
+
+def plain(taken: Trajectories) -> StepCredit:
+    """The credit where no credit node is connected: every trained step alike."""
+    return replace(uniform(taken.latents, taken.final, taken.trained), sigmas=taken.sigmas)
 
 
 def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Sequence[float]) -> StepCredit:
@@ -237,8 +242,8 @@ def _stochastic(method: str, noise: Sequence[float]) -> None:
     """Raises ValueError where a credit that asks how much noise the steps add is given steps that add none."""
     if not any(noise):
         raise ValueError(
-            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD Weights or "
-            "Uniform Weights, or another kind on the SDE Sampler"
+            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD Weights, or "
+            "uniform on Step Credit, or another kind on the SDE Sampler"
         )
 
 

@@ -96,8 +96,8 @@ class FlowModel(Resident, ABC):
         self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self.wish = NextRollout()  # set by the last update, read by the next rollout
-        self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
-        self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what Inverse-Variance Weights goes by, see there
+        self.step_shares: Mapping[str, StepShares] = {}  # by reward, what learned credit has found of its steps
+        self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what inverse variance goes by, see there
         self.reward_spread: dict[
             str, tuple[int, float]
         ] = {}  # of each reward, what Reward Gradient Step measures it by
@@ -249,7 +249,7 @@ class FlowModel(Resident, ABC):
 
     @property
     def will_look_ahead(self) -> bool:
-        """Whether Learned Credit is going to measure at this version of the policy, and would use the rollout's predictions."""
+        """Whether learned credit is going to measure at this version of the policy, and would use the rollout's predictions."""
         return any(self.policy.version == shares.again for shares in self.step_shares.values())
 
     def make_fresh(self) -> None:

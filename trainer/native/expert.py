@@ -135,6 +135,10 @@ def rewrap(module: torch.nn.Module) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_inference() and type(buffer) is Tensor:
                 part._buffers[name] = ordinary(buffer)
+    # Tensors that are neither, such as the means of Qwen-Image's and Wan's latents.
+    for holder in (*module.modules(), *filter(None, [getattr(module, "latent_format", None)])):
+        kept = vars(holder)
+        kept.update({name: ordinary(value) for name, value in kept.items() if type(value) is Tensor})
 
 
 def ordinary(tensor: Tensor) -> Tensor:

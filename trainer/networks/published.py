@@ -49,10 +49,10 @@ class Published:
     source: str
 
     def find(self, name: str = "") -> Path:
-        return search.reward_file(name or self.name, self.size, self.source)
+        return search.reward_file(name or self.name, self.name, self.size, self.source)
 
-    def find_folder(self, name: str, marker: str) -> Path:
-        return search.model(name, marker, f"{self.source} ({self.size})")
+    def find_folder(self, name: str, marker: str, *also: Path) -> Path:
+        return search.model(name, marker, f"{self.source} ({self.size})", also)
 
     def read(self, path: Path) -> Mapping[str, Any]:
         """What the file holds, of which nothing but tensors is made; large files stay on disk until they are used.

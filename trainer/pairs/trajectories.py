@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...host import distributed
 from ..advantages import of_pairs
-from ..credit.steps import uniform
+from ..credit.steps import plain
 from ..families.base import FlowModel
 from ..pictures import media
 from ..prompts import numbers_at
@@ -165,8 +165,8 @@ def _advantages(trajectories: Trajectories, rewards: Sequence[Reward]) -> Advant
         rewards=rewards,
         prompts=trajectories.prompts,
     )
-    credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
-    return of_pairs(distributed.whole(scores), distributed.whole(credit))
+    credit = distributed.whole(plain(trajectories))
+    return of_pairs(replace(distributed.whole(scores), plain=credit), credit)
 
 
 def _check_rewards(rewards: Sequence[Reward]) -> None:

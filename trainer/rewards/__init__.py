@@ -37,11 +37,17 @@ REWARDS = {
     "scenes": "scenes.Scenes",
 }
 
+# Those that need what only a graph gives: a CLIP.
+OF_GRAPHS = {"clip_judge": "clip_judge.ClipJudge", "pair_judge": "clip_judge.PairJudge"}
+
 
 def reward_class(kind: str) -> type[Any]:
-    """The class of a row in REWARDS: a `Reward` with settings of its own. Its module, and what that needs, is imported now."""
+    """The class of a row in REWARDS or OF_GRAPHS: a `Reward` with settings of its own.
+
+    Its module, and what that needs, is imported now.
+    """
     # Not by pkgutil: in ComfyUI the pack's name is a path.
-    module, _, name = REWARDS[kind].rpartition(".")
+    module, _, name = (REWARDS | OF_GRAPHS)[kind].rpartition(".")
     return getattr(import_module(f".{module}", __name__), name)
 
 

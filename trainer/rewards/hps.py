@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...host import extras
+from ...host import extras, paths
 from ..networks import RewardError, preprocess
 from ..networks.features import VIT_L, Clip
 from ..networks.network import Network
@@ -140,11 +140,23 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def clean(text: str) -> str:
-    """What open_clip does to a text before its tokenizer, but for spaces and capitals, which the tokenizer sees to."""
-    extras.check("Reward: HPSv2.1", "rewards", "ftfy")
-    import ftfy
+    """What open_clip does to a text before its tokenizer, but for spaces and capitals, which the tokenizer sees to.
 
-    return html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    Raises:
+        MissingPackage: ftfy is not here, and might change this text: it has other than printable ASCII letters, or an &.
+    """
+    if not text.isascii() or not text.isprintable() or "&" in text:
+        extras.check(f"Reward: HPSv2.1, to read the prompt {text!r},", "rewards", "ftfy")
+        import ftfy
+
+        text = ftfy.fix_text(text)
+    return html.unescape(html.unescape(text)).strip()
+
+
+def find_tokenizer(name: str) -> Path:
+    """The folder of a CLIP tokenizer, as `search.model` finds it. ComfyUI brings the published one. Raises FileNotFoundError."""
+    ours = paths.clip_tokenizers() if name == TOKENIZER.source else []
+    return TOKENIZER.find_folder(name, "tokenizer_config.json", *ours)
 
 
 class HPSv2Package(Network):
@@ -209,8 +221,7 @@ class HPSv2(ClipReward):
         if provider == "hpsv2":
             super().__init__(name, HPSv2Package, file, **use)
         else:
-            folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-            super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
+            super().__init__(name, HPSv2Clip, file, {"tokenizer": find_tokenizer(tokenizer)}, **use)
 
     def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(features, prompts)

@@ -28,12 +28,14 @@ OURS = ("model", "messages", "max_tokens", "logprobs", "stream", "n")  # fields 
 NO_QUESTION = "it has no question. Fix: write one more line into questions, or disconnect that output"
 MOST_TOLD = 3  # answers without a score that one line of the log shows
 
-PLACEHOLDER = re.compile(r"\{(prompt|metadata\.[\w.-]+)\}", re.ASCII)
+PLACEHOLDER = re.compile(r"\{(prompt|source|metadata\.[\w.-]+)\}", re.ASCII)
 MEANT_AS_ONE = re.compile(r"\{[\w.\s-]*\}")  # what somebody may have taken for one
 LABEL = re.compile(r"\s*([A-Za-z]\w*):\s+(?=\S)", re.ASCII)
 NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?\.?", re.ASCII)
 WORD = re.compile(r"[\W_]*([^\W_]+)")
 YES, NO = "yes", "no"
+SEEN_AS = "the first picture"  # what {source} stands for: it comes before the others
+GRADE = "1, 5"
 LEAST_KNOWN = 0.5  # of P(yes) + P(no): below it, most of the probability is on neither
 # Spaces as tokenizers write them, quotation marks and Markdown, around a token or instead of one.
 AROUND = " \t\r\n\u0120\u010a\u2581\"'`*_.,:;!"
@@ -47,7 +49,8 @@ class VLMJudge(ServerReward):
         model: the model's name on that server.
         question: what it is asked. {prompt} stands for the prompt, {metadata.KEY} for what the prompt says beside its text. An
             empty one is an error only when it would be asked.
-        answer: one of JUDGE_ANSWERS. auto: yes_no where the server gives log-probabilities, else number.
+        answer: one of JUDGE_ANSWERS. auto: yes_no where the server gives log-probabilities, else number. grade: a number from 1
+            to 5.
         scale: the lowest and the highest number that may be answered, as in "0, 10".
         max_tokens: tokens of an answer.
         concurrency: questions under way at once.
@@ -77,6 +80,8 @@ class VLMJudge(ServerReward):
         super().__init__(name, **use)
         if answer not in JUDGE_ANSWERS:
             raise ValueError(f"answer={answer!r} is unknown. Fix: one of {', '.join(JUDGE_ANSWERS)}")
+        if answer == "grade":
+            answer, scale = "number", GRADE
         self.question = check_question(question) if question else ""
         self.answer, self.scale, self.frames = answer, parse_scale(scale), frames
         token_variable = check_token_variable(token_variable)
@@ -153,7 +158,8 @@ def check_question(question: str) -> str:
     for match in MEANT_AS_ONE.finditer(question):
         if not PLACEHOLDER.fullmatch(match[0]):
             raise ValueError(
-                f"{match[0]} is not a placeholder. Fix: {{prompt}}, or {{metadata.KEY}} for what is beside it"
+                f"{match[0]} is not a placeholder. Fix: {{prompt}}, or {{metadata.KEY}} for what is beside it, or {{source}} "
+                "for the picture that was edited"
             )
     return question
 
@@ -194,10 +200,12 @@ def filled(question: str, prompt: str) -> str | None:
     Placeholders are replaced in one go, so braces within a prompt mean nothing.
     """
     metadata = metadata_of(prompt)
-    names = [match[1].partition(".")[2] for match in PLACEHOLDER.finditer(question) if match[1] != "prompt"]
+    names = [
+        match[1].partition(".")[2] for match in PLACEHOLDER.finditer(question) if match[1] not in ("prompt", "source")
+    ]
     if any(metadata.get(name) in (None, "", [], {}) for name in names):
         return None
-    values = {"prompt": str(prompt)} | {f"metadata.{name}": _said(metadata[name]) for name in names}
+    values = {"prompt": str(prompt), "source": SEEN_AS} | {f"metadata.{name}": _said(metadata[name]) for name in names}
     return PLACEHOLDER.sub(lambda match: values[match[1]], question)
 
 

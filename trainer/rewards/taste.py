@@ -149,7 +149,7 @@ SIZE, SOURCE = "some 100 KB", "otca taste fit, which makes it of your own votes,
 
 def find(path: str) -> Path:
     """The head's file, by its path or by its name in a model folder."""
-    return search.reward_file(path, SIZE, SOURCE)
+    return search.reward_file(path, "the head", SIZE, SOURCE)
 
 
 class TasteReward(NetworkReward):

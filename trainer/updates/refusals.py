@@ -40,7 +40,7 @@ def of_kept_graph(why: str, keeps_graph: bool) -> Iterator[Misfit]:
 def of_credit(method: str) -> Misfit:
     """Says that Matching Step's credit scales ratios."""
     message = f"{method} scales importance ratios, and Matching Step has none"
-    fix = "TCD Weights, Uniform Weights or another credit in its place, or GRPO Step as the update"
+    fix = "TCD Weights or another credit in its place, or GRPO Step as the update"
     return Misfit("advantages", message, fix)
 
 

@@ -8,7 +8,7 @@ from graphlib import CycleError
 from typing import Any
 
 from ...host.comfyui import comfy_loaded
-from ..types import PREFIX
+from ..types import PREFIX, REPLACED
 from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
@@ -53,7 +53,7 @@ def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]
         if not comfy_loaded() and (known or node_id in read_from and not ours):
             lacking.setdefault(class_type, []).append(node_id)
         elif not known and (ours or node_id in read_from):
-            fix = suggest(class_type, graph.node_classes) if ours else OF_A_PACK
+            fix = REPLACED.get(class_type) or suggest(class_type, graph.node_classes) if ours else OF_A_PACK
             yield graph.problem(node_id, None, None, f"unknown node class {class_type}", fix)
         elif not known:
             message = f"left out, since class {class_type} is not known here and no known node needs it"

@@ -42,12 +42,14 @@ def title(entry: Mapping, class_titles: Mapping[str, str] | None = None) -> str:
 
 def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
     """{title of a node: {input: constant}} of a graph in API form; a title that occurs twice is followed by the node's id."""
-    titles = {node_id: title(entry) for node_id, entry in graph.items()}
+    titles = told_apart({node_id: title(entry) for node_id, entry in graph.items()})
+    return {titles[node_id]: constants(entry) for node_id, entry in graph.items()}
+
+
+def told_apart(titles: Mapping[str, str]) -> dict[str, str]:
+    """{node: its title}, where one that occurs twice is followed by the node's id."""
     counts = Counter(titles.values())
-    return {
-        titles[node_id] if counts[titles[node_id]] == 1 else f"{titles[node_id]} {node_id}": constants(entry)
-        for node_id, entry in graph.items()
-    }
+    return {node: title if counts[title] == 1 else f"{title} {node}" for node, title in titles.items()}
 
 
 def planned_iterations(graph: Mapping[str, Mapping]) -> int | None:

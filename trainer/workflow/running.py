@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ...host.text import shortened
+from ..types import REPLACED
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
 from .declared import PREFIX, DeclaredGraph, Node, convert, parse, read_node
-from .graph import wrapped
+from .graph import told_apart, wrapped
 from .problem import MOST_CHARACTERS, Problem, WorkflowError, errors, refusal, suggest
 from .reading import api_graph, read_workflow
 
@@ -110,6 +111,10 @@ class Workflow:
     def title(self, node_id: str) -> str:
         return self._declared.title(node_id)
 
+    def titles(self, node_ids: Iterable[str]) -> dict[str, str]:
+        """{id: title} of some nodes, no title twice."""
+        return told_apart({node_id: self.title(node_id) for node_id in node_ids})
+
     def find(self, class_type: str) -> list[str]:
         """Ids of the nodes of that class, given with or without the OTCA_ prefix."""
         return self._declared.find(class_type)
@@ -188,7 +193,8 @@ class Workflow:
         node = self._declared.resolve(name)
         full = class_type if class_type in self.node_classes else PREFIX + class_type
         if full not in self.node_classes:
-            raise refusal(f"unknown node class {class_type!r}", suggest(class_type, self.node_classes))
+            fix = REPLACED.get(full) or suggest(class_type, self.node_classes)
+            raise refusal(f"unknown node class {class_type!r}", fix)
         new = self.node_classes[full]
         if tuple(new.RETURN_TYPES) != tuple(node.cls.RETURN_TYPES):
             message = (

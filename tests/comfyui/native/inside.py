@@ -1,7 +1,7 @@
 """Run by ComfyUI's own interpreter, in its folder: answers questions about training its models, tiny and with random weights.
 
 Each line of the input is JSON [question, family, options]; the answer is a line {figure: number}, or {"error": …, "trace": …}.
-The questions are the public functions of proofs.py and faults.py.
+The questions are the public functions of proofs.py, faults.py and judges.py.
 """
 
 import gc
@@ -32,16 +32,16 @@ def start() -> None:
     args.cpu = True
     import comfy.samplers  # noqa: F401
 
-    from comfyui_otca.tests.comfyui.native import faults, proofs  # noqa: F401
+    from comfyui_otca.tests.comfyui.native import faults, judges, proofs  # noqa: F401
 
     gc.collect()
     gc.freeze()  # ComfyUI collects garbage whenever it loads a model, each time through all that was ever imported
 
 
 def answer(question: str, family: str, options: dict) -> dict:
-    from comfyui_otca.tests.comfyui.native import faults, proofs
+    from comfyui_otca.tests.comfyui.native import faults, judges, proofs
 
-    ask = getattr(proofs, question, None) or getattr(faults, question)
+    ask = next(getattr(module, question) for module in (proofs, faults, judges) if hasattr(module, question))
     began = time.process_time()
     try:
         found = ask(family, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.nodes.native import MakeTrainable
 from comfyui_otca.nodes.rewards.images import RewardSharpness
 from comfyui_otca.tests.training import reward_node
 from comfyui_otca.trainer.checks import preflight
@@ -43,7 +44,7 @@ def found(small_graph):
 
 GAIN = ("OTCA_StepwiseGain", {"tweedie_steps": 1, "per_step": False, "fusion": "weighted_sum"})
 MEASURED = ("OTCA_TCDWeights", {"proxy": "measured_gain"})
-LEARNED = ("OTCA_LearnedCredit", {"measure_every": 10, "groups": 2, "decay": 0.8, "w_min": 0.5})
+LEARNED = ("OTCA_StepCredit", {"method": "learned", "measure_every": 10, "groups": 2, "decay": 0.8, "w_min": 0.5})
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [GAIN, MEASURED, LEARNED])
@@ -65,6 +66,40 @@ def test_an_output_without_a_question_is_connected(small_graph, output, told):
     problems = [str(problem) for problem in preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))]
     assert len(problems) == told
     assert all("output 2 of judge" in problem and "has no question" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("clip", "held_out", "told"), [("loader", False, True), ("loader", True, False), ("other", False, False)]
+)
+def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, monkeypatch, clip, held_out, told):
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    content = small_graph({})
+    first = {entry["class_type"]: node for node, entry in content.items()}
+    model = content[first["OTCA_LoadFlowModel"]]
+    links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
+    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    for node in ("loader", "other"):
+        content[node] = {"class_type": "Loader", "inputs": {}}
+    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
+    judge |= {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
+    content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
+    stack = content[first["OTCA_RewardStack"]]["inputs"]
+    stack.update({"reward_1": ["judge", 0], "reward_2": ["watched", 0]})
+    content["watched"] = {"class_type": "OTCA_RewardSharpness", "inputs": {"coefficient": 1.0, "held_out": held_out}}
+    for name in [name for name in stack if name.startswith("reward_") and name not in ("reward_1", "reward_2")]:
+        del stack[name]
+
+    class Loader:
+        RETURN_TYPES, FUNCTION = ("MODEL", "CLIP", "VAE"), "load"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader}))
+    found = [problem for problem in problems if "text encoder of the model that is trained" in problem.message]
+    assert len(found) == told and all(problem.severity == "warning" for problem in found), list(map(str, problems))
+    assert all(problem.input == "reward_1" and problem.fix.startswith("hold another reward out") for problem in found)
 
 
 # -- Reward Gradient Step ------------------------------------------------------------------------------------------------
@@ -122,8 +157,8 @@ def test_what_the_gradient_has_no_use_for(small_graph, changes, named, says):
 def test_beside_grpo_the_sampler_has_to_add_noise(small_graph):
     """Advantages make it two updates in one, and each refuses what it always did."""
     credit = {
-        "class_type": "OTCA_UniformWeights",
-        "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
+        "class_type": "OTCA_StepCredit",
+        "inputs": {"trajectories": ["3", 0], "method": "uniform", "timestep_fraction": 1.0, "seed": 0},
     }
     fusion = {
         "class_type": "OTCA_MinNormFuse",

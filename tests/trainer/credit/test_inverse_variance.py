@@ -154,8 +154,8 @@ def test_a_checkpoint_holds_it(toy, load_toy, sample, tmp_path):
 
 def with_node(graph):
     graph["9"] = {
-        "class_type": "OTCA_InverseVarianceWeights",
-        "inputs": {"trajectories": ["3", 0], "model": ["1", 0], "decay": 0.8},
+        "class_type": "OTCA_StepCredit",
+        "inputs": {"method": "inverse_variance", "trajectories": ["3", 0], "model": ["1", 0], "decay": 0.8},
     }
     return graph
 
@@ -198,4 +198,4 @@ def test_a_graph_with_matching_step_is_refused_before_it_runs(small_graph):
 
     assert not [p for p in problems(Workflow(with_node(small_graph()), NODE_CLASS_MAPPINGS)) if p.severity == "error"]
     found = [str(p) for p in problems(Workflow(with_node(small_graph(source="quickstart.json")), NODE_CLASS_MAPPINGS))]
-    assert any("InverseVarianceWeights" in text and "Matching Step measures none" in text for text in found)
+    assert any("OTCA_StepCredit" in text and "Matching Step measures none" in text for text in found)

@@ -1,4 +1,4 @@
-"""Learned Credit: shares by hand and by a plain loop, when it measures, what it remembers; in graphs and over processes."""
+"""Learned credit: shares by hand and by a plain loop, when it measures, what it remembers; in graphs and over processes."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_refusals():
         asked(model, trajectories, w_min=1.5)
     judge = Mean("people")
     judge.groups_only = True
-    with pytest.raises(RewardError, match="Learned Credit asks every reward .*'people'.*Fix: "):
+    with pytest.raises(RewardError, match="the credit learned asks every reward .*'people'.*Fix: "):
         asked(model, trajectories, judge)
     assert model.step_shares == {}
 
@@ -336,10 +336,10 @@ def test_processes_measure_what_one_does():
 
 
 def taught(graph, **inputs):
-    """The graph with Learned Credit in place of TCD Weights."""
+    """The graph with learned credit in place of TCD Weights."""
     values = {"measure_every": 2, "groups": 1, "decay": 0.8, "w_min": 0.25, **inputs}
     links = {"trajectories": ["3", 0], "scores": ["8", 0], "model": ["1", 0]}
-    graph["9"] = {"class_type": "OTCA_LearnedCredit", "inputs": {**links, **values}}
+    graph["9"] = {"class_type": "OTCA_StepCredit", "inputs": {"method": "learned", **links, **values}}
     return graph
 
 

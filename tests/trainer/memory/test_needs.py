@@ -29,9 +29,20 @@ def graph(name="z_image"):
     return json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def grpo():
+    """Z-Image's workflow with groups and GRPO Step in place of the reward's gradient."""
+    content = graph("z_image")
+    for node in content.values():
+        if node["class_type"] == "OTCA_SDESampler":
+            node["inputs"] |= {"group_size": 12, "kind": "dance_sde", "shared_noise": True, "batch_size": 2}
+        if node["class_type"] == "OTCA_RewardGradientStep":
+            node |= {"class_type": "OTCA_GRPOStep", "inputs": {"model": node["inputs"]["model"], "batch_size": 1}}
+    return content
+
+
 def changed(name, **inputs):
     """The workflow with other inputs, {class_type without OTCA_: {input: value}}."""
-    content = copy.deepcopy(graph(name))
+    content = copy.deepcopy(graph(name) if isinstance(name, str) else name)
     for node in content.values():
         node["inputs"].update(inputs.get(node["class_type"].removeprefix("OTCA_"), {}))
     return content
@@ -42,7 +53,7 @@ def test_files_that_are_not_here_count_as_published():
     assert case.needs.parts["weights"] == 2 * 6_154_908_736
     assert case.needs.parts["text encoder"] == 8_044_982_048
     it = case.iteration
-    assert (it.size, it.batch, it.sampling_batch, it.guided) == ((768, 768, 1), 1, 2, False)
+    assert (it.size, it.batch, it.sampling_batch, it.guided) == ((1024, 1024, 1), 1, 1, False)
     assert case.trained == 32 * 2_219_520
     assert lines[0] == "z_image_turbo_bf16.safetensors: not here, published figures" and len(lines) == 3
 
@@ -56,7 +67,7 @@ def test_settings_of_the_graph():
     )
     case, _ = needs.read(graph("wan22_14b"))
     assert case.weights_bytes == 2 * 14_288_491_584 and case.model.networks == 2 and case.tiling
-    kept = changed("z_image", SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
+    kept = changed(grpo(), SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
     case, _ = needs.read(kept)
     it = case.iteration
     assert (it.keep_graph, it.samples, it.trained_steps, it.copies, it.batch) == (True, 24, 7, 1, 24)
@@ -119,7 +130,7 @@ def test_a_gpu_gb_is_as_files_are_counted():
 
 
 def test_pairs_are_groups_of_two():
-    content = graph("z_image")
+    content = grpo()
     [sampler] = [id_ for id_, entry in content.items() if entry["class_type"] == "OTCA_SDESampler"]
     [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
     inputs = {"model": content[sampler]["inputs"]["model"], "pairs_per_iteration": 3, "width": 512, "height": 768}
@@ -133,13 +144,13 @@ def test_pairs_are_groups_of_two():
 
 def with_one_judge(name):
     """The workflow without all judges but one, and that one's entry."""
-    content = graph(name)
+    content = graph(name) if isinstance(name, str) else name
     first, *others = [number for number, entry in content.items() if entry["class_type"] in REWARDS]
     return {number: entry for number, entry in content.items() if number not in others}, content[first]
 
 
 def test_the_rewards_gradient_is_read_off_its_node():
-    content, judge = with_one_judge("z_image")
+    content, judge = with_one_judge(grpo())
     [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
     step["class_type"] = "OTCA_RewardGradientStep"
     step["inputs"] = {"model": step["inputs"]["model"], "mode": "leap", "tile": 256, "batch_size": 2}
@@ -161,7 +172,7 @@ def test_the_rewards_gradient_is_read_off_its_node():
 
 
 def test_relative_words_ask_a_judge_twice_and_variety_takes_whole_groups():
-    content, judge = with_one_judge("z_image")
+    content, judge = with_one_judge(grpo())
     [number] = [number for number, entry in content.items() if entry is judge]
     judge["class_type"], judge["inputs"] = "OTCA_RewardHPSv2", {"held_out": True, "batch_size": 1}
     content["x"] = {"class_type": "OTCA_RewardRelativeWords", "inputs": {"reward": [number, 0]}}

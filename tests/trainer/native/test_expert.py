@@ -66,10 +66,11 @@ def test_weights_of_inference_mode_become_ordinary_ones_of_the_same_memory():
     with torch.inference_mode():
         module = nn.Linear(2, 2)
         module.register_buffer("scale", torch.ones(1))
+        module.latent_format = types.SimpleNamespace(mean=torch.ones(1), name="of latents")
     module.weight.noted = "as ComfyUI notes the dtype of the file"
     place = module.weight.data_ptr(), module.scale.data_ptr()
     rewrap(module)
-    assert not module.weight.is_inference() and not module.scale.is_inference()
+    assert not any(tensor.is_inference() for tensor in (module.weight, module.scale, module.latent_format.mean))
     assert (module.weight.data_ptr(), module.scale.data_ptr()) == place
     assert module.weight.noted == "as ComfyUI notes the dtype of the file"
 

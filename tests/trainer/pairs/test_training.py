@@ -94,10 +94,7 @@ def test_rewards_can_judge_the_given_pictures_instead(folder_of, graph_of, otca)
     graph = graph_of(folder_of(), {"TrainingRun": {"iterations": 1}}, reward=False)
     graph["3"]["inputs"]["held_out"] = False
     graph["6"] = {"class_type": "OTCA_RewardStack", "inputs": {"trajectories": ["2", 0], "reward_1": ["3", 0]}}
-    graph["7"] = {
-        "class_type": "OTCA_UniformWeights",
-        "inputs": {"trajectories": ["2", 0], "timestep_fraction": 1.0, "seed": 0},
-    }
+    graph["7"] = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["2", 0], "method": "uniform"}}
     fuse = {"scores": ["6", 0], "credit": ["7", 0], "mode": "weighted_sum", "std_scope": "group"}
     graph["8"] = {"class_type": "OTCA_WeightedFuse", "inputs": fuse}
     graph["4"]["inputs"]["advantages"] = ["8", 0]
@@ -147,7 +144,7 @@ def measured(graph):
 
 
 def by_noise(graph):
-    graph["6"] = {"class_type": "OTCA_NoiseAwareWeights", "inputs": {"trajectories": ["2", 0]}}
+    graph["6"] = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["2", 0], "method": "noise_aware"}}
     fuse = {"scores": ["2", 2], "credit": ["6", 0], "mode": "weighted_sum", "std_scope": "group"}
     graph["7"] = {"class_type": "OTCA_WeightedFuse", "inputs": fuse}
     graph["4"]["inputs"]["advantages"] = ["7", 0]

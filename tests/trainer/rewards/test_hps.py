@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 import types
 
+import ftfy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from comfyui_otca.host.extras import MissingPackage
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
@@ -65,6 +69,26 @@ def test_texts_are_cleaned_as_open_clip_does(tiny, images):
     told = [" a RED  &amp;amp; blue circle ", "a red & blue circle", "a red circle"]
     scores = scorer(tiny).score(images[[0, 0, 0]], told)
     assert scores[0] == scores[1] != scores[2]
+
+
+@given(text=st.text(st.characters(max_codepoint=126, min_codepoint=32, exclude_characters="&")))
+def test_what_needs_no_ftfy_is_what_ftfy_leaves_as_it_is(text):
+    assert ftfy.fix_text(text) == text and clean(text) == text.strip()
+
+
+def test_without_ftfy_plain_prompts_are_read_and_others_are_named(monkeypatch):
+    monkeypatch.setattr("comfyui_otca.host.extras.installed", lambda name: None)
+    assert clean(" a red circle") == "a red circle"
+    with pytest.raises(MissingPackage, match=r"to read the prompt 'schön', needs ftfy \(none is here\).*Fix: .*ftfy"):
+        clean("schön")
+
+
+def test_comfyui_brings_the_tokenizer(tiny, monkeypatch, images, prompts):
+    monkeypatch.setattr("comfyui_otca.host.paths.clip_tokenizers", lambda: [tiny / "clip"])
+    judge = HPSv2(path=str(tiny / "hps.pt"))
+    assert judge.score(images, prompts).tolist() == scorer(tiny).score(images, prompts).tolist()
+    with pytest.raises(FileNotFoundError, match="'nowhere' was not found"):
+        HPSv2(path=str(tiny / "hps.pt"), tokenizer="nowhere")
 
 
 def test_sizes_are_read_off_the_tensors(tiny, tmp_path, images, pictures, prompts):

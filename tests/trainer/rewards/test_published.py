@@ -181,11 +181,18 @@ def test_a_file_that_does_not_fit_is_named(tiny, tmp_path, kind, spoil, told):
             "PickScore",
             "pickscore",
             {
-                "path": "path: model 'nowhere' was not found (no config.json",
-                "processor": "processor: model 'nowhere' was not found (no preprocessor_config.json",
+                "path": "path: model 'nowhere' was not found. Fix: get https://huggingface.co/yuvalkirstain/PickScore_v1",
+                "processor": "processor: model 'nowhere' was not found. Fix: get https://huggingface.co/laion/",
             },
         ),
-        ("HPSv2", "hpsv2", {"path": "path: nowhere (3.9 GB) was not found", "tokenizer": "tokenizer: "}),
+        (
+            "HPSv2",
+            "hpsv2",
+            {
+                "path": "path: nowhere was not found. Fix: get HPS_v2.1_compressed.pt (3.9 GB) from https://huggingface.co/xswu/",
+                "tokenizer": "tokenizer: ",
+            },
+        ),
         ("ImageReward", "image_reward", {name: f"{name}: " for name in IMAGE_REWARD}),
     ],
 )

@@ -79,8 +79,8 @@ def test_in_a_stack_it_shares_the_network_of_clip_t(tiny, grain):
 
 
 def test_what_asks_about_pictures_without_groups_refuses_it(tiny):
-    with pytest.raises(RewardError, match="Learned Credit asks every reward.*'variety' may not.*Fix: "):
-        refuse_groups_only([Variety(model=str(tiny / "clip"))], "Learned Credit")
+    with pytest.raises(RewardError, match="the credit learned asks every reward.*'variety' may not.*Fix: "):
+        refuse_groups_only([Variety(model=str(tiny / "clip"))], "the credit learned")
 
 
 def evaluated(seeds):

@@ -1,0 +1,64 @@
+"""A CLIP object of ComfyUI as judge: tiny vision-language models with random weights, asked by `native/judges.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def able(inside):
+    """A ComfyUI whose text encoders write answers."""
+    if inside.installation.version.startswith("0.3."):
+        pytest.skip("this ComfyUI's text encoders write no answers")
+    return inside
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "head"])
+@pytest.mark.parametrize("family", ["Qwen3VL", "Qwen35"])
+def test_the_chance_of_yes_is_that_of_transformers(able, family, tied):
+    found = able.ask("as_transformers", family, tied=tied)
+    assert found["batched"] == pytest.approx(found["transformers"], abs=1e-5)
+    assert found["batched"] == pytest.approx(found["single"], abs=1e-5)
+    assert max(found["single"][:3]) - min(found["single"][:3]) > 1e-3, "the picture matters"
+    assert found["left"] == [], "ComfyUI's object is as it was"
+
+
+def test_a_picture_is_looked_at_once_however_often_it_is_compared(able):
+    assert able.ask("looks", "Qwen3VL")["looks"] == 4
+
+
+def test_a_broken_picture_loses_none_of_the_others_and_stop_loses_nothing(able):
+    found = able.ask("scored")
+    assert max(found["whole"]) - min(found["whole"]) > 0.1 and 0 < min(found["whole"]) < max(found["whole"]) < 1
+    others = [-1 if number == 3 else value for number, value in enumerate(found["whole"])]
+    assert found["others"] == pytest.approx(others, abs=1e-6)
+    assert found["stopped"] and found["asked"] == [6, 10], "what was scored before Stop is not asked again"
+    assert found["again"] == pytest.approx(found["whole"], abs=1e-6)
+
+
+def test_a_question_that_is_not_answered_is_said_with_the_answer(able):
+    found = able.ask("unanswered")
+    assert (
+        "2 of 2 questions are not answered: question 0: yes or no is only 0.00 probable, and it would"
+        in found["indifferent"]
+    )
+    assert "question 0: the model's numbers are NaN" in found["nan"]
+
+
+def test_text_encoders_that_cannot_answer_are_refused_by_name(able):
+    found = able.ask("refused_judges")
+    reasons = {
+        "klein": "judge: the text encoder of Flux2 (Qwen3_4B) reads text alone",
+        "Ideogram 4": "judge: the text encoder of Ideogram4 (Qwen3_8B) reads text alone",
+        "MiniMax H3": "judge: the text encoder of MiniMaxH3 (MiniMaxQwen3VL) is cut off before its last layers",
+        "Qwen-Image": "judge: the text encoder of QwenImage (Qwen25_7BVLI) was published with a head of its own",
+        "SD3": "judge: the text encoder of SD3 only encodes text",
+    }
+    for name, reason in reasons.items():
+        assert found[name].startswith(reason) and "Fix: load Qwen3-VL 4B or 8B, Qwen3.5" in found[name]
+
+
+def test_an_old_comfyui_is_told_so(inside):
+    if not inside.installation.version.startswith("0.3."):
+        pytest.skip("this ComfyUI's text encoders write answers")
+    assert "Fix: ComfyUI 0.33 or newer" in inside.ask("too_old", "Flux")["told"]
