@@ -8,6 +8,7 @@ from ..inputs import Node, complaint, integer, lines, miswired, socket, switch, 
 from .base import JUDGE, REWARD
 
 MAX_REWARDS = 8
+NO_PICTURES = "images: there are no pictures. Fix: connect a node that gives some, or name a folder"
 
 
 def reward_sockets(tip="A reward; its coefficient and held out are set on its node."):
@@ -146,7 +147,7 @@ class ScoreImages(_AsksRewards):
         from ...trainer.rewards.folder import find
 
         if not folder and not {"images", "folder"} & set(input_types):
-            return "images: there are no pictures. Fix: connect a node that gives some, or name a folder"
+            return NO_PICTURES
         if folder and "images" in input_types:
             return f"folder = {folder!r}, and images is connected. Fix: empty folder, or disconnect images"
         wrong = super().VALIDATE_INPUTS(input_types)
@@ -189,6 +190,8 @@ class ScoreImages(_AsksRewards):
             found = folders.find(folder, limit)
             steps = stopping.progress(len(found.names))
             samples, ranked, names, said = folders.rank(found, rewards, prompt, prompt_per_image, steps)
+        elif images is None:  # a linked folder's name came out empty
+            raise ValueError(NO_PICTURES)
         else:
             samples, names, said = ranking.samples_of(images, frames if video else None), (), []
             prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
