@@ -216,8 +216,8 @@ interface Scores {
   said?: string[]; // what was left out, and what was saved
 }
 
-/** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration. */
-type Coming = { run: string; iteration: number; other: [string, number] | null };
+/** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0. */
+type Coming = { run: string; iteration: number; other: [string, number] | null; still?: boolean };
 
 /** A picture that a node wrote, as ComfyUI's /view takes it. */
 type PictureFile = { filename: string; subfolder: string; type: string };

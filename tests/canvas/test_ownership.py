@@ -335,20 +335,21 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
         return results.coming(graph).get("12")
 
     one, two = tabs("one"), tabs("two")
-    assert said(one) == {"run": "one", "iteration": 0, "other": None}
+    assert said(one) == {"run": "one", "iteration": 0, "other": None, "still": False}
     one.queue(), one.queue(), two.queue()
-    assert said(one) == {"run": "one", "iteration": 2, "other": None}
-    assert said(two) == {"run": "two", "iteration": 1, "other": None}
+    assert said(one) == {"run": "one", "iteration": 2, "other": None, "still": False}
+    assert said(two) == {"run": "two", "iteration": 1, "other": None, "still": False}
     assert said(tabs("one")) == said(one), "another tab of the same graph"
     another = said(tabs("one", {"OTCA_LoadFlowModel": {"lora_rank": 2}}))
-    assert another == {"run": "one-2", "iteration": 0, "other": None}, "its adapter has another form"
+    assert another == {"run": "one-2", "iteration": 0, "other": None, "still": False}, "its adapter has another form"
 
     for run in list(opening._open.values()):  # as if ComfyUI was started again
         opening.close_run(run)
     ownership.forget()
-    assert said(one) == {"run": "one-2", "iteration": 0, "other": ("one", 2)}
-    assert said(one, resume_run="one") == {"run": "one", "iteration": 2, "other": None}
+    assert said(one) == {"run": "one-2", "iteration": 0, "other": ("one", 2), "still": False}
+    assert said(one, resume_run="one") == {"run": "one", "iteration": 2, "other": None, "still": False}
     assert said(one, run_name=["20", 0]) is None, "the prompt itself says what is wrong"
+    assert said(tabs("still", {"OTCA_GRPOStep": {"learning_rate": 0.0}}))["still"] is True
 
 
 def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):

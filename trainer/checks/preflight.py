@@ -179,6 +179,14 @@ def _run_settings(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, name, message, "remove the link and set the value on this node")
 
 
+def _still(graph: _Graph) -> Iterator[Problem]:
+    """A training that moves nothing says so nowhere else."""
+    for step in (node_id for kind in STEP_NODES for node_id in graph.of(kind)):
+        if graph.values[step].get("learning_rate") == 0:
+            message = "the learning rate is 0: nothing is trained"
+            yield replace(graph.problem(step, "learning_rate", message, "for a LoRA, 1e-4 to 3e-4"), severity="warning")
+
+
 def _one_sampling(graph: _Graph) -> Iterator[Problem]:
     """What is compared, weighed and trained has to be of the same samples, and of the model that made them."""
     for node_id, node in graph.nodes.items():
@@ -436,6 +444,7 @@ def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str
 
 CHECKS = (
     _run_settings,
+    _still,
     _one_sampling,
     _advancing,
     _rewards,

@@ -16,6 +16,7 @@ const TEXT = {
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
   begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
+  still: t("The learning rate is 0: nothing is trained."),
   goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
   nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
   held: t("Fix: switch off hold samples."),
@@ -142,8 +143,9 @@ class Curves {
   }
 
   /** @param {Coming} coming */
-  foresee({ run, iteration, other }) {
-    setText(this.coming, iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run));
+  foresee({ run, iteration, other, still }) {
+    const next = iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run);
+    setText(this.coming, still ? `${TEXT.still} ${next}` : next);
     this.other = other;
     this.goOn.hidden = !other;
     if (other) setText(this.goOn, TEXT.goOn(...other));

@@ -169,3 +169,11 @@ def test_beside_grpo_the_sampler_has_to_add_noise(small_graph):
     assert problem.input == "kind" and "kind = ode adds no noise" in problem.message
     with_noise = {"OTCA_RewardGradientStep": together, "OTCA_SDESampler": {"kind": "dance_sde"}}
     assert followed(small_graph, with_noise, n20=credit, n21=fusion) == []
+
+
+@pytest.mark.parametrize(("rate", "told"), [(0.0, ["learning_rate"]), (1e-6, [])])
+def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
+    content = small_graph({"OTCA_GRPOStep": {"learning_rate": rate}})
+    found = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
+    assert [problem.input for problem in found] == told and all(problem.severity == "warning" for problem in found)
+    assert all("nothing is trained" in problem.message and "1e-4 to 3e-4" in problem.fix for problem in found)
