@@ -143,13 +143,16 @@ class ScoreImages(_AsksRewards):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, input_types, folder="", limit=100):
+    def VALIDATE_INPUTS(cls, input_types, folder="", limit=100, save_as=""):
+        from ...host.text import plain_name
         from ...trainer.rewards.folder import find
 
+        if wrong := complaint("save_as", plain_name, save_as or None):
+            return wrong
         if not folder and not {"images", "folder"} & set(input_types):
             return NO_PICTURES
         if folder and "images" in input_types:
-            return f"folder = {folder!r}, and images is connected. Fix: empty folder, or disconnect images"
+            return f"folder: {folder!r} is named, and images is connected. Fix: empty folder, or disconnect images"
         wrong = super().VALIDATE_INPUTS(input_types)
         return wrong if wrong is not True else complaint("folder", find, folder or None, limit or 1) or True
 

@@ -66,6 +66,7 @@ NAMING = {
     "EmbeddedModel": ("model",),
     "PromptDataset": ("file",),
     "PreferencePairs": ("folder",),
+    "ScoreImages": ("folder",),
     "RewardClipT": ("model", "path"),
     "RewardVariety": ("model", "path"),
     "RewardAesthetic": ("path", "model"),
@@ -82,7 +83,11 @@ NAMING = {
     "SpatialCredit": ("model",),
     "ImplicitRewardGuidance": ("guides",),
 }
-SET = {"RewardVote": {"learn": True}, "TCDWeights": {"proxy": "image_features"}}
+SET = {
+    "ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
+    "RewardVote": {"learn": True},
+    "TCDWeights": {"proxy": "image_features"},
+}
 MARKERS = ("preprocessor_config.json", "tokenizer_config.json", "model_config.json")
 
 

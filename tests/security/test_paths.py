@@ -26,6 +26,7 @@ WRITTEN = {
     "TrainingRun": ("run_name",),
     "SaveLoRA": ("filename",),
     "RewardVote": ("votes",),
+    "ScoreImages": ("save_as",),
 }
 
 # Texts that name no file: prompts, layers, words, addresses, variables, columns of the log, JSON.
@@ -54,7 +55,11 @@ NO_PATHS = {
         "bad",
     ),
 }
-NEEDED = {"RewardVote": {"learn": True}, "TCDWeights": {"proxy": "image_features"}}  # for the input to be looked at
+NEEDED = {  # for the input to be looked at
+    "RewardVote": {"learn": True},
+    "TCDWeights": {"proxy": "image_features"},
+    "ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
+}
 FINDS = {
     "a model": lambda name: search.model(name, "model_index.json"),
     "weights": lambda name: search.weights(name, "loras"),
@@ -62,6 +67,7 @@ FINDS = {
     "a guide": guidance.find,
     "prompts": lambda name: permissions.open_prompts(name)[0],
     "pairs": lambda name: folders.input_folder(name, permissions.PAIRS),
+    "pictures": lambda name: folders.input_folder(name, permissions.PICTURES),
 }
 
 

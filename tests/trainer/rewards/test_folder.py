@@ -177,7 +177,7 @@ def test_pictures_come_from_a_batch_or_from_a_folder(mine, comfyui):
     linked = {"reward_1": "OTCA_REWARD"}
     assert "there are no pictures. Fix" in ScoreImages.VALIDATE_INPUTS(linked)
     both = ScoreImages.VALIDATE_INPUTS({**linked, "images": "IMAGE"}, folder="mine")
-    assert both == "folder = 'mine', and images is connected. Fix: empty folder, or disconnect images"
+    assert both == "folder: 'mine' is named, and images is connected. Fix: empty folder, or disconnect images"
     assert ScoreImages.VALIDATE_INPUTS(linked, folder="mine") is True
     assert ScoreImages.VALIDATE_INPUTS({**linked, "folder": "STRING"}) is True, "known only when the graph runs"
     assert ScoreImages.VALIDATE_INPUTS(linked, folder="nowhere").startswith("folder: folder 'nowhere' was not found")
