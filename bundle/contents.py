@@ -17,7 +17,7 @@ from typing import Any
 
 from ..host import paths
 from ..host.access import folders, opening, permissions, wants
-from ..host.access.permissions import PAIRS, POST, PROMPTS, READ, RUN, Want
+from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.families.given import KEY as IMAGE
@@ -192,8 +192,8 @@ class _Collector:
             return self._copy_pairs(value)
         if want.why == ADAPTER_WHY:
             return self._copy_adapter(value)
-        if want.why == GUIDE_WHY:
-            raise ValueError("guides are not bundled. Fix: leave out the node")
+        if want.why in (GUIDE_WHY, PICTURES):
+            raise ValueError(f"{want.why} is not bundled. Fix: leave out the node")
         path = found.model(value, want.why)
         if self.workflow.nodes[node_id].class_type == "OTCA_RewardMyTaste" and want.input == "path":
             return self._copy_taste(node_id, value, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,13 +71,21 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
 
 def scores(
-    node: str, scores: Scores, thumbnails: dict | None, standings: Tensor | None = None, places: list[int] | None = None
+    node: str,
+    scores: Scores,
+    thumbnails: dict | None,
+    standings: Tensor | None = None,
+    places: list[int] | None = None,
+    names: Sequence[str] = (),
+    said: Sequence[str] = (),
 ) -> dict:
     """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
 
     Args:
         standings: [B, K + H]; None: those within the groups.
         places: of a ranking.
+        names: of the pictures, if they have any.
+        said: what a human should know of it.
     """
     from ..trainer.advantages import correlation, standing
 
@@ -96,6 +105,8 @@ def scores(
         "thumbnail_size": THUMBNAIL_SIZE,
         "thumbnail_columns": THUMBNAIL_COLUMNS,
         "places": places,
+        "files": list(names),
+        "said": list(said),
     }
 
 

@@ -7,6 +7,7 @@ server runs us.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import reprlib
 from collections.abc import Iterator
@@ -68,6 +69,11 @@ def runs_of(folder_paths: ModuleType | None) -> Path:
 def _votes_of(folder_paths: ModuleType | None) -> Path | None:
     named = environment.read("OTCA_VOTES")
     return _in_output(folder_paths, "otca_votes") or (Path(named) if named else None)
+
+
+@place("rankings", "pictures that Score Images saved, best first, with their scores", "the rankings")
+def _rankings_of(folder_paths: ModuleType | None) -> Path | None:
+    return _in_output(folder_paths, "otca_ranked")
 
 
 @place("bundles", "bundles that the page made, to train elsewhere")
@@ -137,6 +143,22 @@ def runs_folder() -> Path:
 def votes_folder() -> Path:
     """Where folders of votes are: in ComfyUI's output folder, else in $OTCA_VOTES or here."""
     return _votes_of(_of_server()) or Path(".")
+
+
+def ranking_folder(name: str) -> Path:
+    """A new folder for ranked pictures, not made yet: of that name, or with a number behind it. In ComfyUI's output folder, else
+    in the run's or ./runs.
+
+    Raises:
+        ValueError: the name is not a plain one.
+    """
+    folder = _rankings_of(_of_server()) or (output() or Path("runs")) / "ranked"
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"save_as = {reprlib.repr(name)} {error}") from error
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for each in numbered if not os.path.lexists(path := folder / each))
 
 
 def list_runs() -> list[str]:
@@ -221,6 +243,16 @@ def input_folders() -> list[Path]:
         import folder_paths
 
         folders.insert(0, Path(folder_paths.get_input_directory()))
+    return folders
+
+
+def picture_folders() -> list[Path]:
+    """Folders of pictures: those of small input files, and ComfyUI's output folder."""
+    folders = input_folders()
+    if comfyui.comfy_loaded():
+        import folder_paths
+
+        folders.insert(1, Path(folder_paths.get_output_directory()))
     return folders
 
 

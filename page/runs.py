@@ -450,8 +450,9 @@ def _quietly(line: str) -> None:
 def _pairs(row: dict[str, Any]) -> list[tuple[str, int]]:
     """Prompt and seed of each picture, in the order in which an evaluation samples them."""
     prompts = row.get("prompts") or []
+    # Rows of before 0.2 do not say how many pictures there are; those that nothing but votes would judge have no values.
     counts = [len(figures["values"]) for figures in row["rewards"].values() if figures.get("values")]
-    seeds = max(counts, default=0) // len(prompts) if prompts else 0
+    seeds = row.get("count", max(counts, default=0)) // len(prompts) if prompts else 0
     return [(prompt, seed) for seed in range(max(1, seeds)) for prompt in prompts][:MOST_PICTURES]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import paths
+from ..host.access.folders import OURS
 from ..host.access.permissions import PROMPT_SUFFIXES
 from ..host.text import quoted
 from ..trainer.run import offered
@@ -33,6 +34,15 @@ def _prompt_files() -> list[str]:
     return [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
 
 
+def _picture_folders() -> list[str]:
+    """ComfyUI's input and output folder and those below them, and the pack's own; not what the pack has put into them."""
+    comfyui = [folder for folder in paths.picture_folders() if paths.ASSETS not in folder.parents]
+    named = [folder.name for folder in comfyui if folder.is_dir()]
+    below = [f"{folder.name}/{name}" for folder in comfyui for name in names_in([folder], is_folder, 2)]
+    pack = names_in([paths.ASSETS / "prompts"], is_folder, 0)
+    return [*named, *(name for name in below if f"/{OURS}" not in name), *pack]
+
+
 def _networks() -> list[str]:
     """Folders of one network, without the parts of a pipeline."""
     pipelines = set(paths.list_models(PIPELINE))
@@ -45,6 +55,7 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
     "encoders": lambda: paths.list_models("preprocessor_config.json"),
     "networks": _networks,
     "pair_folders": lambda: names_in(paths.input_folders(), folder_with(PAIRS), INPUT_DEPTH),
+    "picture_folders": _picture_folders,
     "prompt_files": _prompt_files,
     "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
     "reward_weights": lambda: names_in(paths.reward_folders(), file_of(".pt", ".pth", ".safetensors"), 1),

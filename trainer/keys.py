@@ -2,6 +2,7 @@
 
     reward/<name>/mean, reward/<name>/std       scores of a reward that is trained on, over one iteration's samples
     held_out/<name>/mean, held_out/<name>/std   the same of a reward that is only watched
+    held_out/<name>_foretold/mean               the share of your votes that Reward: Vote foretold before it learned them
     evaluation/<name>, evaluation/sum           a reward's mean on the fixed prompts and seeds, and the sum of all rises
     does_not_apply/<name>                       to how many samples a reward does not apply, where there are any
     credit/step/<number>                        mean weight of a denoising step

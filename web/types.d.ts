@@ -212,6 +212,8 @@ interface Scores {
   thumbnails: PictureFile | null;
   thumbnail_columns: number;
   places?: number[] | null; // [B], of a ranking
+  files?: string[]; // [B], of a ranking of a folder
+  said?: string[]; // what was left out, and what was saved
 }
 
 /** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration. */

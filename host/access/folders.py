@@ -13,19 +13,26 @@ from .. import paths
 from . import opening, permissions
 from .opening import shown
 
+MOST_LOOKED_AT = 100_000  # names in a folder and all below it
+OURS = "otca"  # how the pack's own folders in ComfyUI's output folder begin
+
 
 def input_folder(name: str, why: str) -> Path:
-    """The folder of that name: a path, or a name in one of the input folders.
+    """The folder of that name: a path, or a name in one of the input folders; of pictures also in ComfyUI's output folder, and
+    these folders themselves by their names, as in `output/cats`.
 
     Raises:
         NotAllowed: it may not be read, or is a link out of the folders that may be read.
         FileNotFoundError: it does not exist.
     """
-    among = paths.input_folders()
+    among, above = paths.input_folders(), []
+    if why == permissions.PICTURES:
+        among = paths.picture_folders()
+        above = [folder.parent for folder in among]  # of what lies there, only they may be read
     if not name:
         raise FileNotFoundError("no folder is named")
     readable = [os.path.realpath(folder) for folder in permissions.folders(why)]
-    for path in permissions.candidates(name, among, why):
+    for path in permissions.candidates(name, [*among, *above], why):
         if not os.path.isdir(path):
             continue
         real = os.path.realpath(path)
@@ -53,6 +60,20 @@ def read_below(folder: Path, name: str, most_bytes: int) -> bytes:
     if not permissions.is_plain(name):
         raise opening.LeadsOut("leads out of its folder")
     return opening.read(opening.opened(folder / name, [str(folder)], most_bytes), most_bytes)
+
+
+def names_below(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Names relative to the folder, sorted, of the files with these endings in it and below it. Hidden folders are left
+    out, links to folders, and what the pack itself has put below."""
+    names, left = [], MOST_LOOKED_AT
+    for path, below, files in os.walk(folder):  # which follows no link to a folder, and leaves out what may not be read
+        below[:] = sorted(name for name in below if not name.startswith((".", OURS)))
+        left -= len(below) + len(files)
+        found = (Path(path, name) for name in files if name.lower().endswith(suffixes) and name[0] != ".")
+        names += [each.relative_to(folder).as_posix() for each in found]
+        if left < 0:
+            break
+    return sorted(names)
 
 
 def missing(folder: Path, names: Iterable[str]) -> set[str]:

@@ -36,7 +36,8 @@ READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 _VARIABLES = {READ: (FOLDERS, os.pathsep), POST: (HOSTS, ","), DOWNLOAD: (DOWNLOADS, ","), RUN: (PYTHON, os.pathsep)}
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
-PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
+# What a want is for that reads a prompt file, a folder of pairs, or a folder of pictures.
+PROMPTS, PAIRS, PICTURES = "prompts", "pairs", "pictures"
 PROMPT_SUFFIXES = (".txt", ".jsonl")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HOMES = ("/home", "/Users")  # above those of other people
@@ -122,9 +123,10 @@ def folders(why: str) -> list[str]:
 
 
 def known_folders(why: str) -> list[str]:
-    """Folders that need no permission, the one where a command was typed among them. For prompts and pairs they are few: the
-    hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
-    readable = paths.input_folders() if why in (PROMPTS, PAIRS) else _model_folders()
+    """Folders that need no permission, the one where a command was typed among them. For prompts, pairs and pictures they are
+    few: the hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
+    of_purpose = {PROMPTS: paths.input_folders, PAIRS: paths.input_folders, PICTURES: paths.picture_folders}
+    readable = of_purpose.get(why, _model_folders)()
     if not comfyui.in_comfyui() and not environment.has(FROM_PAGE) and not too_wide(os.getcwd()):
         readable.append(Path.cwd())
     return list(dict.fromkeys(_absolute(str(folder)) for folder in readable))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ...canvas import payloads, results
 from ...host import comfyui, devices, stopping
-from ..inputs import Node, integer, lines, miswired, socket, switch
+from ..inputs import Node, complaint, integer, lines, miswired, socket, switch, text
 from .base import JUDGE, REWARD
 
 MAX_REWARDS = 8
@@ -36,13 +36,13 @@ class _AsksRewards(Node):
         return results.picture(lambda: heatmaps.reward_table(scores, stills))
 
     @staticmethod
-    def shown(node_id, outputs, scores, stills, standings=None, places=None):
-        """What the node returns, with the table for the page; `standings` and `places` as `payloads.scores` takes them."""
+    def shown(node_id, outputs, scores, stills, **ranking):
+        """What the node returns, with the table for the page; `ranking` as `payloads.scores` takes it."""
 
         def payload():
             sheet = payloads.thumbnail_sheet(stills)
             name = f"otca_samples_{comfyui.running_workflow_id() or 'script'}_{node_id}.png"
-            return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name), standings, places)
+            return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name), **ranking)
 
         return results.shown(node_id, outputs, {"scores": payload})
 
@@ -114,37 +114,95 @@ class ScoreImages(_AsksRewards):
     )
 
     REQUIRED = {
-        "images": socket("IMAGE").tip("A batch of pictures, or frames of videos."),
         "prompt": lines(hint="Prompt: what the pictures should show").tip(
             "What the pictures should show. Rewards that only look at a picture do not need it."
         ),
         "keep": integer(1, 1, 4096).tip("How many of the best pictures (or videos) to output."),
     }
     OPTIONAL = {
+        "images": socket("IMAGE").tip("A batch of pictures, or frames of videos, if no folder is named."),
         **reward_sockets(),
-        "prompt_per_image": switch().tip(
+        "prompt_per_image": switch(advanced=True).tip(
             "On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
             "prompt of all pictures."
         ),
-        "video": switch().tip("On: the images are frames, and videos are scored."),
-        "frames": integer(0, 0, 4096).tip("Frames of each video, where video is on. 0: all images are one video."),
+        "video": switch(advanced=True).tip("On: the images are frames, and videos are scored."),
+        "frames": integer(0, 0, 4096, advanced=True).tip(
+            "Frames of each video, where video is on. 0: all images are one video."
+        ),
+        "folder": text(suggest="picture_folders", hint="input/cats, output, output/cats").tip(
+            "A folder of pictures in ComfyUI's input or output folder, with those below it, in place of images. What "
+            "cannot be read is named and left out."
+        ),
+        "limit": integer(100, 1, 4096, label="most pictures").tip("The first so many pictures of the folder, by name."),
+        "save_as": text(label="save best first in", hint="a name; empty: nothing is saved").tip(
+            "A new folder of this name in otca_ranked of ComfyUI's output folder gets all pictures, best first, with "
+            "their scores in the files, and a table of them."
+        ),
     }
 
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types, folder="", limit=100):
+        from ...trainer.rewards.folder import find
+
+        if not folder and not {"images", "folder"} & set(input_types):
+            return "images: there are no pictures. Fix: connect a node that gives some, or name a folder"
+        if folder and "images" in input_types:
+            return f"folder = {folder!r}, and images is connected. Fix: empty folder, or disconnect images"
+        wrong = super().VALIDATE_INPUTS(input_types)
+        return wrong if wrong is not True else complaint("folder", find, folder or None, limit or 1) or True
+
+    @classmethod
+    def WANTS(cls, folder="", **_):
+        from ...host.access.permissions import PICTURES
+        from ...host.access.wants import reads
+
+        return reads(folder, PICTURES, "folder", always=True)
+
+    @classmethod
+    def IS_CHANGED(cls, folder="", limit=100, **_):
+        from ...trainer.rewards.folder import state
+
+        return state(folder, limit) if folder else ""
+
     @devices.outside_inference
-    def score(self, images, prompt, keep, node_id="", prompt_per_image=False, video=False, frames=0, **sockets):
+    def score(
+        self,
+        images=None,
+        prompt="",
+        keep=1,
+        node_id="",
+        prompt_per_image=False,
+        video=False,
+        frames=0,
+        folder="",
+        limit=100,
+        save_as="",
+        **sockets,
+    ):
         from ...trainer.pictures import grids
+        from ...trainer.rewards import folder as folders
         from ...trainer.rewards import ranking
 
-        samples = ranking.samples_of(images, frames if video else None)
-        prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
         rewards = [sockets[name] for name in sorted(sockets)]
-        steps = stopping.progress(len(rewards))
-        ranked = ranking.rank(rewards, ranking.as_pictures(samples), prompts, steps)
+        if folder:
+            found = folders.find(folder, limit)
+            steps = stopping.progress(len(found.names))
+            samples, ranked, names, said = folders.rank(found, rewards, prompt, prompt_per_image, steps)
+        else:
+            samples, names, said = ranking.samples_of(images, frames if video else None), (), []
+            prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
+            steps = stopping.progress(len(rewards))
+            ranked = ranking.rank(rewards, ranking.as_pictures(samples), prompts, steps)
         in_order = samples[ranked.order]
         stills = grids.stills(ranking.as_pictures(samples))
+        if save_as:
+            picture = folders.reader(found, names) if folder else lambda number: payloads.picture_of(stills[number])
+            said = [*said, folders.save(save_as, ranked, names, picture)]
         outputs = (
-            *(pictures.reshape(-1, *images.shape[1:]) for pictures in (in_order[:keep], in_order)),
+            *(pictures.reshape(-1, *samples.shape[-3:]) for pictures in (in_order[:keep], in_order)),
             *(ranked.columns(), ranked.totals.tolist(), ranked.places),
             self.table(ranked.as_one_group(), stills),
         )
-        return self.shown(node_id, outputs, ranked.scores, stills, ranked.standings, ranked.places)
+        more = {"standings": ranked.standings, "places": ranked.places, "names": names, "said": said}
+        return self.shown(node_id, outputs, ranked.scores, stills, **more)

@@ -28,7 +28,7 @@ SMALL = {
 
 
 # What an older ComfyUI is asked without --everything: does the pack load, are its templates what they should be, do they run.
-BASICS = ["test_canvas", "test_pack", "test_fresh"]
+BASICS = ["test_canvas", "test_pack", "test_fresh", "test_value"]
 # What both renderers show by the same elements: without --everything it is tried in Nodes 2.0, where the page has that.
 ALIKE = ["test_accessibility", "test_results", "test_votes"]
 

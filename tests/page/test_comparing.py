@@ -93,6 +93,15 @@ def test_a_picture_is_found_again_in_its_grid(site, made, size, seeds):
             assert cut.getextrema() == ((round(k / 40 * 255),) * 2,) * 3
 
 
+def test_a_grid_that_nothing_has_scored_is_found_by_its_count(site, made):
+    """As where a person's votes are the only reward."""
+    row = {"iteration": 50, "prompts": PROMPTS[:1], "count": 2, "rewards": {}}
+    folder = made(status={}, files={"evaluation.jsonl": json.dumps(row).encode() + b"\n"})
+    grids.save(grids.sample_grid(torch.zeros(2, 8, 8, 3), PROMPTS[:1] * 2), folder / "samples" / "000050.png")
+    (grid,) = site.get("/otca/runs/first/samples").json["grids"]
+    assert [(picture["prompt"], picture["seed"]) for picture in grid["pictures"]] == [(PROMPTS[0], 0), (PROMPTS[0], 1)]
+
+
 def test_a_grid_that_is_not_understood_is_left_out(site, made):
     row = {"iteration": 50, "prompts": PROMPTS, "rewards": {}}
     folder = made(status={}, files={"evaluation.jsonl": json.dumps(row).encode() + b"\n"})

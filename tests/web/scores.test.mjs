@@ -50,6 +50,13 @@ test("sorting stays within a prompt and puts what is not scored last", () => {
   assert.deepEqual(order({ column: 1, descending: false }), [[0, 2, 1], [3]]);
 });
 
+test("a ranking stands in its own order until a header is clicked", () => {
+  const ranked = { ...PAYLOAD, groups: [0, 0, 0, 0], places: [3, 4, 1, 2] };
+  const samples = (sort) => scores.scoreGroups(ranked, sort)[0].samples.map(({ sample }) => sample);
+  assert.deepEqual(samples(null), [2, 3, 0, 1]);
+  assert.deepEqual(samples({ column: 0, descending: true }), [0, 2, 1, 3]);
+});
+
 test("numbers of a column line up", () => {
   assert.deepEqual(scores.columnDigits(PAYLOAD), [3, 1, 2]); // largest: 0.9, 50, 1
   const blank = {

@@ -1,7 +1,8 @@
 """Pictures of canvases: what the list of templates shows of each, and those of docs and README.
 
 A card of the list has the template's name, large enough for a small card, over what comes out of it: samples, heatmap and curves
-after some iterations, or the graph of a template whose models do not come with the pack. `docs` takes the quickstart as a
+after some iterations, a ranking, or what a person is asked; or over what its note says first, if its models do not come with the
+pack: a graph of thirty nodes cannot be read there. `docs` takes the quickstart as a
 newcomer sees it, in each ComfyUI that the tests find and each of its renderers (assets/pictures/first_sight_*.jpg), and its
 heatmap, its table of rewards and the sidebar with a headless training (comfyui_*.png).
 """
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 
+from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
 from ...nodes import NODE_CLASS_MAPPINGS
@@ -27,24 +31,10 @@ ITERATIONS, HEADLESS = 6, 30
 
 SIZE, MOST_BYTES = (1024, 576), 100_000
 PAPER, INK, FAINT = "#1b1d22", "#ffffff", "#b9c0cc"
-LABEL, LINE = 76, 40  # heights of the name's letters, and of those below
+LABEL, LINE, TOLD = 76, 40, 32  # heights of the name's letters, of those below, and of a note's
+LETTERS = 54  # of a note, on a line
 EDGE, TOP = 32, 186  # where the label and what is below it begin
 GROUPS = ("Method", "Model folder", "Video")  # of templates: what comes before the name itself
-
-# The graph alone, clear of the page's own bars.
-FRAME = """() => {
-    const boxes = [...app.graph.groups, ...app.graph.nodes].map(item => [...item.pos, ...item.size]);
-    const far = side => Math.max(...boxes.map(box => box[side] + box[side + 2]));
-    let x = Math.min(...boxes.map(box => box[0])) - 20, y = Math.min(...boxes.map(box => box[1])) - 50;
-    let width = far(0) - x + 20, height = far(1) - y + 20;
-    const left = 80, top = 150;
-    const scale = Math.min((innerWidth - left - 20) / width, (innerHeight - top - 80) / height);
-    app.canvas.ds.scale = scale;
-    app.canvas.ds.offset = [left / scale - x, top / scale - y];
-    app.canvas.setDirty(true, true);
-    const box = app.canvas.canvas.getBoundingClientRect();
-    return { x: box.left + left, y: box.top + top, width: width * scale, height: height * scale };
-}"""
 
 # What a node shows below its widgets, at its full size.
 SHOWN = """async id => {
@@ -71,20 +61,12 @@ GROWN = """([id, height]) => {
 
 def card(canvas: Canvas, template: Template, runs: int) -> None:
     """Writes the picture of a template, after so many iterations."""
-    canvas.load(template.canvas)
-    if runs:
-        kinds = {node: kind for node, kind in canvas.page.evaluate("() => app.graph.nodes.map(n => [n.id, n.type])")}
-        of = {kind: node for node, kind in kinds.items()}
-        run_iterations(canvas, of["OTCA_TrainingRun"], runs)
-        credits = [node for node, kind in kinds.items() if _shows_credit(kind) or kind == "OTCA_RewardStack"]
-        credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
-        outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
-        shots = [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
-    else:
-        shots = [_shot(canvas, canvas.page.evaluate(FRAME))]
     sheet = Image.new("RGB", SIZE, PAPER)
     _write(sheet, *_words(template.title))
-    room, x = (SIZE[0] - 2 * EDGE - 16 * (len(shots) - 1)) // len(shots), EDGE
+    shots = _outcome(canvas, template, runs) if runs else []
+    if not runs:
+        _tell(sheet, next(iter(template.notes.values())))
+    room, x = (SIZE[0] - 2 * EDGE - 16 * (len(shots) - 1)) // max(1, len(shots)), EDGE
     for shot in shots:
         shot.thumbnail((room, SIZE[1] - TOP - 16), Image.Resampling.LANCZOS)
         sheet.paste(shot, (x + (room - shot.width) // 2, TOP))
@@ -96,6 +78,31 @@ def card(canvas: Canvas, template: Template, runs: int) -> None:
         if content.tell() <= MOST_BYTES:
             break
     template.picture.write_bytes(content.getvalue())
+
+
+def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]:
+    """What a person sees of a template after so many iterations, or after one Run where nothing is trained."""
+    canvas.load(template.canvas)
+    kinds = {node: kind for node, kind in canvas.page.evaluate("() => app.graph.nodes.map(n => [n.id, n.type])")}
+    of = {kind: node for node, kind in kinds.items()}
+    if "OTCA_RewardVote" in of:  # nobody is here to vote: the question is what there is to see
+        canvas.run()
+        panel = canvas.page.locator("dialog.otca-vote[open]")
+        panel.wait_for(timeout=120_000)
+        canvas.page.wait_for_timeout(3000)
+        shot = Image.open(io.BytesIO(panel.screenshot())).convert("RGB")
+        canvas.page.evaluate("() => comfyAPI.api.api.interrupt(null)")
+        return [shot]
+    if "OTCA_TrainingRun" not in of:
+        (execution,) = canvas.run_and_wait()
+        assert execution.end == "execution_success", execution.detail
+        outcome = (of["OTCA_ScoreImages"], of["PreviewImage"])
+    else:
+        run_iterations(canvas, of["OTCA_TrainingRun"], runs)
+        credits = [node for node, kind in kinds.items() if _shows_credit(kind) or kind == "OTCA_RewardStack"]
+        credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
+        outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
+    return [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
 
 
 def run_iterations(canvas: Canvas, run: int, count: int) -> None:
@@ -206,6 +213,20 @@ def _write(sheet: Image.Image, name: str, below: str) -> None:
         size -= 2
     draw.text((EDGE, 24), name, INK, ImageFont.load_default(size))
     draw.text((EDGE, 118), below, FAINT, ImageFont.load_default(LINE))
+
+
+def _tell(sheet: Image.Image, note: str) -> None:
+    """Writes the beginning of a note, as far as there is room, without its Markdown."""
+    # PIL's own letters have no × and no Greek.
+    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(font_manager.findfont("DejaVu Sans"), TOLD)
+    text = re.sub(
+        r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", re.sub("^#.*", "", note)
+    )  # a heading is the template's name again
+    lines = [line for part in text.splitlines() for line in textwrap.wrap(part.strip(), LETTERS)]
+    most = (SIZE[1] - TOP - 16) // (TOLD + 8)
+    for row, line in enumerate(lines[:most]):
+        end = " …" if row == most - 1 and len(lines) > most else ""
+        draw.text((EDGE, TOP + row * (TOLD + 8)), line + end, INK, font)
 
 
 def _shot(canvas: Canvas, clip: dict) -> Image.Image:

@@ -147,6 +147,8 @@ TEMPLATES = {
         Template("quickstart", "01 Quickstart - CPU, four minutes", rewards_inside=True),
         Template("tour", "02 Tour - one iteration in eight notes", graph="quickstart", rewards_inside=True),
         Template("quickstart_comfyui", "03 Train what ComfyUI loaded - CPU, tiny model"),
+        Template("rank_pictures", "04 Rank my pictures"),
+        Template("my_taste", "05 Train on my taste - CPU, tiny model"),
         Template("z_image", "11 Z-Image Turbo"),
         Template("qwen_image", "12 Qwen-Image"),
         Template("krea2", "13 Krea 2"),

@@ -105,7 +105,17 @@ def _frames(file: Path | io.BytesIO, kind: str | None, left: float) -> Iterator[
 
 
 def fitted(content: bytes, width: int, height: int) -> np.ndarray:
-    """uint8 [height, width, 3] of a picture's file: upright, scaled until it just covers that size, and cropped about its centre.
+    """`fit` of a picture's file. Raises ValueError as `upright`."""
+    return fit(upright(content), width, height)
+
+
+def fit(picture: Image.Image, width: int, height: int) -> np.ndarray:
+    """uint8 [height, width, 3]: scaled until it just covers that size, and cropped about its centre."""
+    return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS))
+
+
+def upright(content: bytes) -> Image.Image:
+    """The picture of a file as it is looked at, in red, green and blue; its texts are in `info`.
 
     Raises:
         ValueError: it is not one of PICTURES, is damaged, or would take too much memory.
@@ -114,15 +124,16 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
-            upright = _upright(picture)
-            if upright.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
-                upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
-            fit = ImageOps.fit(upright.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
+            turned = _upright(picture)
+            if turned.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
+                turned = Image.fromarray((np.asarray(turned) // 257).astype(np.uint8))
+            seen = turned.convert("RGB")
     except UnidentifiedImageError as error:
         raise ValueError(f"is not one of {', '.join(FORMATS)}") from error
     except DAMAGES as error:
         raise ValueError(f"is damaged ({error})") from error
-    return np.asarray(fit)
+    seen.info |= {key: text for key, text in picture.info.items() if isinstance(text, str)}
+    return seen
 
 
 def _upright(picture: Image.Image) -> Image.Image:

@@ -84,6 +84,10 @@ class Reward(Resident, ABC):
         """The reward that scores an evaluation's pictures in its place; None for one that is `groups_only`."""
         return None if self.groups_only else self
 
+    def watched(self) -> Mapping[str, float]:
+        """Figures of its own that are logged beside its scores, and shown as what is watched."""
+        return {}
+
     def rest(self) -> None:
         """Called when all rewards have scored a batch: one with `offload` leaves the device until the next."""
 

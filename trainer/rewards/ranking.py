@@ -13,7 +13,7 @@ from ..advantages import standing
 from ..networks import RewardError
 from ..prompts import key, prompt_lines, prompt_of
 from ..types import LEFT_OUT, Scores
-from .base import Reward, score_stack
+from .base import Columns, Reward, score_stack
 
 logger = logging.getLogger(__name__)
 
@@ -88,26 +88,38 @@ def prompts_of(text: str, count: int, one_a_line: bool) -> list[str]:
     return prompts
 
 
+def check(rewards: Sequence[Reward]) -> None:
+    """Raises RewardError if no reward ranks."""
+    if all(reward.held_out for reward in rewards):
+        raise RewardError(
+            "K = 0 rewards rank the pictures: all of them are held out. Fix: connect a reward whose held_out switch is off"
+        )
+
+
 def rank(
-    rewards: Sequence[Reward], samples: Tensor, prompts: Sequence[str], on_step: Callable[[], None] = lambda: None
+    rewards: Sequence[Reward],
+    samples: Tensor,
+    prompts: Sequence[str],
+    on_step: Callable[[], None] = lambda: None,
+    scored: Sequence[Columns] = (),
 ) -> Ranking:
     """Ranks pictures [B, H, W, 3] or videos [B, F, H, W, 3] by all rewards that are not held out.
 
     A reward that does not apply to a sample says nothing for or against it: it counts as average there. A sample that a reward
     failed to score, or that none applies to, ranks last.
 
+    Args:
+        scored: what the rewards that judge one by one said, if they were asked before.
+
     Raises:
         RewardError: all rewards are held out, one threw, or no sample has its scores.
     """
-    if all(reward.held_out for reward in rewards):
-        raise RewardError(
-            "K = 0 rewards rank the pictures: all of them are held out. Fix: connect a reward whose held_out switch is off"
-        )
+    check(rewards)
     keys = list(map(key, prompts))
     numbers = {one: number for number, one in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[one] for one in keys])
     texts = [prompts[keys.index(one)] for one in numbers]
-    scores = score_stack(rewards, samples, texts, groups, on_step)
+    scores = score_stack(rewards, samples, texts, groups, on_step, scored=scored)
     standings = standing(replace(scores, groups=torch.zeros_like(groups)))
     ours = standings[:, : len(scores.names)]
     left_out = scores.values == LEFT_OUT

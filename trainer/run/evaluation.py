@@ -87,7 +87,7 @@ def evaluate(
         seen = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
         columns |= zip(compared, seen.T, strict=True)
     values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
-    row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "rewards": {}}
+    row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "count": len(pairs), "rewards": {}}
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, (reward, judge) in enumerate(asked):

@@ -243,6 +243,7 @@ _MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "he
 def check_evaluation(row: dict) -> None:
     """Raises ValueError if a row of evaluation.jsonl is not an evaluation."""
     check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS), "noise": maybe(TEXT)})
+    check(row, dict, {"count": WHOLE} if "count" in row else {})
     check(row.get("rewards"), dict, {})
     if (metadata := row.get("metadata")) is not None:
         check(metadata, list, {})

@@ -22,6 +22,9 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
             metrics[keys.std(kind, name)] = column.std().item() if len(column) > 1 else 0.0
             if without := int((values[:, k] == LEFT_OUT).sum()):
                 metrics[keys.does_not_apply(name)] = float(without)
+    for reward in scores.rewards:
+        for name, value in reward.watched().items():
+            metrics[keys.mean(keys.HELD_OUT, f"{reward.name}_{name}")] = value
     metrics |= {**advantages.metrics, **update}
     metrics["seconds/rollout"] = trajectories.seconds
     metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited

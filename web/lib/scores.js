@@ -26,7 +26,7 @@ export function scoreColumns({ names, held_out_names: heldOut }) {
  * Samples grouped by prompt, as the sampler numbered the groups.
  *
  * @param {Scores} scores
- * @param {Sort | null} sort orders the samples within each group, those without a score last
+ * @param {Sort | null} sort orders the samples within each group, those without a score last; null: as sampled, or as ranked
  * @returns {{group: number, prompt: string, samples: ScoreRow[]}[]}
  */
 export function scoreGroups(scores, sort) {
@@ -43,8 +43,16 @@ export function scoreGroups(scores, sort) {
   return [...groups].map(([group, samples]) => ({
     group,
     prompt: scores.prompts[group] ?? "",
-    samples: sort ? sorted(samples, sort) : samples,
+    samples: sort ? sorted(samples, sort) : ranked(samples, scores.places),
   }));
+}
+
+/**
+ * @param {ScoreRow[]} samples
+ * @param {number[] | null} [places] of a ranking: the best one first
+ */
+function ranked(samples, places) {
+  return places ? [...samples].sort((a, b) => places[a.sample] - places[b.sample]) : samples;
 }
 
 /**
@@ -73,7 +81,7 @@ export function columnDigits(scores) {
 }
 
 /**
- * The order after a click on a header: best first, worst first, then as sampled.
+ * The order after a click on a header: best first, worst first, then as it was.
  *
  * @param {Sort | null} sort
  * @param {number} column

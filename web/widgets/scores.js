@@ -35,11 +35,11 @@ const TEXT = {
 };
 
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
-const THUMBNAIL = 28;
+const THUMBNAIL = { sampled: 28, ranked: 44 };
 const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
-const HEIGHT = { empty: 56, table: 200 }; // fixed: what comes with an iteration must not push the node over the next one
+const HEIGHT = { empty: 56, sampled: 260, ranked: 420 }; // fixed: what comes with an iteration must not push the node over the next one
 
 /** @type {OurWidget} */
 export const scoresWidget = {
@@ -60,7 +60,8 @@ class ScoreTable {
   empty = h("p.otca-scores-empty", {}, TEXT.empty);
   table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
   correlation = h("details.otca-scores-correlation");
-  root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.correlation);
+  said = h("ul.otca-scores-said");
+  root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.said, this.correlation);
 
   /**
    * @param {GraphNode} node
@@ -75,9 +76,14 @@ class ScoreTable {
     this.draw();
   }
 
+  /** @returns {"ranked" | "sampled"} */
+  get kind() {
+    return this.scores?.places ? "ranked" : "sampled";
+  }
+
   height() {
     const failure = this.failure.textContent ? 72 : 0;
-    return (this.scores ? HEIGHT.table : HEIGHT.empty) + failure;
+    return HEIGHT[this.scores ? this.kind : "empty"] + failure;
   }
 
   /**
@@ -105,13 +111,14 @@ class ScoreTable {
   draw() {
     this.failure.hidden = !this.failure.textContent;
     this.empty.hidden = this.scores !== null || !this.failure.hidden;
-    this.table.hidden = this.correlation.hidden = this.scores === null;
+    this.table.hidden = this.said.hidden = this.correlation.hidden = this.scores === null;
     if (!this.scores) return;
     this.dark = themeOf(this.root).dark;
     const columns = scoreColumns(this.scores);
     const scrolled = this.table.scrollTop;
     this.table.replaceChildren(this.scoreTable(this.scores, columns));
     this.table.scrollTop = scrolled;
+    this.said.replaceChildren(...(this.scores.said ?? []).map((text) => h("li", {}, text)));
     this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores, columns) : []));
   }
 
@@ -143,7 +150,8 @@ class ScoreTable {
         samples.map((row) => this.row(scores, row, prompt, columns)),
       ),
     );
-    const style = `min-width: ${THUMBNAIL + COLUMN * columns.length}px`;
+    const size = THUMBNAIL[this.kind];
+    const style = `min-width: ${size + COLUMN * columns.length}px; --otca-thumbnail: ${size}px`;
     const caption = scores.places ? TEXT.rankedCaption : TEXT.caption;
     return h("table", { style }, h("caption.otca-hidden", {}, caption), h("thead", {}, head), body);
   }
@@ -209,17 +217,18 @@ class ScoreTable {
    */
   thumbnail(scores, sample, prompt) {
     const columns = scores.thumbnail_columns;
-    const title = TEXT.sampleTitle(sample, prompt);
+    const title = scores.files?.[sample] ?? TEXT.sampleTitle(sample, prompt);
+    const size = THUMBNAIL[this.kind];
     if (!this.sheet) return h("span", { title }, sample);
-    const { x, y } = thumbnailOffset(sample, THUMBNAIL, columns); // of the sheet, drawn smaller than it is
+    const { x, y } = thumbnailOffset(sample, size, columns); // of the sheet, drawn smaller than it is
     const rows = Math.ceil(scores.groups.length / columns);
     return h("span.otca-thumbnail", {
       role: "img",
       "aria-label": title,
       title,
       style:
-        `width: ${THUMBNAIL}px; height: ${THUMBNAIL}px; background-image: url("${this.sheet}"); ` +
-        `background-position: -${x}px -${y}px; background-size: ${THUMBNAIL * columns}px ${THUMBNAIL * rows}px`,
+        `width: ${size}px; height: ${size}px; background-image: url("${this.sheet}"); ` +
+        `background-position: -${x}px -${y}px; background-size: ${size * columns}px ${size * rows}px`,
     });
   }
 

@@ -18,7 +18,7 @@ from ....host.questions import Question, desk
 from ...pictures import media
 from ..server import png
 from . import votes
-from .learner import Apprentice
+from .learner import Accuracy, Apprentice
 from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
 
 Score = float | None
@@ -61,6 +61,15 @@ class VoteFolder:
         if not self.encoder:
             return None
         return Apprentice(self.folder, self.encoder)
+
+    def accuracy(self) -> Accuracy | None:
+        """How many of all votes so far the head foretold; None if none learns."""
+        apprentice = self.apprentice
+        if apprentice is None:
+            return None
+        with apprentice.busy:
+            apprentice.learn(votes.read(self.file))
+            return apprentice.accuracy
 
     def scores(
         self,

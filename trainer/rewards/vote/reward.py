@@ -65,6 +65,11 @@ class VoteReward(GroupReward):
             raise RewardError(NOBODY)
         return self.folder.scores(as_pictures(samples), prompts, groups)
 
+    def watched(self) -> dict[str, float]:
+        """The share of the votes that was foretold before it was learned: scores of votes are 0 on average, whatever is drawn."""
+        accuracy = None if self.server else self.folder.accuracy()
+        return {"foretold": accuracy.mean} if accuracy and accuracy.votes else {}
+
     def for_other_pictures(self) -> Reward | None:
         """What was learned, under the same name, once it is enough."""
         apprentice = None if self.server else self.folder.apprentice

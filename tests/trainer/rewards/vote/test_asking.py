@@ -281,3 +281,15 @@ def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="no-such-encoder"):  # when it is built
         reward_class("vote")(learn=True, encoder="no-such-encoder")
     assert reward.groups_only and reward.for_other_pictures() is None
+
+
+def test_the_share_of_foretold_votes_is_watched(tmp_path, monkeypatch):
+    """Three votes for the first of the same two pictures: the first one has no prediction, the others are foretold."""
+    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
+    silent, reward = reward_class("vote")(votes="mine"), reward_class("vote")(votes="mine", learn=True)
+    assert silent.watched() == reward.watched() == {}
+    names = tuple(reward.folder._kept(pixels, 16.0) for pixels in shapes(2, 0))
+    for number, (winner, foretold) in enumerate([(0, {}), (0, {"foretold": 1.0}), (1, {"foretold": 0.5})]):
+        answer = votes.parse_answer({"kind": "pair", "winner": winner, "loser": 1 - winner}, 2)
+        votes.append(reward.folder.file, votes.Vote(f"prompt {number}", names, answer))
+        assert reward.watched() == foretold and silent.watched() == {}
