@@ -190,6 +190,7 @@ class ScoreImages(_AsksRewards):
             steps = stopping.progress(len(found.names))
             samples, ranked, names, said = folders.rank(found, rewards, prompt, prompt_per_image, steps)
         else:
+            assert images is not None, "VALIDATE_INPUTS has refused what gives neither"
             samples, names, said = ranking.samples_of(images, frames if video else None), (), []
             prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
             steps = stopping.progress(len(rewards))

@@ -73,7 +73,7 @@ def find(name: str, limit: int) -> Found:
 
     Raises:
         NotAllowed: a folder that workflows may not read.
-        FolderError: there is none of that name, or it holds no picture.
+        FolderError: there is no folder of that name, or it holds no picture.
     """
     try:
         path = opening.in_time(lambda: folders.input_folder(name, WHY))
@@ -158,7 +158,7 @@ def rank(
     if not names:
         first = next(iter(unread))
         raise FolderError(
-            f"none of the {len(unread)} pictures in {found.folder} can be read: {shown(first)} {unread[first]}. Fix: name a "
+            f"no picture of the {len(unread)} in {found.folder} can be read: {shown(first)} {unread[first]}. Fix: name a "
             "folder with plain pictures"
         )
     batch = _floats(images)
@@ -194,7 +194,7 @@ def save(name: str, ranked: ranking.Ranking, names: Sequence[str], picture: Call
     """
     folder = paths.ranking_folder(name)
     folder.mkdir(parents=True)
-    names = names or [f"image_{number}" for number in range(1, len(ranked.order) + 1)]
+    called: list[str] = list(names) or [f"image_{number}" for number in range(1, len(ranked.order) + 1)]
     values = torch.cat([ranked.scores.values, ranked.scores.held_out], 1)
     columns = [*ranked.scores.names, *ranked.scores.held_out_names]
     table = io.StringIO()
@@ -204,20 +204,20 @@ def save(name: str, ranked: ranking.Ranking, names: Sequence[str], picture: Call
         stopping.check_stop()
         scores = dict(zip(columns, map(_known, values[number].tolist()), strict=True))
         total = _known(float(ranked.totals[number]))
-        saved = f"{place:04d}_{Path(names[number]).stem}.png"
+        saved = f"{place:04d}_{Path(called[number]).stem}.png"
         image = picture(number)
         text = PngInfo()
         for key, own in image.info.items():
-            if isinstance(own, str) and key != TEXT:
+            if isinstance(key, str) and isinstance(own, str) and key != TEXT:
                 text.add_text(key, own)
-        about: dict[str, Any] = {"place": place, "of": len(names), "total": total, "scores": scores}
+        about: dict[str, Any] = {"place": place, "of": len(called), "total": total, "scores": scores}
         text.add_text(TEXT, json.dumps(about, ensure_ascii=False))
         content = io.BytesIO()
         image.convert("RGB").save(content, "PNG", pnginfo=text, compress_level=4)
         write_bytes(folder / saved, content.getvalue())
-        writer.writerow([place, names[number], saved, total, *scores.values()])
+        writer.writerow([place, called[number], saved, total, *scores.values()])
     write_text(folder / TABLE, table.getvalue())
-    return f"Saved, best first: {len(names)} pictures and {TABLE} in {folder.parent.name}/{folder.name}."
+    return f"Saved, best first: {len(called)} pictures and {TABLE} in {folder.parent.name}/{folder.name}."
 
 
 def _known(value: float) -> float | None:
