@@ -35,7 +35,7 @@ const TEXT = {
 };
 
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
-const THUMBNAIL = { sampled: 28, ranked: 44 };
+const THUMBNAIL = { sampled: 28, ranked: 36 };
 const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
