@@ -70,9 +70,7 @@ def voter(comfyui):
 
 def test_votes_become_a_lora_and_pictures_before_and_after(comfyui, run_name, voter):
     content = graph("my_taste")
-    content["4"]["inputs"]["votes"] = content["8"]["inputs"]["run_name"] = content["9"]["inputs"]["filename"] = (
-        run_name
-    )
+    content["4"]["inputs"]["votes"] = content["8"]["inputs"]["run_name"] = content["9"]["inputs"]["filename"] = run_name
     content["8"]["inputs"] |= {"evaluate_every": 1, "evaluation_seeds": 1}
     content["1"]["inputs"]["seed"] = time.monotonic_ns() % 10**6  # a model of its own
     told = comfyui.run(content)
