@@ -50,7 +50,7 @@ def model(name: str, marker: str, published: str = "", also: Sequence[Path] = ()
     if published:
         raise FileNotFoundError(
             f"model {name!r} was not found. Fix: get https://huggingface.co/{published}, and put it as the folder {name} into "
-            f"{_reward_folder()}, or give the path of its folder. Neither that path nor {listed} has it (no {marker} there)"
+            f"{_reward_folder()}, or give the path of its folder. Searched for its {marker}: {listed}"
         )
     raise FileNotFoundError(
         f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}, which hold {models}. "
@@ -160,6 +160,6 @@ def reward_file(name: str, published: str, size: str, source: str) -> Path:
             return path
     address = f"https://huggingface.co/{source}/resolve/main/{published}" if is_hub_id(source) else source
     raise FileNotFoundError(
-        f"{name} was not found. Fix: get {published} ({size}) from {address} and put it into {_reward_folder()}. Neither that "
-        f"path nor {', '.join(map(str, folders))} has it"
+        f"{name} was not found. Fix: get {published} ({size}) from {address} and put it into {_reward_folder()}. "
+        f"Searched: {', '.join(map(str, folders))}"
     )

@@ -60,6 +60,10 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM_PATH") or next(filter(None, map(shutil.which, names)), None)
 
 
+# What ComfyUI's page says of each bypassed node that takes nothing of the kind that it gives, as rewards do.
+BYPASSED = "No input types match type [OTCA_REWARD]"
+
+
 class Canvas:
     """The page with the graph. `events` are the server's messages about prompts, in order, as [type, data]."""
 
@@ -135,7 +139,8 @@ class Canvas:
         self.expected.clear()
 
     def unexpected(self, complaints: list[str]) -> list[str]:
-        return [complaint for complaint in complaints if not any(part in complaint for part in self.expected)]
+        expected = (*self.expected, BYPASSED)
+        return [complaint for complaint in complaints if not any(part in complaint for part in expected)]
 
     # The graph
 

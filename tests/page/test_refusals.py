@@ -52,7 +52,7 @@ def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkey
     assert (error["type"], error["extra_info"]["input_name"]) == ("custom_validation_failed", "config")
     assert error["message"] == "config"
     assert re.match(
-        r"nowhere.json \(.*\) was not found. Fix: get it from .* Searched.*" + re.escape(str(tmp_path)),
+        r"nowhere.json was not found. Fix: get med_config.json \(.*\) from .* Searched.*" + re.escape(str(tmp_path)),
         error["details"],
     )
     assert told["error"]["details"] == f"config: {error['details']}"

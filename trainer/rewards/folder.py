@@ -73,7 +73,7 @@ def find(name: str, limit: int) -> Found:
 
     Raises:
         NotAllowed: a folder that workflows may not read.
-        FolderError: there is no such folder, or it holds no picture.
+        FolderError: there is no folder of that name, or it holds no picture.
     """
     try:
         path = opening.in_time(lambda: folders.input_folder(name, WHY))
@@ -158,7 +158,7 @@ def rank(
     if not names:
         first = next(iter(unread))
         raise FolderError(
-            f"no picture in {found.folder} can be read ({len(unread)} were tried): {shown(first)} {unread[first]}. Fix: name a "
+            f"no picture of the {len(unread)} in {found.folder} can be read: {shown(first)} {unread[first]}. Fix: name a "
             "folder with plain pictures"
         )
     batch = _floats(images)
@@ -194,7 +194,7 @@ def save(name: str, ranked: ranking.Ranking, names: Sequence[str], picture: Call
     """
     folder = paths.ranking_folder(name)
     folder.mkdir(parents=True)
-    called = list(names) or [f"image_{number}" for number in range(1, len(ranked.order) + 1)]
+    called: list[str] = list(names) or [f"image_{number}" for number in range(1, len(ranked.order) + 1)]
     values = torch.cat([ranked.scores.values, ranked.scores.held_out], 1)
     columns = [*ranked.scores.names, *ranked.scores.held_out_names]
     table = io.StringIO()

@@ -176,7 +176,9 @@ def test_files_of_before_zip_archives_are_read(tmp_path):
 
 def test_a_published_file_that_is_nowhere(monkeypatch, tmp_path):
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"model\.pt \(3 MB\) was not found.*huggingface\.co/owner/name"):
+    with pytest.raises(
+        FileNotFoundError, match=r"model\.pt was not found\. Fix: get model\.pt \(3 MB\) from .*\.co/owner/name/"
+    ):
         FILE.find()
 
 

@@ -105,9 +105,7 @@ def test_broken_pictures_are_named_and_none_of_the_others_is_lost(mine, caplog):
     assert second.endswith(": c.webp") and f"{mine / 'b.jpg'} is left out" in caplog.text
     for name in NAMES:
         (mine / name).write_bytes(b"")
-    with pytest.raises(
-        folders.FolderError, match="no picture in .*4 were tried.*'a.png' is not one of PNG.*Fix: name a"
-    ):
+    with pytest.raises(folders.FolderError, match="no picture of the 4 in .*'a.png' is not one of PNG.*Fix: name a"):
         folders.rank(folders.find("mine", 9), [width], "", False)
 
 

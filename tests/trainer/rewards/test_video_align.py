@@ -247,7 +247,9 @@ def test_what_is_missing_of_another_kind_or_too_short(made):
     model, base = str(made() / "VideoReward"), str(made() / "Qwen2-VL")
     with pytest.raises(RewardError, match="1 frame has no motion.*Fix: "):
         score(rewards(made()), torch.rand(2, 1, 8, 8, 3), PROMPTS[:2])
-    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\).*otca_rewards.*\$OTCA_MODELS"):
+    with pytest.raises(
+        FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\).* into a folder that you name by \$OTCA_MODELS"
+    ):
         VideoAlign(model="nowhere/VideoReward", base=base)
     with pytest.raises(FileNotFoundError, match=r"Qwen/Qwen2-VL-2B-Instruct \(4.4 GB"):
         VideoAlign(model=model, base="nowhere")
