@@ -83,9 +83,9 @@ def check_packages() -> None:
 def end(code: int) -> None:
     """Leaves the others, so that they need not find out by a broken connection, and ends this process with that exit code.
 
-    At once, after what was to be done at its end: Python is not taken apart. A thread of torch that then still asks for the
-    interpreter ends the whole process by SIGABRT ("terminate called without an active exception"), and the training, which is
-    done, would be said to have failed. For a single process this does nothing.
+    At once, after what was to be done at its end: Python is not taken apart. A training that was done was once said to have
+    failed, since a process ended by SIGABRT ("terminate called without an active exception"). The likely cause, which could not
+    be made again, is a thread of torch that asks for the interpreter while that ends. For a single process this does nothing.
     """
     if world() == 1:
         return

@@ -156,7 +156,7 @@ class StepCredit(_Credit):
         "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
             "learned: smallest weight of a step. 1: plain GRPO."
         ),
-        "decay": number(0.9, 0, 0.999, step=0.01, fine=True, label="averaging decay", advanced=True).tip(
+        "decay": number(0.95, 0, 0.999, step=0.01, fine=True, label="averaging decay", advanced=True).tip(
             "Decay of the averages: inverse_variance's over the updates, learned's over its measurements. 0: the last one."
         ),
         "measure_every": integer(10, 1, 10**6, advanced=True).tip(

@@ -196,7 +196,6 @@ class ScoreImages(_AsksRewards):
         elif images is None:  # a linked folder's name came out empty
             raise ValueError(NO_PICTURES)
         else:
-            assert images is not None, "VALIDATE_INPUTS has refused what gives neither"
             samples, names, said = ranking.samples_of(images, frames if video else None), (), []
             prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
             steps = stopping.progress(len(rewards))

@@ -103,7 +103,7 @@ def learned(
     *,
     measure_every: int = 10,
     groups: int = 2,
-    decay: float = 0.9,
+    decay: float = 0.8,
     w_min: float = 0.5,
 ) -> StepCredit:
     """Weights of each step for each reward, by the share of the reward's variance that the step decides.

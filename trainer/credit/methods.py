@@ -23,7 +23,7 @@ def step_credit(
     *,
     timestep_fraction: float = 1.0,
     seed: int = 0,
-    decay: float = 0.9,
+    decay: float = 0.95,
     **measuring: Any,
 ) -> StepCredit:
     """The credit of a row of `types.CREDITS`. `measuring`: `measure_every`, `groups` and `w_min` of `learned`."""

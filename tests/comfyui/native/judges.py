@@ -30,8 +30,6 @@ QUESTION = "Does this picture show a red circle?"
 
 
 def qwen3vl(tied: bool = True):
-    import comfy.sd
-    import comfy.supported_models_base
     from comfy.text_encoders import qwen3vl
 
     kind = "qwen3vl_4b" if tied else "qwen3vl_8b"
@@ -46,13 +44,21 @@ def qwen3vl(tied: bool = True):
         enter(attribute(qwen3vl, "QWEN3VL_CONFIGS", {kind: small}))
         enter(attribute(qwen3vl, "QWEN3VL_VISION", {kind: {**VISION, "deepstack_visual_indexes": [0, 1]}}))
         enter(attribute(qwen3vl, "QWEN3VL_VISION_COMMON", {**qwen3vl.QWEN3VL_VISION_COMMON, "num_heads": 4}))
-        target = comfy.supported_models_base.ClipTarget(
-            qwen3vl.tokenizer(model_type=kind), qwen3vl.te(dtype_llama=torch.float32, model_type=kind)
-        )
-        target.params = {}
-        clip = comfy.sd.CLIP(target)
+        clip = built(qwen3vl, kind)
     fill(clip.cond_stage_model, 1)
     return clip
+
+
+def built(family, kind: str):
+    """The CLIP of one of ComfyUI's modules of text encoders."""
+    import comfy.sd
+    import comfy.supported_models_base
+
+    target = comfy.supported_models_base.ClipTarget(
+        family.tokenizer(model_type=kind), family.te(dtype_llama=torch.float32, model_type=kind)
+    )
+    target.params = {}
+    return comfy.sd.CLIP(target)
 
 
 def transformers_qwen3vl(clip, tied: bool = True):
@@ -86,8 +92,6 @@ def transformers_qwen3vl(clip, tied: bool = True):
 
 
 def qwen35(tied: bool = True):
-    import comfy.sd
-    import comfy.supported_models_base
     from comfy.text_encoders import qwen35
 
     kind = "qwen35_2b"
@@ -103,11 +107,7 @@ def qwen35(tied: bool = True):
         place = Path(qwen35.__file__)
         if not (place.parent / "qwen35_tokenizer" / "vocab.json").exists():
             stack.enter_context(attribute(qwen35, "__file__", _with_vocabulary(place, Path(folder))))
-        target = comfy.supported_models_base.ClipTarget(
-            qwen35.tokenizer(model_type=kind), qwen35.te(dtype_llama=torch.float32, model_type=kind)
-        )
-        target.params = {}
-        clip = comfy.sd.CLIP(target)
+        clip = built(qwen35, kind)
     fill(clip.cond_stage_model, 2)
     return clip
 
