@@ -79,7 +79,7 @@ class PreferencePairs(Node):
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")
     OUTPUT_TOOLTIPS = (
-        "The pictures' latents and noise levels, a group of two to a pair. For Matching Step.",
+        "The pictures' latents and noise levels, a group of two to a pair. For Update: Matching.",
         "1 for the chosen picture, -1 for the rejected one, at every noise level alike.",
         "The same as scores of 1 and 0, where a credit node and a fusion node should weigh the noise levels.",
         "The pictures as they are trained on: the chosen one, then the rejected one, of every pair.",

@@ -55,13 +55,13 @@ class _Fuse(_Advantages):
 
 
 class MOCAFuse(_Fuse):
-    TITLE = "MOCA Fuse"
+    TITLE = "Combine Rewards: MOCA"
     CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
         "OTCA)."
     )
-    SEARCH_ALIASES = [*_FUSE, "moca", "otca", "mgda", "pareto"]
+    SEARCH_ALIASES = [*_FUSE, "moca fuse", "moca", "otca", "mgda", "pareto"]
     ESSENTIALS_CATEGORY = "Training"
     METHOD = "moca"
 
@@ -80,12 +80,12 @@ class MOCAFuse(_Fuse):
 
 
 class WeightedFuse(_Fuse):
-    TITLE = "Weighted Fuse"
+    TITLE = "Combine Rewards: Weighted"
     CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
         "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
     )
-    SEARCH_ALIASES = [*_FUSE, "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
+    SEARCH_ALIASES = [*_FUSE, "weighted fuse", "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
     REQUIRED = {
         "mode": choice(WEIGHTED_FUSIONS, label="combine").tip(
@@ -121,9 +121,9 @@ class BestOfN(_Advantages):
 
 
 class MinNormFuse(_Fuse):
-    TITLE = "Min-Norm Fuse"
+    TITLE = "Combine Rewards: Min-Norm"
     DESCRIPTION = "The min-norm problem without exploration (MGDA): a sample is pushed only where all objectives agree."
-    SEARCH_ALIASES = [*_FUSE, "min-norm", "mgda", "pareto", "conflict"]
+    SEARCH_ALIASES = [*_FUSE, "min-norm fuse", "min-norm", "mgda", "pareto", "conflict"]
     METHOD = "min_norm"
 
 

@@ -31,10 +31,11 @@ BATCH_SIZE = integer(SamplerSettings.batch_size, 0, 4096, advanced=True).tip(
 
 
 class SDESampler(Node):
-    TITLE = "SDE Sampler"
+    TITLE = "Sample Groups"
     CATEGORY = "OTCA/sampling"
     DESCRIPTION = "Samples a group of stochastic trajectories for every prompt, and decodes their pictures."
     SEARCH_ALIASES = [
+        "sde sampler",
         "sampler",
         "rollout",
         "sample",
@@ -73,7 +74,7 @@ class SDESampler(Node):
         ).tip(
             "How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
             "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
-            "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared noise off."
+            "precise: flow_sde solved exactly over each step. ode: none, for Update: Matching; with shared noise off."
         ),
         "eta": number(SamplerSettings.eta, 0.001, 4, step=0.01, label="amount of noise", advanced=True).tip(
             "How much noise each step adds (η). cps: at most 1."
@@ -168,11 +169,11 @@ def as_images(images):
 class MixGRPOWindow(Node):
     TITLE = "MixGRPO Window"
     CATEGORY = "OTCA/research"
-    DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps in the course of the training (MixGRPO)."
+    DESCRIPTION = "Moves Sample Groups's stochastic window over the steps in the course of the training (MixGRPO)."
     SEARCH_ALIASES = ["mixgrpo", "mix grpo", "sliding window", "sde window", "grpo"]
     RETURN_TYPES = ("INT", "INT")
     RETURN_NAMES = ("start", "length")
-    OUTPUT_TOOLTIPS = ("For the SDE Sampler's window start.", "For the SDE Sampler's window length.")
+    OUTPUT_TOOLTIPS = ("For Sample Groups's window start.", "For Sample Groups's window length.")
     FUNCTION = "place"
     PURE = True
 
@@ -180,7 +181,7 @@ class MixGRPOWindow(Node):
         "iteration": counter().tip(
             "Number of the iteration. Advances with every iteration (canvas: set it to increment)."
         ),
-        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of steps (T), the same as on the SDE Sampler."),
+        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of steps (T), the same as on Sample Groups."),
         "length": integer(4, 1, 1000, label="window length").tip(
             "Number of stochastic, trained steps in one iteration."
         ),
@@ -198,7 +199,7 @@ class MixGRPOWindow(Node):
     OPTIONAL = {
         "seed": seed(advanced=True).tip("Seed of the random windows."),
         "train_last_step": switch(advanced=True).tip(
-            "The same as on the SDE Sampler. Off: the window ends before the last step."
+            "The same as on Sample Groups. Off: the window ends before the last step."
         ),
     }
 

@@ -137,7 +137,7 @@ def prepared(workflow: Workflow, adapter: Path | None) -> tuple[FlowModel, str, 
     if workflow.find(PAIRS_NODE):
         raise ValueError(
             "otca analyze looks at what a policy samples, and Preference Pairs gives pictures that are there already. Fix: a "
-            "workflow with an SDE Sampler"
+            "workflow with an Sample Groups"
         )
     sampler, stack = only(workflow, SAMPLER_NODE), only(workflow, STACK_NODE)
     workflow.set(f"{sampler}.keep_graph", "off")  # nothing is trained

@@ -49,9 +49,9 @@ class _AsksRewards(Node):
 
 
 class RewardStack(_AsksRewards):
-    TITLE = "Reward Stack"
+    TITLE = "Score Samples"
     DESCRIPTION = "Scores the sampled pictures by every connected reward."
-    SEARCH_ALIASES = [*REWARD, "score images", "rewards", "combine rewards", "multi-reward"]
+    SEARCH_ALIASES = [*REWARD, "reward stack", "score images", "rewards", "combine rewards", "multi-reward"]
     ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("scores", "table")
@@ -61,7 +61,7 @@ class RewardStack(_AsksRewards):
     OPTIONAL = {
         **reward_sockets(),
         "overlap": switch(label="score while sampling").tip(
-            "Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
+            "Scores while the next samples are made, as many at a time as Sample Groups's batch size. Takes the "
             "memory of both at once."
         ),
     }

@@ -31,7 +31,14 @@ def test_title_category_and_outputs():
         assert len(names) == len(tips) == len(node.RETURN_TYPES) and all(tips), node_id
         assert set(getattr(node, "OUTPUT_LABELS", ())) <= set(names), node_id
     assert len(set(NODE_DISPLAY_NAME_MAPPINGS.values())) == len(NODES)
-    titles = {"Load Flow Model", "SDE Sampler", "Reward Stack", "TCD Weights", "MOCA Fuse", "GRPO Step"}
+    titles = {
+        "Load Flow Model",
+        "Sample Groups",
+        "Score Samples",
+        "Step Credit: TCD",
+        "Combine Rewards: MOCA",
+        "Update: GRPO",
+    }
     assert titles <= set(NODE_DISPLAY_NAME_MAPPINGS.values())
 
 
@@ -132,6 +139,12 @@ SEARCHES = {
     "aesthetic": {"RewardAesthetic"},
     "flux": {"LoadFlowModel", "MakeTrainable", "EmbeddedModel"},
     "grpo": {"GRPOStep", "SDESampler", "StepCredit"},
+    # What the design calls them.
+    "sde sampler": {"SDESampler"},
+    "reward stack": {"RewardStack"},
+    "tcd weights": {"TCDWeights"},
+    "moca fuse": {"MOCAFuse"},
+    "grpo step": {"GRPOStep"},
 }
 
 

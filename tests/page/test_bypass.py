@@ -88,7 +88,7 @@ def test_without_its_credit_node_all_steps_count_alike():
     stands_in = prompt.pop("9")
     assert stands_in["class_type"] == "OTCA_StepCredit"
     assert stands_in["inputs"] == {"trajectories": ["3", 0], "method": "uniform"}
-    assert stands_in["_meta"] == {"title": "TCD Weights (bypassed)"}
+    assert stands_in["_meta"] == {"title": "Step Credit: TCD (bypassed)"}
     others = queued(METHOD)
     del others["9"]
     assert prompt == others
@@ -189,7 +189,7 @@ def test_a_reroute_and_a_bypassed_node_of_somebody_elses_are_followed():
 
 
 def test_in_a_subgraph_whose_inputs_and_outputs_lead_out_of_it():
-    """7 is a subgraph with TCD Weights in it: trajectories come in, credit goes out."""
+    """7 is a subgraph with Step Credit: TCD in it: trajectories come in, credit goes out."""
     inner = {
         "id": "u-1",
         "nodes": [

@@ -159,7 +159,7 @@ TEMPLATES = {
         Template("preference_pairs", "21 Preference pairs - DPO from a folder of pictures"),
         Template("six_rewards", "22 Six rewards at once - CPU"),
         Template("otca", "31 Method - OTCA, the graph of the paper"),
-        Template("matching", "32 Method - Matching Step"),
+        Template("matching", "32 Method - Matching"),
         Template("mix_grpo", "33 Method - MixGRPO"),
         Template("stepwise_flow_grpo", "34 Method - Stepwise-Flow-GRPO"),
         Template("vipo", "35 Method - VIPO"),

@@ -22,7 +22,7 @@ GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), whi
 
 # Bytes of a trained parameter; all of these are float32.
 TRAINED_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Matching Step's old policy
+AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Update: Matching's old policy
 # What no count of tensors shows: CUDA's context, gaps between the allocator's blocks, workspaces of its libraries. ComfyUI keeps
 # 0.8 GB and its own reserve free for the same (minimum_inference_memory in comfy/model_management.py).
 RESERVE = 1 * GB
@@ -37,7 +37,7 @@ HALO = 8  # latent positions around a decoder's tile that are decoded with it
 
 LOADING = "loading"
 ENCODING, SAMPLING, DECODING, SCORING, UPDATE = ("encoding prompts", "sampling", "decoding", "scoring", "the update")
-JUDGING, UNDECODING = "the rewards' gradient", "the decoder's gradient"  # of Reward Gradient Step, within its update
+JUDGING, UNDECODING = "the rewards' gradient", "the decoder's gradient"  # of Update: Reward Gradient, within its update
 
 # Files of the rewards that have a network (docs/rewards.md), by node.
 REWARDS = {
@@ -103,7 +103,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Pull:
-    """What Reward Gradient Step goes through.
+    """What Update: Reward Gradient goes through.
 
     Attributes:
         holds_a_call: a call of the network waits for the gradient of the picture that it leads to.
@@ -173,13 +173,13 @@ class Iteration:
             yield "offload on every reward", {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}, {}
         if self.pull:
             yield "batch_size 1 on every reward", {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}, {}
-        yield "SDE Sampler merge_adapter off", {"merge_adapter": False}, {}
+        yield "Sample Groups merge_adapter off", {"merge_adapter": False}, {}
         yield "the update's batch_size 1", {"batch": 1}, {}
-        yield "SDE Sampler batch_size 1", {"sampling_batch": 1}, {}
-        yield "SDE Sampler keep_graph off", {"keep_graph": False}, {}
+        yield "Sample Groups batch_size 1", {"sampling_batch": 1}, {}
+        yield "Sample Groups keep_graph off", {"keep_graph": False}, {}
         if self.pull:
             for tile in (TILE, TILE // 2):
-                words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
+                words = f"Update: Reward Gradient tile {tile} (an estimate of the gradient)"
                 yield words, {"pull": replace(self.pull, tile=tile)}, {}
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
@@ -323,7 +323,7 @@ class Case(ABC):
         return 0
 
     def merged(self) -> int:
-        """The adapted weights with the adapter in them, which SDE Sampler's merge_adapter makes."""
+        """The adapted weights with the adapter in them, which Sample Groups's merge_adapter makes."""
         return 0
 
     # -- the phases --------------------------------------------------------------------------------------------------------

@@ -393,7 +393,7 @@ class PipelineCase(Case):
             if it.rewards:
                 yield "device cpu on every reward (slow)", {"rewards": ()}, {}
             if it.guided:
-                yield "GRPO Step unconditional_gradient off (another gradient)", {"both": False}, {}
+                yield "Update: GRPO unconditional_gradient off (another gradient)", {"both": False}, {}
             yield from it.smaller(VIDEOS if it.size[2] > 1 else PICTURES)
         if not is_frozen:
             yield "Load Flow Model training lora", {}, {"adapter": SMALL_ADAPTER}

@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The Reward Stack's table: what stands in which row, and what the rewards' correlations mean in words.
+ * The Score Samples's table: what stands in which row, and what the rewards' correlations mean in words.
  *
  * @typedef {{name: string, heldOut: boolean}} Column
  * @typedef {{column: number, descending: boolean}} Sort

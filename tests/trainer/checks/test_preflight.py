@@ -102,7 +102,7 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, m
     assert all(problem.input == "reward_1" and problem.fix.startswith("hold another reward out") for problem in found)
 
 
-# -- Reward Gradient Step ------------------------------------------------------------------------------------------------
+# -- Update: Reward Gradient ------------------------------------------------------------------------------------------------
 
 
 def followed(small_graph, changes=None, **replaced):
@@ -132,7 +132,7 @@ def test_rewards_none_of_which_has_a_gradient_are_named(small_graph):
     (problem,) = followed(small_graph, n4=jpeg)
     assert (problem.severity, problem.input) == ("error", "scores")
     assert problem.message.startswith("no trained reward has a gradient (compressibility)")
-    assert "GRPO Step or Matching Step" in problem.fix
+    assert "Update: GRPO or Update: Matching" in problem.fix
 
 
 def test_a_reward_without_a_gradient_beside_one_that_has_it_is_only_watched(small_graph):

@@ -187,7 +187,7 @@ def test_bad_input_says_what_to_do(toy, load_toy, sample):
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\), not 1"):
         inverse_variance_weights(toy, taken, 1)
     judged = advantages(asked(toy, taken), advantage())
-    with pytest.raises(ValueError, match="the credit inverse variance goes by the gradients of GRPO Step"):
+    with pytest.raises(ValueError, match="the credit inverse variance goes by the gradients of Update: GRPO"):
         matching.update(toy, taken, judged, MatchingSettings(learning_rate=1e-3))
 
 
@@ -198,4 +198,4 @@ def test_a_graph_with_matching_step_is_refused_before_it_runs(small_graph):
 
     assert not [p for p in problems(Workflow(with_node(small_graph()), NODE_CLASS_MAPPINGS)) if p.severity == "error"]
     found = [str(p) for p in problems(Workflow(with_node(small_graph(source="quickstart.json")), NODE_CLASS_MAPPINGS))]
-    assert any("OTCA_StepCredit" in text and "Matching Step measures none" in text for text in found)
+    assert any("OTCA_StepCredit" in text and "Update: Matching measures none" in text for text in found)

@@ -336,7 +336,7 @@ def test_processes_measure_what_one_does():
 
 
 def taught(graph, **inputs):
-    """The graph with learned credit in place of TCD Weights."""
+    """The graph with learned credit in place of Step Credit: TCD."""
     values = {"measure_every": 2, "groups": 1, "decay": 0.8, "w_min": 0.25, **inputs}
     links = {"trajectories": ["3", 0], "scores": ["8", 0], "model": ["1", 0]}
     graph["9"] = {"class_type": "OTCA_StepCredit", "inputs": {"method": "learned", **links, **values}}
