@@ -435,8 +435,7 @@ def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str
         names = given.names(prompts)
         if needed and not names:
             raise given.missing(prompts[0])
-        for name in dict.fromkeys(names):
-            given.check(name)
+        given.check(prompts)
     except (PromptError, NotAllowed) as error:
         message, _, fix = str(error).partition(". Fix: ")
         yield message, fix
