@@ -20,10 +20,10 @@ from ..host.access import folders, opening, permissions, wants
 from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
 from ..inference import guidance
-from ..trainer.families.given import KEY as IMAGE
 from ..trainer.pairs import reading
 from ..trainer.policy.files import ADAPTER
-from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
+from ..trainer.prompts import IMAGE, IMAGES, folder_of_pairs, picture_names
+from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE, place_of
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
 from ..trainer.workflow.problem import Problem, WorkflowError
@@ -207,6 +207,8 @@ class _Collector:
         return self._copy(source, REWARDS)
 
     def _copy_prompts(self, value: str) -> str:
+        if (pairs := folder_of_pairs(value)) is not None:
+            return self._copy_folder(*pairs)
         path, descriptor = permissions.open_prompts(value)
         content = opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
@@ -214,6 +216,19 @@ class _Collector:
         if path.suffix.lower() == ".jsonl":
             content = self._copy_pictures_of(content.decode("utf-8-sig")).encode()
         return self._copy(path, INPUTS, content)
+
+    def _copy_folder(self, path: Path, prompts: list[str]) -> str:
+        """Copies pictures and their texts, and returns the folder's name in the bundle."""
+        if own := _name_in_pack(path, paths.ASSETS / "prompts"):
+            return own
+        name = self._name(path, INPUTS)
+        for prompt in prompts:
+            text = Path(place_of(prompt)).relative_to(path)
+            [picture] = picture_names(prompt)
+            for file in (text.as_posix(), text.with_suffix(Path(picture).suffix).as_posix()):
+                folders.read_below(path, file, permissions.MOST_PICTURE_BYTES)  # a link out of the folder is refused here
+                self.contents.copied[f"{INPUTS}/{name}/{file}"] = path / file
+        return name
 
     def _copy_picture(self, name: str) -> str:
         """Copies a picture of the input folder, and returns its name in the bundle."""
@@ -229,8 +244,12 @@ class _Collector:
         lines = text.split("\n")
         for number, line in enumerate(lines):
             entry = json.loads(line) if line.lstrip().startswith("{") else {}
-            if isinstance(entry.get(IMAGE), str):
-                lines[number] = json.dumps({**entry, IMAGE: self._copy_picture(entry[IMAGE])}, ensure_ascii=False)
+            named = {
+                IMAGE: self._copy_picture(entry[IMAGE]) if isinstance(entry.get(IMAGE), str) else None,
+                IMAGES: list(map(self._copy_picture, entry.get(IMAGES) or [])),
+            }
+            if named := {key: value for key, value in named.items() if value}:
+                lines[number] = json.dumps({**entry, **named}, ensure_ascii=False)
         return "\n".join(lines)
 
     def _copy_pairs(self, value: str) -> str:

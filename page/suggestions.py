@@ -13,7 +13,7 @@ from typing import Any
 
 from ..host import paths
 from ..host.access.folders import OURS
-from ..host.access.permissions import PROMPT_SUFFIXES
+from ..host.access.permissions import PICTURE_SUFFIXES, PROMPT_SUFFIXES
 from ..host.text import quoted
 from ..trainer.run import offered
 from ..trainer.workflow.running import Workflow, WorkflowError
@@ -31,7 +31,12 @@ SEVERAL = ("layers",)  # kinds of which an input takes several, with commas betw
 
 def _prompt_files() -> list[str]:
     names = names_in(paths.input_folders(), file_of(*PROMPT_SUFFIXES), INPUT_DEPTH)
-    return [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
+    lists = [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
+    pictures = set(names_in(paths.input_folders(), file_of(*PICTURE_SUFFIXES), INPUT_DEPTH))
+    of_pictures = {os.path.splitext(name)[0] for name in pictures}
+    pairs = {name for name in lists if os.path.splitext(name)[0] in of_pictures}  # a picture's text, in a folder of such pairs
+    below = {name.rpartition("/")[0] for name in pairs if "/" in name}
+    return [*sorted(below), *(name for name in lists if name not in pairs or "/" not in name)]
 
 
 def _picture_folders() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..host import json_files
-from ..host.access import opening, permissions
+from ..host.access import folders, opening, permissions
 from .types import Prompt, Prompts, metadata_of
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class PromptError(ValueError):
 
 
 def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
-    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named; of `preset` if the box is empty.
+    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named, or of a folder of pairs; of
+    `preset` if the box is empty.
 
     Those of a .jsonl file are `Prompt`s, whose metadata is all that their line says beside `prompt`.
 
@@ -41,12 +43,64 @@ def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
     if not file:
         prompts = _lines(text)
         source = None
+    elif (pairs := folder_of_pairs(file)) is not None:
+        source, prompts = pairs
     else:
         source, content = _content(file)
         prompts = _json_lines(content, source) if source.suffix.lower() == ".jsonl" else _lines(content)
     if not prompts:
         raise PromptError(f"no prompts{f' in {source}' if source else ''}. Fix: type one per line, or choose a file")
     return prompts
+
+
+def folder_of_pairs(name: str) -> tuple[Path, list[str]] | None:
+    """The folder and its prompts: one for each picture with a text of the same name, as `a.png` and `a.txt`, which says what to
+    do with it. None if the name is not a folder's.
+
+    Raises:
+        NotAllowed: a folder that workflows may not read, or a link out of it.
+        PromptError: no pair in it, a picture or a text that stands alone, two pictures for one text, or a text that is empty or
+            cannot be read.
+    """
+    if name.lower().endswith(permissions.PROMPT_SUFFIXES):
+        return None
+    try:
+        return opening.in_time(lambda: _pairs(name.rstrip("/")))
+    except FileNotFoundError:
+        return None
+    except (OSError, opening.Refused) as error:
+        if isinstance(error, permissions.NotAllowed):
+            raise
+        raise PromptError(f"folder {name!r} {error}. Fix: copy it into ComfyUI's input folder") from error
+
+
+def _pairs(name: str) -> tuple[Path, list[str]]:
+    path = folders.input_folder(name, permissions.PROMPTS)
+    texts = {os.path.splitext(file)[0]: file for file in folders.names_below(path, (".txt",))}
+    shown: dict[str, str] = {}
+    for file in folders.names_below(path, permissions.PICTURE_SUFFIXES):
+        stem = os.path.splitext(file)[0]
+        if stem in shown:
+            raise PromptError(f"{path}: {shown[stem]} and {file} belong to one text. Fix: keep one of them")
+        shown[stem] = file
+    if lonely := sorted(texts.keys() ^ shown.keys()):
+        lacks = "no picture" if lonely[0] in texts else f"no {lonely[0]}.txt"
+        file = texts.get(lonely[0]) or shown[lonely[0]]
+        fix = "put both there, as a.png and a.txt, or take it away"
+        raise PromptError(f"{path}: {file} has {lacks} beside it ({len(lonely)} such files). Fix: {fix}")
+    return path, [_pair(path, name, texts[stem], shown[stem]) for stem in sorted(texts)]
+
+
+def _pair(folder: Path, name: str, text: str, picture: str) -> Prompt:
+    try:
+        said = folders.read_below(folder, text, permissions.MOST_PROMPT_BYTES).decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{folder / text} is not text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
+    except opening.Refused as error:
+        raise PromptError(f"{folder / text} {error}. Fix: put a plain text there") from error
+    if not said:
+        raise PromptError(f"{folder / text} is empty. Fix: write into it what is to be done with {picture}")
+    return Prompt(said, {IMAGE: f"{name}/{picture}"}, str(folder / text))
 
 
 def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prompts:
@@ -83,6 +137,8 @@ def file_state(file: str) -> str:
     """Changes when the file does, so that an edited prompt file is read again."""
     if not file:
         return ""
+    if (pairs := folder_of_pairs(file)) is not None:
+        return hashlib.sha256(json.dumps([key(prompt) for prompt in pairs[1]]).encode()).hexdigest()
 
     def state() -> os.stat_result:
         _, descriptor = permissions.open_prompts(file)

@@ -193,6 +193,19 @@ def qwen_image():
     )
 
 
+def qwen_image_edit(plus: bool = False):
+    """Qwen-Image with a processor of pictures, whose template has as many tokens as the pipeline drops."""
+    import diffusers
+    from transformers import Qwen2VLImageProcessorPil, Qwen2VLProcessor
+
+    parts = qwen_image().components
+    tokenizer = parts["tokenizer"]
+    tokenizer.model_max_length = 4096
+    pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
+    processor = Qwen2VLProcessor(Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 64), tokenizer)
+    return pipeline(**parts, processor=processor)
+
+
 def qwen_image_21(**settings):
     from diffusers import (
         AutoencoderKLQwenImage21,
@@ -352,6 +365,8 @@ FAMILIES = {
     "z-image": z_image,
     "z-image-turbo": lambda: z_image(turbo=True),
     "qwen-image": qwen_image,
+    "qwen-image-edit": qwen_image_edit,
+    "qwen-image-edit-plus": lambda: qwen_image_edit(plus=True),
     "qwen-image-2.1": qwen_image_21,
     "qwen-image-2.1-turbo": lambda: qwen_image_21(sample_sigmas=[1.0, 0.9, 0.7, 0.3]),
     "flux2-klein-base": flux2,

@@ -21,7 +21,9 @@ from ...host import devices, search
 from ...host.access.permissions import NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
+from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
+from ..memory.native import Architecture, architecture_of
 from ..prompts import PRESET, PromptError, read_prompts
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
@@ -409,36 +411,63 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
 def _texts(graph: _Graph) -> Iterator[Problem]:
     for sampler in graph.of(SAMPLER_NODE):
         loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
-        model = graph.models.get(loader) if loader else None
-        if not loader or not isinstance(model, Configuration) or graph.nodes[dataset].class_type != DATASET_NODE:
+        if not loader or graph.nodes[dataset].class_type != DATASET_NODE:
             continue
-        values = graph.values[dataset]
+        model, values = graph.models.get(loader), graph.values[dataset]
         try:
             prompts = read_prompts(values["prompts"], values["file"], PRESET)
         except (PromptError, NotAllowed):
             continue  # which the node itself refuses
         name = "file" if values["file"] else "prompts"
-        checkpoint = model.checkpoint
-        if checkpoint.takes_pictures or checkpoint.needs_pictures:
-            wrong = _wrong_pictures(prompts, checkpoint.needs_pictures)
-            yield from (graph.misfit(dataset, Misfit(name, *parts)) for parts in wrong)
-        if found := model.too_long(prompts, graph.values[loader]["max_sequence_length"]):
+        checkpoint = model.checkpoint if isinstance(model, Configuration) else None
+        if wrong := _wrong_pictures(prompts, checkpoint, _kind(graph, loader)):
+            yield graph.misfit(dataset, Misfit(name, *wrong))
+        if isinstance(model, Configuration) and (
+            found := model.too_long(prompts, graph.values[loader]["max_sequence_length"])
+        ):
             number, length, limit = found
             message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, and the text encoder reads {limit}"
             problem = graph.problem(dataset, name, message, "shorten it")
             yield replace(problem, severity="warning")
 
 
-def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str]]:
-    """What is wrong with the first picture that cannot be had, and the fix."""
+# Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.
+EDIT_KINDS = ("flux", "flux2", "qwen_image", "krea2")
+
+
+def _kind(graph: _Graph, loader: str) -> Architecture | None:
+    """The published model that ComfyUI's own loader loads for Make Trainable, as far as its file's name says so."""
+    node_id, seen = loader, set()
+    while node_id not in seen and (link := graph.nodes[node_id].links.get("model")):
+        seen.add(node_id)
+        node_id = link[0]
+    name = graph.values[node_id].get("unet_name")
+    return architecture_of(name) if isinstance(name, str) else None
+
+
+def _wrong_pictures(
+    prompts: list[str], checkpoint: Checkpoint | None, kind: Architecture | None
+) -> tuple[str, str] | None:
+    """What is wrong with the first prompt's picture that cannot be had or used, and the fix."""
     try:
-        names = given.names(prompts)
-        if needed and not names:
-            raise given.missing(prompts[0])
-        given.check(prompts)
+        with_pictures = [prompt for prompt in prompts if given.named(prompt)]
+        if checkpoint is not None and (checkpoint.takes_pictures or checkpoint.needs_pictures) and not checkpoint.edits:
+            names = given.names(prompts)
+            if checkpoint.needs_pictures and not names:
+                raise given.missing(prompts[0])
+        elif checkpoint is not None:
+            for prompt in with_pictures:
+                if (count := len(given.named(prompt))) > checkpoint.edits:
+                    raise given.too_many(prompt, count, checkpoint.edits)
+            if checkpoint.needs_pictures and len(with_pictures) < len(prompts):
+                raise given.missing(next(prompt for prompt in prompts if not given.named(prompt)), "edits pictures")
+        elif kind is not None and kind.image_model not in EDIT_KINDS and with_pictures:
+            raise given.too_many(with_pictures[0], len(given.named(with_pictures[0])), 0)
+        given.check(with_pictures)
     except (PromptError, NotAllowed) as error:
         message, _, fix = str(error).partition(". Fix: ")
-        yield message, fix
+        return message, fix
+    return None
 
 
 CHECKS = (

@@ -47,16 +47,26 @@ class EditModel(PipelineModel):
     def call(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
         """As `predict`, for rows whose pictures are of one size."""
 
+    def text_condition(
+        self, texts: Sequence[str], pictures: Sequence[tuple[given.Picture, ...]], settings: SamplerSettings
+    ) -> Condition:
+        """The condition of texts alone, for a text encoder that sees no pictures."""
+        return super().condition(texts, settings)
+
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
-        condition = super().condition(texts, settings)
-        pictures = [self._pictures(text) for text in texts]
+        return self.about(texts, list(map(self._pictures, texts)), settings)
+
+    def about(
+        self, texts: Sequence[str], pictures: Sequence[tuple[given.Picture, ...]], settings: SamplerSettings
+    ) -> Condition:
+        """`condition` of prompts that are about these pictures."""
+        condition = self.text_condition(texts, pictures, settings)
         if not any(pictures):
             return condition
         latents = [[self._latents(picture, settings) for picture in each] for each in pictures]
         sizes = tuple(tuple((of.shape[-2] // PATCH, of.shape[-1] // PATCH) for of in each) for each in latents)
-        rows = [
-            torch.cat([packed(of[None])[0] for of in each]) if each else torch.empty(0, self._width) for each in latents
-        ]
+        nothing = torch.empty(0, self.latent_grid.channels * PATCH**2)
+        rows = [torch.cat([nothing, *(packed(of[None])[0] for of in each)]) for each in latents]
         tokens = devices.upload(pad_sequence(rows, batch_first=True), self.device)
         lengths = torch.tensor([len(row) for row in rows])
         names = [SOURCE] if condition.negative() is None else [SOURCE, NEGATIVE + SOURCE]
@@ -66,11 +76,6 @@ class EditModel(PipelineModel):
             lengths=condition.lengths | dict.fromkeys(names, lengths),
             sizes=sizes,
         )
-
-    @property
-    def _width(self) -> int:
-        """Numbers of a token."""
-        return self.latent_grid.channels * PATCH**2
 
     def _pictures(self, text: str) -> tuple[given.Picture, ...]:
         """A prompt's pictures. Raises PromptError for more than the family takes."""

@@ -8,14 +8,22 @@ adapter changes it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ...host import devices
+from . import given
+from .base import EXAMPLE
 from .condition import Condition
+from .edits import EditModel, resized, with_sources
 from .latents import NormalizedModel, packed, unpacked
+from .sizes import area_size
+
+if TYPE_CHECKING:
+    from ..types import SamplerSettings
 
 
 class QwenImage(NormalizedModel):
@@ -35,16 +43,95 @@ class QwenImage(NormalizedModel):
 
     def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
         height, width = x.shape[-2:]
+        sources = condition.sizes[0] if condition.sizes else ()
         with self.autocast():
             tokens = self.transformer(
-                hidden_states=packed(x.to(self.dtype)),
+                hidden_states=with_sources(packed(x.to(self.dtype)), condition),
                 timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
                 encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
                 encoder_hidden_states_mask=condition.mask("tokens"),
-                img_shapes=[[(1, height // 2, width // 2)]] * len(x),
+                img_shapes=[[(1, height // 2, width // 2), *((1, *size) for size in sources)]] * len(x),
                 return_dict=False,
             )[0]
-        return unpacked(tokens, height, width).float()
+        return unpacked(tokens[:, : height * width // 4], height, width).float()
+
+
+class QwenImageEdit(EditModel, QwenImage):
+    """`diffusers.QwenImageEditPipeline`: the text encoder sees the picture as it is encoded."""
+
+    PIPELINE = "QwenImageEditPipeline"
+    call = QwenImage.predict
+
+    def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
+        return area_size(width, height, settings.width * settings.height)
+
+    def seen_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
+        """(width, height) at which the text encoder sees a picture."""
+        return self.source_size(width, height, settings)
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        for text in texts:
+            if not given.named(text):
+                raise given.missing(text, "edits pictures")
+        return super().condition(texts, settings)
+
+    def example(self, settings: SamplerSettings) -> Condition:
+        grey = torch.full((settings.height, settings.width, 3), 128, dtype=torch.uint8)
+        return self.about([EXAMPLE], [(given.Picture("grey", grey),)], settings)
+
+    def text_condition(self, texts: Sequence[str], pictures: Sequence[tuple], settings: SamplerSettings) -> Condition:
+        asked = [self._key(text, each, settings) for text, each in zip(texts, pictures, strict=True)]
+        condition = self.embeddings(asked)
+        if self.guides(settings.guidance, settings.guidance_2):  # the negative prompt is about the same pictures
+            away = [self._key(settings.negative_prompt, each, settings) for each in pictures]
+            return condition.beside(self.embeddings(away))
+        return condition
+
+    def _key(self, text: str, pictures: tuple, settings: SamplerSettings) -> Seen:
+        sizes = [self.seen_size(each.pixels.shape[1], each.pixels.shape[0], settings) for each in pictures]
+        return Seen(text, tuple(zip(pictures, sizes, strict=True)))
+
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
+        rows = []
+        for text in texts:  # one by one, since their pictures are of different size
+            assert isinstance(text, Seen), "encoded with its pictures"
+            seen = [Image.fromarray(resized(each.pixels.numpy(), *size)) for each, size in text.shown]
+            tokens, _ = self.pipeline.encode_prompt(image=self._shown(seen), prompt=[str.__str__(text)], device=device)
+            rows.append(tokens[0])
+        return Condition.of_rows("tokens", rows)
+
+    def _shown(self, pictures: list[Image.Image]) -> Any:
+        """As the pipeline hands them to its processor."""
+        return pictures[0]
+
+
+class QwenImageEditPlus(QwenImageEdit):
+    """`diffusers.QwenImageEditPlusPipeline`, of 2509 and 2511: several pictures, which the text encoder sees in a small size."""
+
+    PIPELINE = "QwenImageEditPlusPipeline"
+
+    def seen_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
+        return area_size(width, height, 384 * 384)
+
+    def _shown(self, pictures: list[Image.Image]) -> Any:
+        return pictures
+
+
+class Seen(str):
+    """A text and the pictures that the text encoder sees with it, each with its size there: a key of its embedding."""
+
+    shown: tuple[tuple[given.Picture, tuple[int, int]], ...]
+
+    def __new__(cls, text: str, shown: tuple) -> Seen:
+        seen = super().__new__(cls, text)
+        seen.shown = shown
+        return seen
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seen) and str.__eq__(self, other) and self.shown == other.shown
+
+    def __hash__(self) -> int:
+        return hash((str.__hash__(self), self.shown))
 
 
 class QwenImage21(NormalizedModel):

@@ -110,6 +110,13 @@ def kontext_size(width: int, height: int, area: int, unit: int) -> tuple[int, in
     return across, down
 
 
+def area_size(width: int, height: int, area: int, unit: int = 32) -> tuple[int, int]:
+    """(width, height) of a picture scaled to an area, as Qwen-Image-Edit's pipelines reckon it."""
+    across = math.sqrt(area * (width / height))
+    down = across / (width / height)
+    return max(1, round(across / unit)) * unit, max(1, round(down / unit)) * unit
+
+
 def flux(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae["latent_channels"], _scale(vae), PATCH)
 
@@ -352,6 +359,19 @@ RULES = {
     "QwenImagePipeline": Family(
         "qwen.QwenImage", qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024
     ),
+    **{
+        f"QwenImageEdit{kind}Pipeline": Family(
+            f"qwen.QwenImageEdit{kind}",
+            qwen_image,
+            image_shift,
+            Guidance(off=1.0, keeps_norm=True),
+            most_tokens=1024,
+            needs_pictures=True,
+            edits=most,
+            parts=("text_encoder", "tokenizer", "processor"),
+        )
+        for kind, most in (("", 1), ("Plus", 3))
+    },
     # It has no limit of its own but the positions of its tokens, and only Turbo brings noise levels.
     "QwenImage21Pipeline": Family(
         "qwen.QwenImage21",

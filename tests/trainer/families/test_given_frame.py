@@ -138,7 +138,7 @@ def test_what_is_wrong_with_pictures(model, video, pictures, tmp_path):
     with pytest.raises(ValueError, match="frames 1: the prompts give the first one. Fix: 5 or more"):
         model.sample_shape([with_picture], video(frames=1))
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(PromptError, match="image '.*broken.png' of a prompt: is not one of .*Fix: put a picture"):
+    with pytest.raises(PromptError, match="image '.*broken.png' of a prompt: is not one of .*Fix: put a plain picture"):
         model.condition([Prompt("d", {"image": str(tmp_path / "broken.png")})], video())
 
 
