@@ -163,16 +163,20 @@ def z_image(turbo: bool = False):
     )
 
 
-def qwen_image():
+def qwen_image(image_token: str = ""):
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = _qwen_tokenizer()
+    tokenizer = _qwen_tokenizer(**({"extra_special_tokens": {"image_token": image_token}} if image_token else {}))
+    places = {}
+    if image_token:
+        places = {"image_token_id": tokenizer.image_token_id}
+        places |= {"vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>")}
     text = _qwen_config(tokenizer, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
     vision = dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, fullatt_block_indexes=[0]
     )
-    encoder = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    encoder = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **places))
     transformer = QwenImageTransformer2DModel(
         in_channels=32,
         out_channels=8,
@@ -194,16 +198,17 @@ def qwen_image():
 
 
 def qwen_image_edit(plus: bool = False):
-    """Qwen-Image with a processor of pictures, whose template has as many tokens as the pipeline drops."""
+    """Qwen-Image, whose text encoder sees pictures."""
     import diffusers
-    from transformers import Qwen2VLImageProcessorPil, Qwen2VLProcessor
+    from transformers import PaddleOCRVLProcessor, Qwen2VLImageProcessorPil
 
-    parts = qwen_image().components
+    parts = qwen_image(image_token="<|image_pad|>").components
     tokenizer = parts["tokenizer"]
-    tokenizer.model_max_length = 4096
+    tokenizer.model_max_length = 4096  # a token for every byte of the pipeline's message
+    # The real one, Qwen2VLProcessor, needs torchvision; of texts and pictures this one makes the same.
+    looks = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 64)
     pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
-    processor = Qwen2VLProcessor(Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 64), tokenizer)
-    return pipeline(**parts, processor=processor)
+    return pipeline(**parts, processor=PaddleOCRVLProcessor(looks, tokenizer))  # pyright: ignore[reportArgumentType]
 
 
 def qwen_image_21(**settings):
@@ -442,15 +447,16 @@ CHAT = (
 WORDS = "the image by detailing color shape size texture quantity text spatial relationships of objects and background"
 
 
-def _qwen_tokenizer(chat: str = CHAT) -> Any:
+def _qwen_tokenizer(chat: str = CHAT, **more: Any) -> Any:
     """Qwen's with a token for every byte, and so much of its template for chats as is used here."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Qwen2Tokenizer(vocab=letters, merges=[], chat_template=chat, model_max_length=96)
+    tokenizer = Qwen2Tokenizer(vocab=letters, merges=[], chat_template=chat, model_max_length=96, **more)
     tokenizer.add_tokens(["system", "user", "assistant", "Describe", *(f" {word}" for word in WORDS.split())])
-    special = {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "pad_token": "<|endoftext|>"}
+    marks = ["<|im_start|>", "<|im_end|>", *(["<|vision_start|>", "<|vision_end|>"] if more else [])]
+    special = {"additional_special_tokens": marks, "pad_token": "<|endoftext|>"}
     tokenizer.add_special_tokens(special)
     return tokenizer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import diffusers
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from PIL import Image
 
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.training import assert_recomputed
+from comfyui_otca.trainer.families import given
 from comfyui_otca.trainer.families.edits import resized
 from comfyui_otca.trainer.families.latents import packed, unpacked
-from comfyui_otca.trainer.families.sizes import KONTEXT_SIZES, kontext_size
+from comfyui_otca.trainer.families.sizes import KONTEXT_SIZES, area_size, kontext_size
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.prompts import PromptError
 from comfyui_otca.trainer.sde import transition
@@ -84,6 +87,76 @@ def test_kontexts_deterministic_sampler_is_the_pipelines(tiny_folder, prompts, p
         ).images
         expected = unpacked(latents, *noise.shape[-2:])
         torch.testing.assert_close(x[row : row + 1], expected, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=["qwen-image-edit", "qwen-image-edit-plus"])
+def qwen(request, tiny_folder):
+    return load_flow_model(tiny_folder(request.param), lora_rank=2, lora_alpha=3.0, device="cpu")
+
+
+@pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (4.0, "a blue square")])
+def test_qwen_image_edits_deterministic_sampler_is_the_pipelines(
+    qwen, prompts, pictures, settings, guidance, negative, monkeypatch
+):
+    """The pipelines scale pictures to 1024 x 1024, which are scaled to the area of what is sampled here."""
+    asked = settings(width=64, height=64, guidance=guidance, negative_prompt=negative)
+    pipeline = getattr(diffusers, qwen.PIPELINE).from_pretrained(
+        qwen.path, torch_dtype=torch.float32, processor=qwen.pipeline.processor
+    )
+    module = sys.modules[type(pipeline).__module__]
+    is_plus = qwen.PIPELINE == "QwenImageEditPlusPipeline"
+    if is_plus:
+        monkeypatch.setattr(module, "VAE_IMAGE_SIZE", 64 * 64)
+    else:
+        own = module.calculate_dimensions
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(64 * 64, ratio))
+    texts = [*prompts, Prompt(TEXTS[0], {"images": pictures[:2]})] if is_plus else prompts
+    noise = noise_for(qwen, asked, len(texts))
+    x = walked(qwen, texts, asked, noise)
+    for row, text in enumerate(texts):
+        shown = [Image.open(name) for name in given.named(text)]
+        latents = pipeline(
+            shown if is_plus else shown[0],
+            str(text),
+            negative_prompt=negative,
+            true_cfg_scale=guidance,
+            width=64,
+            height=64,
+            num_inference_steps=asked.steps,
+            latents=packed(noise[row : row + 1]),
+            output_type="latent",
+        ).images
+        expected = unpacked(latents, *noise.shape[-2:])
+        torch.testing.assert_close(x[row : row + 1], expected, rtol=0, atol=1e-4)
+
+
+def test_qwen_image_edit_needs_a_picture_and_knows_the_one_of_its_prompt(qwen, pictures, settings, perturb, sample):
+    asked = settings(width=64, height=64, guidance=4.0)
+    with pytest.raises(PromptError, match="prompt 'a' has no image, and this model edits pictures. Fix: "):
+        qwen.condition(["a"], asked)
+    texts = [Prompt(TEXTS[0], {"image": name}) for name in (*pictures, pictures[0])]
+    x = noise_for(qwen, asked, 1).expand(4, -1, -1, -1)
+    found = qwen.velocity(x, 0.7, qwen.condition(texts, asked), 4.0)
+    assert (found[0] - found[1]).abs().max() > 1e-3 and (found[0] - found[2]).abs().max() > 1e-3
+    torch.testing.assert_close(found[0], found[3], rtol=0, atol=1e-6)
+    assert qwen.graph_bytes(asked) > 0
+    model = perturb(qwen)
+    trajectories = sample(model, asked, prompts=tuple(texts[:2]))
+    assert_recomputed(model, trajectories).backward()
+    assert all(
+        parameter.grad is not None
+        for name, parameter in model.policy.trainable_named().items()
+        if "transformer_blocks.1.attn.to_add_out" not in name and "transformer_blocks.1.txt_mlp" not in name
+    ), "all that the picture depends on"
+    model.policy.forget_gradients()
+    model.policy.make_fresh()
+
+
+def test_qwen_image_edits_sizes_are_its_makers():
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
+
+    for width, height in ((640, 480), (333, 1000), (1024, 1024), (1920, 1080)):
+        assert area_size(width, height, 1024 * 1024) == calculate_dimensions(1024 * 1024, width / height)
 
 
 def test_kontexts_sizes_are_its_makers():
