@@ -226,7 +226,9 @@ class _Collector:
             text = Path(place_of(prompt)).relative_to(path)
             [picture] = picture_names(prompt)
             for file in (text.as_posix(), text.with_suffix(Path(picture).suffix).as_posix()):
-                folders.read_below(path, file, permissions.MOST_PICTURE_BYTES)  # a link out of the folder is refused here
+                folders.read_below(
+                    path, file, permissions.MOST_PICTURE_BYTES
+                )  # a link out of the folder is refused here
                 self.contents.copied[f"{INPUTS}/{name}/{file}"] = path / file
         return name
 

@@ -34,7 +34,9 @@ def _prompt_files() -> list[str]:
     lists = [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
     pictures = set(names_in(paths.input_folders(), file_of(*PICTURE_SUFFIXES), INPUT_DEPTH))
     of_pictures = {os.path.splitext(name)[0] for name in pictures}
-    pairs = {name for name in lists if os.path.splitext(name)[0] in of_pictures}  # a picture's text, in a folder of such pairs
+    pairs = {
+        name for name in lists if os.path.splitext(name)[0] in of_pictures
+    }  # a picture's text, in a folder of such pairs
     below = {name.rpartition("/")[0] for name in pairs if "/" in name}
     return [*sorted(below), *(name for name in lists if name not in pairs or "/" not in name)]
 

@@ -183,6 +183,24 @@ def test_not_allowed_is_said_of_the_input(places, small_graph, collected, tmp_pa
     assert all(problem.input == "file" for problem in found) and "workflows may read" in found[0].message
 
 
+def test_a_folder_of_pairs_is_copied_whole(places, small_graph, collected):
+    folder = places.input / "edits"
+    (folder / "more").mkdir(parents=True)
+    for name in ("one", "more/two"):
+        Image.new("RGB", (8, 8), "red").save(folder / f"{name}.jpg")
+        (folder / f"{name}.txt").write_text("make it blue")
+    held = collected(small_graph({PROMPTS: {"file": "edits", "prompts": ""}}))
+    assert inputs_of(held.graph, PROMPTS)["file"] == "edits"
+    files = ("one.jpg", "one.txt", "more/two.jpg", "more/two.txt")
+    assert held.copied == {f"inputs/edits/{name}": folder / name for name in files}
+    outside = places.input.parent / "secret.jpg"
+    Image.new("RGB", (8, 8)).save(outside)
+    (folder / "one.jpg").unlink()
+    (folder / "one.jpg").symlink_to(outside)
+    [problem] = problems(collected, small_graph({PROMPTS: {"file": "edits", "prompts": ""}}))
+    assert problem.input == "file" and "link out of its folder" in problem.message
+
+
 class LoadImage:
     """A view of ComfyUI's own, as `host/foreign_nodes.py` makes it."""
 
@@ -214,6 +232,13 @@ def test_pictures_of_the_input_folder_are_copied(places, small_graph, collected,
     assert set(held.copied) == {"inputs/mine.jsonl", *(f"inputs/{name}" for name in pictures)}
     for name, source in pictures.items():
         assert held.copied[f"inputs/{name}"] == (places.input / source).read_bytes()
+    several = json.dumps({"prompt": "a", "images": ["other.png", "below/first.png"]})
+    (places.input / "mine.jsonl").write_text(several, encoding="utf-8")
+    held = collected(graph)
+    names = json.loads(held.copied["inputs/mine.jsonl"])["images"]
+    assert [held.copied[f"inputs/{name}"] for name in names] == [
+        (places.input / name).read_bytes() for name in ("other.png", "below/first.png")
+    ]
     graph["90"]["inputs"]["image"] = "made.png [output]"
     (places.input / "other.png").unlink()
     found = {problem.input: str(problem) for problem in problems(collected, graph)}

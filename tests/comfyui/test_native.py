@@ -94,6 +94,46 @@ def test_family(inside, family, check):
     CHECKS[check](inside, family, **SHORT.get(check, {}))
 
 
+# -- prompts with pictures -----------------------------------------------------------------------------------------------------
+
+EDITS = ("Flux", "Flux2", "QwenImage", "Krea2", "Omnigen2", "LongCatImage")
+OLD_EDITS = ("Flux", "QwenImage", "Omnigen2")
+
+
+@pytest.fixture(params=EDITS)
+def edit(request, inside):
+    if inside.installation != NEWEST and request.param not in OLD_EDITS:
+        pytest.skip("this ComfyUI has no such model, or takes no pictures for it")
+    return request.param
+
+
+def test_pictures_of_a_prompt_become_what_comfyuis_nodes_make_of_them(inside, edit):
+    found = inside.ask("as_stock", edit)
+    assert found["same"] and found["apart"] <= 1e-6, found
+    assert len(set(map(tuple, found["sizes"]))) == 2, "one is wide, the other tall"
+
+
+def test_pictures_enter_the_prediction_as_in_comfyuis_sampler(inside, edit):
+    forms = ["plain", "guidance"] + ["two"] * (edit != "LongCatImage")
+    found = inside.ask("edited", edit, forms=forms)
+    assert max(found[form] for form in forms) <= 1e-5, found
+    assert found["another"] > 1e-2 and found["left_out"] > 1e-2, "another picture, and none, predict something else"
+
+
+def test_the_gradient_and_the_file_of_an_adapter_that_sees_pictures(inside, edit):
+    found = inside.ask("edit_gradients", edit, forms=["off", "on"])
+    assert max(found["off"], found["on"]) <= 5e-3, found
+    found = inside.ask("edit_lora", edit)
+    assert found["file"] <= 1e-5 < 1e-2 < found["moved"] and found["keys"] == 2 * found["patches"] > 0, found
+
+
+def test_a_model_that_takes_no_pictures_says_so(once):
+    found = once.ask("refused")
+    assert found["SD3"].startswith("prompts name pictures, and SD3 takes no pictures. Fix: "), found
+    assert "Chroma takes no pictures" in found["Chroma"], "it would leave them out without a word"
+    assert "looks at none" in found["QwenImage"] and "names 4 pictures, and this model takes 3" in found["Krea2"]
+
+
 def test_one_weight_of_a_model_stored_in_float8(inside):
     check_gradients(inside, "SD3", ("plain fp8", "low checkpointing fp8"))
 

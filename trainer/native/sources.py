@@ -1,5 +1,5 @@
-"""Pictures that an edit model works on, as ComfyUI's own nodes hand them over: to the text encoder, where it looks at pictures, and
-as `reference_latents`.
+"""Pictures that an edit model works on, as ComfyUI's own nodes hand them over: to the text encoder, where it looks at pictures,
+and as `reference_latents`.
 
 Which sizes a family wants is neither in its weights nor in its code: it is what its own nodes and workflows do. WAYS says it for
 the families that are known. Where their workflows make pictures of 1024 x 1024, references are scaled to that area; here to the
@@ -87,21 +87,21 @@ WAYS = {
     "Omnigen2": Way(by_area(1), "area"),
 }
 
+EDITORS = "FLUX Kontext, FLUX.2, Qwen-Image-Edit, Krea 2, LongCat-Image-Edit or OmniGen2"
+
 
 def way_of(core: Any, clip: CLIP) -> Way:
     """How this model takes pictures. Raises FlowModelError if it takes none, or its text encoder does not look at them."""
-    kind = type(core).__name__
-    way = WAYS.get(kind)
-    if way is None or "ref_latents" not in inspect.signature(type(core.diffusion_model).forward).parameters:
-        takes = (
-            "takes no pictures"
-            if "ref_latents" not in core.extra_conds_shapes(**{REFERENCES: [torch.zeros(1, 16, 1, 2, 2)]})
-            else "takes pictures in a way that is not known here"
-        )
+    kind, network = type(core).__name__, type(core.diffusion_model)
+    calls = [getattr(network, name) for name in ("forward", "_forward") if hasattr(network, name)]
+    takes = any("ref_latents" in inspect.signature(call).parameters for call in calls)
+    if not takes or kind not in WAYS:
+        wrong = "takes pictures in a way that is not known here" if takes else "takes no pictures"
         raise FlowModelError(
-            f"prompts name pictures, and {kind} {takes}. Fix: take `image` and `images` out of the prompts' lines, or load a model "
-            f"that edits: {', '.join(WAYS)}"
+            f"prompts name pictures, and {kind} {wrong}. Fix: take `image` and `images` out of the prompts' lines, or load a "
+            f"model that edits: {EDITORS}"
         )
+    way = WAYS[kind]
     if way.seen and "images" not in inspect.signature(clip.tokenizer.tokenize_with_weights).parameters:
         raise FlowModelError(
             f"clip: the text encoder of {kind} has to see the pictures that prompts name, and this one looks at none. Fix: load "

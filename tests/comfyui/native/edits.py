@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from comfyui_otca.host.access import permissions
+from comfyui_otca.tests.comfyui.tiny.parts import TinyTokenizer
 from comfyui_otca.tests.comfyui.native.made import Loss, Made, apart, entries, make
+from comfyui_otca.trainer.families.options import FlowModelError
 from comfyui_otca.trainer.types import Prompt, SamplerSettings
 
 LARGE, SIDE = 1024, 64  # where the sizes of references are those of ComfyUI's own nodes, and where a call is quick
@@ -261,3 +263,17 @@ def edit_lora(family: str) -> dict:
         "keys": len(state),
         "patches": sum(map(len, patched.patches.values())),
     }
+
+
+def refused(_: str = "") -> dict:
+    """What is said of models that take no pictures, of an encoder that looks at none, and of too many pictures."""
+    found = {}
+    for family, names in {"SD3": 1, "Chroma": 1, "QwenImage": 1, "Krea2": 4}.items():
+        made = make(family)
+        if family == "QwenImage":
+            made.model.clip.tokenizer = TinyTokenizer()
+        try:
+            made.model.condition([Prompt("a", {"images": [files()[0]] * names})], settings(made))
+        except FlowModelError as error:
+            found[family] = str(error)
+    return found
