@@ -229,7 +229,7 @@ def picture_names(prompt: str) -> tuple[str, ...]:
     if not isinstance(several, list) or not all(isinstance(name, str) and name for name in several):
         raise ValueError(f"has {opening.shown(several)} for its {IMAGES}, which is not a list of names of pictures")
     if not several:
-        raise ValueError(f"has an empty list for its {IMAGES}: leave the key out if there are none")
+        raise ValueError(f"has an empty list for its {IMAGES}: leave the key out where nothing is shown")
     if len(several) > MOST_PICTURES:
         raise ValueError(f"has {len(several)} pictures for its {IMAGES}, and {MOST_PICTURES} may be given")
     return tuple(several)

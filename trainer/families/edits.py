@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...host import devices
 from . import given
+from .base import EXAMPLE
 from .condition import MOST_BYTES, NEGATIVE, Condition
 from .latents import packed
 from .pipeline import PipelineModel
@@ -55,6 +56,9 @@ class EditModel(PipelineModel):
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
         return self.about(texts, list(map(self._pictures, texts)), settings)
+
+    def example(self, settings: SamplerSettings) -> Condition:
+        return self.about([EXAMPLE], [(given.grey(settings.width, settings.height),)], settings)
 
     def about(
         self, texts: Sequence[str], pictures: Sequence[tuple[given.Picture, ...]], settings: SamplerSettings

@@ -76,7 +76,8 @@ class FluxKontext(EditModel, Flux):
     def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
         return kontext_size(width, height, settings.width * settings.height, self.latent_grid.unit)
 
-    call = Flux.predict
+    def call(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        return Flux.predict(self, x, levels, condition, guidance)
 
 
 class Flux2(PipelineModel):

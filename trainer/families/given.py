@@ -57,6 +57,13 @@ def pictures(prompt: str) -> tuple[Picture, ...]:
     return tuple(_read(name, prompt) for name in named(prompt))
 
 
+def grey(width: int, height: int) -> Picture:
+    """A picture of no file, where it counts only that there is one."""
+    import torch
+
+    return Picture(f"grey {width} x {height}", torch.full((height, width, 3), 128, dtype=torch.uint8))
+
+
 def named(prompt: str) -> tuple[str, ...]:
     """The names of a prompt's pictures. Raises PromptError if its line names them in a wrong way."""
     try:

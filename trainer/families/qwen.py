@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...host import devices
 from . import given
-from .base import EXAMPLE
 from .condition import Condition
 from .edits import EditModel, resized, with_sources
 from .latents import NormalizedModel, packed, unpacked
@@ -60,7 +59,9 @@ class QwenImageEdit(EditModel, QwenImage):
     """`diffusers.QwenImageEditPipeline`: the text encoder sees the picture as it is encoded."""
 
     PIPELINE = "QwenImageEditPipeline"
-    call = QwenImage.predict
+
+    def call(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        return QwenImage.predict(self, x, levels, condition, guidance)
 
     def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
         return area_size(width, height, settings.width * settings.height)
@@ -74,10 +75,6 @@ class QwenImageEdit(EditModel, QwenImage):
             if not given.named(text):
                 raise given.missing(text, "edits pictures")
         return super().condition(texts, settings)
-
-    def example(self, settings: SamplerSettings) -> Condition:
-        grey = torch.full((settings.height, settings.width, 3), 128, dtype=torch.uint8)
-        return self.about([EXAMPLE], [(given.Picture("grey", grey),)], settings)
 
     def text_condition(self, texts: Sequence[str], pictures: Sequence[tuple], settings: SamplerSettings) -> Condition:
         asked = [self._key(text, each, settings) for text, each in zip(texts, pictures, strict=True)]

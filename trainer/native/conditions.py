@@ -87,7 +87,7 @@ def together(prompts: Sequence[Prompt], network: str) -> Processed:
 
 
 class Encodings:
-    """What a CLIP makes of texts and of the pictures that they are about, in main memory; the longest unused are forgotten first."""
+    """What a CLIP makes of texts and of their pictures, in main memory; the longest unused are forgotten first."""
 
     def __init__(self, clip: CLIP, with_pictures: Callable[[Asked], Conditioning] | None = None):
         """`with_pictures` encodes a text that is about pictures."""

@@ -17,7 +17,7 @@ from ...host import devices
 from ...host.devices import moving
 from .. import schedule
 from ..families import given
-from ..families.base import FlowModel, frame_size, noise_levels
+from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
 from ..memory import fitting
 from ..types import SamplerSettings
 from . import conditions, frozen, guard, sources, suitable
@@ -88,6 +88,7 @@ class NativeModel(FlowModel):
         self._room = 0.0  # bytes that computing needs beside the weights
         self._checkpointing = options.checkpointing
         self._conditions: dict[tuple, NativeCondition] = {}
+        self._most_pictures = 0  # of a prompt, so far
         self._decoding = threading.RLock()
         # Whether the network writes over what autograd keeps; None: not known yet.
         self._writes_over: bool | None = None
@@ -169,7 +170,18 @@ class NativeModel(FlowModel):
     # -- prompts -----------------------------------------------------------------------------------------------------------
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> NativeCondition:
-        asked = self._asked(texts, settings)
+        return self._of(self._asked(texts, settings), settings)
+
+    def example(self, settings: SamplerSettings) -> NativeCondition:
+        pictures = (given.grey(settings.width, settings.height),) * self._most_pictures
+        return self._of([Asked(EXAMPLE, pictures, settings.width * settings.height if pictures else 0)], settings)
+
+    def _asked(self, texts: Sequence[str], settings: SamplerSettings) -> list[Asked]:
+        pictures, area = list(map(given.pictures, texts)), settings.width * settings.height
+        self._most_pictures = max(self._most_pictures, *map(len, pictures))
+        return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
+
+    def _of(self, asked: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         distinct = tuple(dict.fromkeys(asked))
         case = distinct, settings
         if case not in self._conditions:
@@ -177,10 +189,6 @@ class NativeModel(FlowModel):
                 del self._conditions[oldest]
             self._conditions[case] = self._condition(distinct, settings)
         return replace(self._conditions[case], index=tuple(map(distinct.index, asked)))
-
-    def _asked(self, texts: Sequence[str], settings: SamplerSettings) -> list[Asked]:
-        pictures, area = map(given.pictures, texts), settings.width * settings.height
-        return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
 
     def _condition(self, distinct: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
@@ -195,8 +203,8 @@ class NativeModel(FlowModel):
         made: list[dict[str, Processed]] = [{} for _ in distinct]
         for name in self.wrapped:  # the outer loop: two networks may not have room side by side
             expert = self._load(name)
-            for processed, *pair in zip(made, positive, negative, strict=True):
-                processed[name] = conditions.processed(expert, self._conds(*pair, settings), x, options[name])
+            for processed, prompt, away in zip(made, positive, negative, strict=True):
+                processed[name] = conditions.processed(expert, self._conds(prompt, away, settings), x, options[name])
         prompts = tuple(Prompt(processed) for processed in made)
         return NativeCondition(prompts, (), options)
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from comfyui_otca.host.access import permissions
-from comfyui_otca.tests.comfyui.tiny.parts import TinyTokenizer
 from comfyui_otca.tests.comfyui.native.made import Loss, Made, apart, entries, make
+from comfyui_otca.tests.comfyui.tiny.parts import TinyTokenizer
 from comfyui_otca.trainer.families.options import FlowModelError
 from comfyui_otca.trainer.types import Prompt, SamplerSettings
 
@@ -24,8 +24,9 @@ LARGE, SIDE = 1024, 64  # where the sizes of references are those of ComfyUI's o
 NEGATIVE = "blurry"
 TEXTS = ("make the circle blue", "take the green square out of this picture")
 SHAPES = {"wide": (48, 100), "tall": (96, 52)}
-# What references are scaled to at SIDE x SIDE, (width, height), reckoned by hand: 64 / √(100·48) = 0.9238, 64 / √(52·96) = 0.9058.
-# Kontext has no 25 : 12 but 1456 x 720 and no 13 : 24 but 752 x 1392, in sixteenths of that in 64ths of 1024.
+# What references are scaled to at SIDE x SIDE, (width, height), reckoned by hand: 64 / √(100·48) = 0.9238
+# and 64 / √(52·96) = 0.9058 times as large.
+# Kontext's 1456 x 720 and 752 x 1392, a sixteenth of them, in multiples of 16.
 SMALL = {
     "Flux": ((96, 48), (48, 80)),
     "Flux2": ((92, 44), (47, 87)),
@@ -238,7 +239,7 @@ def edit_gradients(family: str, forms: list[str]) -> dict:
 
 
 def edit_lora(family: str) -> dict:
-    """The file of an adapter that saw pictures, in ComfyUI's stock loader and at ComfyUI's own conditioning, against our model."""
+    """The file of an adapter that saw pictures, in ComfyUI's loader and at ComfyUI's own conditioning, against our model."""
     import comfy.sd
     import comfy.utils
 
