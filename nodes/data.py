@@ -34,8 +34,9 @@ class PromptDataset(Node):
     }
     OPTIONAL = {
         "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
-            "A .txt file with one prompt per line, or a .jsonl file whose objects have a `prompt`, and for image to "
-            "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box."
+            "A .txt file with one prompt per line; a .jsonl file whose objects have a `prompt`, and for edits or image to "
+            "video an `image` or `images`; or a folder with a picture and its text for each prompt (a.png, a.txt). In "
+            "ComfyUI's input folder or one that you allow. Used instead of the text box."
         )
     }
 

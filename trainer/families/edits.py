@@ -69,8 +69,8 @@ class EditModel(PipelineModel):
             return condition
         latents = [[self._latents(picture, settings) for picture in each] for each in pictures]
         sizes = tuple(tuple((of.shape[-2] // PATCH, of.shape[-1] // PATCH) for of in each) for each in latents)
-        nothing = torch.empty(0, self.latent_grid.channels * PATCH**2)
-        rows = [torch.cat([nothing, *(packed(of[None])[0] for of in each)]) for each in latents]
+        width = self.latent_grid.channels * PATCH**2
+        rows = [torch.cat([packed(of[None])[0] for of in each]) if each else torch.empty(0, width) for each in latents]
         tokens = devices.upload(pad_sequence(rows, batch_first=True), self.device)
         lengths = torch.tensor([len(row) for row in rows])
         names = [SOURCE] if condition.negative() is None else [SOURCE, NEGATIVE + SOURCE]

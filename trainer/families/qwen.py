@@ -24,6 +24,8 @@ from .sizes import area_size
 if TYPE_CHECKING:
     from ..types import SamplerSettings
 
+SEEN = 384  # pixels of a side of a square picture, as the text encoder of Edit Plus sees it
+
 
 class QwenImage(NormalizedModel):
     """`diffusers.QwenImagePipeline`."""
@@ -91,8 +93,9 @@ class QwenImageEdit(EditModel, QwenImage):
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         rows = []
         for text in texts:  # one by one, since their pictures are of different size
-            assert isinstance(text, Seen), "encoded with its pictures"
-            seen = [Image.fromarray(resized(each.pixels.numpy(), *size)) for each, size in text.shown]
+            # A text without pictures is a stand-in, of which only the length counts.
+            shown = text.shown if isinstance(text, Seen) else ((given.grey(SEEN, SEEN), (SEEN, SEEN)),)
+            seen = [Image.fromarray(resized(each.pixels.numpy(), *size)) for each, size in shown]
             tokens, _ = self.pipeline.encode_prompt(image=self._shown(seen), prompt=[str.__str__(text)], device=device)
             rows.append(tokens[0])
         return Condition.of_rows("tokens", rows)
@@ -108,7 +111,7 @@ class QwenImageEditPlus(QwenImageEdit):
     PIPELINE = "QwenImageEditPlusPipeline"
 
     def seen_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
-        return area_size(width, height, 384 * 384)
+        return area_size(width, height, SEEN * SEEN)
 
     def _shown(self, pictures: list[Image.Image]) -> Any:
         return pictures

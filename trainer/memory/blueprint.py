@@ -75,6 +75,8 @@ class Blueprint:
         given = {**self.settings, **networks, "scheduler": getattr(diffusers, kind).from_config(dict(config))}
         given |= {name: Words(most) for name, most in self.tokens.items()}
         asked = list(inspect.signature(cls.__init__).parameters.items())[1:]
+        if "processor" in dict(asked):  # of texts and pictures
+            given.setdefault("processor", Words(max(self.tokens.values())))
         return cls(**{name: given.get(name) for name, it in asked if name in given or it.default is it.empty})
 
 

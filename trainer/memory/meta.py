@@ -139,8 +139,12 @@ def _tensors(value) -> Iterator[Tensor]:
 TOKEN = re.compile(r"<\|.*?\|>|\w+|[^\w\s]|\n")
 
 
+SEEN = 28  # pixels of a side that a vision-language model has one token for
+
+
 class Words:
-    """A token for each word and each sign of a text; all tokens are number 0.
+    """A token for each word and each sign of a text; all tokens are number 0. Pictures beside it add as many as Qwen2.5-VL makes
+    of them, and are not looked at.
 
     Attributes:
         model_max_length: the most of a text.
@@ -155,11 +159,19 @@ class Words:
         return TOKEN.findall(text)
 
     def __call__(
-        self, texts: str | Sequence[str], padding: bool | str = False, max_length: int = 0, **more: Any
+        self,
+        texts: str | Sequence[str] = "",
+        padding: bool | str = False,
+        max_length: int = 0,
+        text: Sequence[str] = (),
+        images: Any = None,
+        **more: Any,
     ) -> BatchEncoding:
         most = max_length or self.model_max_length
         rows = [texts] if isinstance(texts, str) else texts
-        counts = torch.tensor([min(most, len(self.tokenize(text))) for text in rows])
+        rows, shown = (text or rows), images if isinstance(images, list) else [images] if images is not None else []
+        seen = sum((picture.width // SEEN) * (picture.height // SEEN) for picture in shown)
+        counts = torch.tensor([min(most, len(self.tokenize(text))) + seen for text in rows])
         mask = torch.arange(max_length if padding == "max_length" else int(counts.max())) < counts[:, None]
         return BatchEncoding({"input_ids": torch.zeros_like(mask, dtype=torch.int64), "attention_mask": mask.long()})
 
