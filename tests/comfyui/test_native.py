@@ -128,7 +128,7 @@ def test_the_gradient_and_the_file_of_an_adapter_that_sees_pictures(inside, edit
 
 
 def test_a_model_that_takes_no_pictures_says_so(once):
-    found = once.ask("refused")
+    found = once.ask("pictures_refused")
     assert found["SD3"].startswith("prompts name pictures, and SD3 takes no pictures. Fix: "), found
     assert "Chroma takes no pictures" in found["Chroma"], "it would leave them out without a word"
     assert "looks at none" in found["QwenImage"] and "names 4 pictures, and this model takes 3" in found["Krea2"]

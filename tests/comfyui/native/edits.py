@@ -266,7 +266,7 @@ def edit_lora(family: str) -> dict:
     }
 
 
-def refused(_: str = "") -> dict:
+def pictures_refused(_: str = "") -> dict:
     """What is said of models that take no pictures, of an encoder that looks at none, and of too many pictures."""
     found = {}
     for family, names in {"SD3": 1, "Chroma": 1, "QwenImage": 1, "Krea2": 4}.items():
