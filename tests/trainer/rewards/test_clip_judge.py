@@ -12,7 +12,7 @@ import torch
 from comfyui_otca.nodes.rewards.external import RewardVLMJudge
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.networks.answers import Reading, sized
-from comfyui_otca.trainer.rewards import clip_judge
+from comfyui_otca.trainer.rewards import clip_judge, sources
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.clip_judge import ClipJudge, PairJudge, opponents
 from comfyui_otca.trainer.rewards.templates import TEMPLATES
@@ -23,7 +23,7 @@ class Fake:
     """Answers by how bright a picture's first corner is; notes what it is asked."""
 
     def __init__(self, clip):
-        self.asked, self.clip = [], clip
+        self.asked, self.clip, self.written = [], clip, []
 
     def ask(self, asked, choices, batch_size=0):
         self.asked += asked
@@ -31,8 +31,8 @@ class Fake:
         for first in range(0, len(asked), size):
             yield {n: Reading(self.clip(asked[n], choices), "so") for n in range(len(asked))[first : first + size]}
 
-    def write(self, one, longest):
-        return "I cannot see it"
+    def write(self, one, longest=512):
+        return self.written.pop(0) if self.written else "I cannot see it"
 
     def leave(self):
         self.asked.append("left")
@@ -173,12 +173,12 @@ def test_the_picture_that_was_edited_comes_first(tmp_path, monkeypatch):
         assert one.text.startswith(text)
     with pytest.raises(RewardError, match="2 pictures, and one stands for all samples"):
         score([ClipJudge(judge=bright, template="rest kept", source=pictures(0.1, 0.2))], pictures(0.5), ["x"])
-    with pytest.raises(RewardError, match="prompt 'x' has none. Fix: connect source, or name one"):
+    with pytest.raises(RewardError, match="line of prompt 'x' has no image. Fix: name one in that line"):
         score([ClipJudge(judge=bright, template="same person")], pictures(0.5), ["x"])
     named = ClipJudge(judge=lambda one, choices: (0.9, 0.0), question="Is {source} kept?")
     read = []
     monkeypatch.setattr(
-        clip_judge.given,
+        sources.given,
         "picture",
         lambda *args: read.append(args) or torch.full((4, 4, 3), 51, dtype=torch.uint8).numpy(),
     )
@@ -232,6 +232,21 @@ def test_pictures_are_shown_in_sizes_that_a_model_takes():
     assert sized(torch.full((300, 200, 3), 0.3), side=896).unique().tolist() == pytest.approx([0.3])
 
 
+def test_an_answer_that_begins_with_its_reasons_is_written_out(caplog):
+    """Two scores of 0 to 25, of which the lower one counts: 20/25 and 5/25."""
+    judge = ClipJudge(judge=bright, template="UnifiedReward-Edit quality")
+    judge.answers.written = [
+        '{\n\n"reasoning" : "a [sharp] picture",\n"score" : [20, 23],\n}',
+        '{"reasoning": "blurred", "score": [25, 5]}',
+        '{"reasoning": "score: none of it',
+        '{"score": [26, 5]}',
+    ]
+    found = score([judge], pictures(0.1, 0.2, 0.3, 0.4), ["x"] * 4)[:, 0]
+    assert found[:2].tolist() == pytest.approx([0.8, 0.2]) and found[2:].isnan().all()
+    assert "question 2: it answered '{\"reasoning\": \"score: none of it', which has no scores" in caplog.text
+    assert "question 3: it answered" in caplog.text
+
+
 # --- templates ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +273,8 @@ DIGESTS = {
     "UnifiedReward-2.0 pair alignment": "6950e4b4c0d0ced1",
     "UnifiedReward pair": "4f3ed250a407d0e2",
     "UnifiedReward-Edit pair": "18f5e438575574b2",
+    "UnifiedReward-Edit instruction": "32674e6f0d44883b",
+    "UnifiedReward-Edit quality": "ddb40baa511dbf2f",
 }
 
 
