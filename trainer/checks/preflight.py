@@ -429,6 +429,36 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
             yield replace(problem, severity="warning")
 
 
+def _sources(graph: _Graph) -> Iterator[Problem]:
+    """Rewards that look at the picture that was edited have one for each prompt, by its line or by their node."""
+    for stack in graph.of(*ASKING_NODES):
+        rewards = {name: link[0] for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
+        seeing = {
+            name: node
+            for name, node in rewards.items()
+            if "source" not in graph.nodes[node].links
+            and getattr(graph.nodes[node].cls, "sees_source", _never)(**graph.values[node])
+        }
+        for dataset in graph.of(DATASET_NODE) if seeing else ():
+            values = graph.values[dataset]
+            try:
+                prompts = read_prompts(values["prompts"], values["file"], PRESET)
+            except (PromptError, NotAllowed):
+                continue  # which the node itself refuses
+            lacking = [number for number, prompt in enumerate(prompts, 1) if given.edited(prompt) is None]
+            for name, node in seeing.items() if lacking else ():
+                message = (
+                    f"{graph.titles([node])} looks at the picture that was edited, and line {lacking[0]} of "
+                    f"{graph.titles([dataset])} has no {given.KEY}"
+                )
+                fix = 'name one in each line: {"prompt": "…", "image": "start.png"}, or connect source'
+                yield graph.problem(stack, name, message, fix)
+
+
+def _never(**_: Any) -> bool:
+    return False
+
+
 def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str]]:
     """What is wrong with the first picture that cannot be had, and the fix."""
     try:
@@ -456,5 +486,6 @@ CHECKS = (
     _models,
     _sampler,
     _texts,
+    _sources,
     *method.CHECKS,
 )

@@ -12,6 +12,7 @@ from ..prompts import PromptError
 from ..types import metadata_of
 
 KEY = "image"
+SEVERAL = "images"  # the first of them is the one that an edit begins with
 
 
 def names(prompts: Sequence[str]) -> list[str]:
@@ -29,6 +30,14 @@ def names(prompts: Sequence[str]) -> list[str]:
             message = f"prompt {prompt[:60]!r} has {wrong} {KEY}, and others have one"
             raise PromptError(f"{message}. Fix: give every line the name of a picture, or none")
     return [name for name in found if isinstance(name, str)]
+
+
+def edited(prompt: str) -> str | None:
+    """The name of the picture that a prompt's line says is edited: its `image`, or the first of its `images`."""
+    metadata = metadata_of(prompt)
+    several = metadata.get(SEVERAL)
+    name = metadata.get(KEY) or (several[0] if isinstance(several, list) and several else several)
+    return name if isinstance(name, str) else None
 
 
 def missing(prompt: str) -> PromptError:

@@ -76,7 +76,7 @@ class ClipDirection(NetworkReward):
     network: Clip
 
     def __init__(
-        self, name: str = "clip_direction", *, model: str = "shapes-clip", source: Tensor | None = None, **use
+        self, name: str = "clip_direction", *, model: str = "shapes-clip", source: Tensor | str | None = None, **use
     ):
         super().__init__(name, Clip, search.model(model, MARKER), **use)
         self.sources = Sources(source)

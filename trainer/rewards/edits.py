@@ -39,7 +39,7 @@ class EditReward(Reward):
 
     reads_prompt = False  # its words: another `image` in its line is another prompt
 
-    def __init__(self, name: str, *, source: Tensor | None = None, share: float = 0.3, **use):
+    def __init__(self, name: str, *, source: Tensor | str | None = None, share: float = 0.3, **use):
         super().__init__(name, **use)
         self.sources, self.share = Sources(source), share
 

@@ -11,7 +11,6 @@ from ..families import given
 from ..networks import RewardError
 from ..types import metadata_of
 
-MANY = "images"  # of a prompt's line: several pictures, of which the first is the one that was edited
 MASK = "mask"  # of a prompt's line: a picture that is white where it may change
 REMEMBERED = 64  # pictures that prompts name
 
@@ -20,11 +19,13 @@ class Sources:
     """Pictures that were edited.
 
     Args:
-        pictures: [N, H, W, 3]: one for all samples, or none; then a prompt's `image` is it, or the first of its `images`.
+        given: [N, H, W, 3], one for all samples; or the name of a file that is; or none: then a prompt's `image` is it, or the
+            first of its `images`.
     """
 
-    def __init__(self, pictures: Tensor | None = None):
-        self.pictures: list[Tensor] = [] if pictures is None else list(pictures[..., :3].float().clamp(0, 1).cpu())
+    def __init__(self, given: Tensor | str | None = None):
+        self.name = given if isinstance(given, str) else ""
+        self.pictures = list(given[..., :3].float().clamp(0, 1).cpu()) if isinstance(given, Tensor) else []
         self._named: dict[tuple[str, int, int], Tensor] = {}
 
     def of(self, prompt: str, height: int, width: int) -> Tensor:
@@ -42,7 +43,7 @@ class Sources:
             )
         if self.pictures:
             return self.pictures[0]
-        name = named(prompt)
+        name = self.name or given.edited(prompt)
         if name is None:
             raise RewardError(
                 f"it looks at the picture that was edited, and the line of prompt {str(prompt)[:60]!r} has no {given.KEY}. "
@@ -75,14 +76,6 @@ class Sources:
                 del self._named[oldest]
             self._named[key] = torch.tensor(given.picture(name, width, height)) / 255
         return self._named[key]
-
-
-def named(prompt: str) -> str | None:
-    """The name of the picture that a prompt's line says was edited."""
-    metadata = metadata_of(prompt)
-    many = metadata.get(MANY)
-    name = metadata.get(given.KEY) or (many[0] if isinstance(many, list) and many else many)
-    return name if isinstance(name, str) else None
 
 
 def covering(picture: Tensor, height: int, width: int) -> Tensor:
