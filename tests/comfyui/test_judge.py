@@ -23,6 +23,15 @@ def test_the_chance_of_yes_is_that_of_transformers(able, family, tied):
     assert found["left"] == [], "ComfyUI's object is as it was"
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["4B", "12B"])
+def test_gemmas_chance_of_yes_is_that_of_transformers(able, large):
+    found = able.ask("gemma_as_transformers", large=large)
+    assert found["batched"] == pytest.approx(found["transformers"], abs=1e-4)
+    assert found["batched"] == pytest.approx(found["single"], abs=1e-5)
+    assert max(found["single"][:3]) - min(found["single"][:3]) > 1e-3, "the picture matters"
+    assert found["hooks"] == 0, "ComfyUI's object is as it was"
+
+
 def test_a_picture_is_looked_at_once_however_often_it_is_compared(able):
     assert able.ask("looks", "Qwen3VL")["looks"] == 4
 

@@ -29,7 +29,7 @@ class Fake:
         self.asked += asked
         size = batch_size or len(asked) or 1
         for first in range(0, len(asked), size):
-            yield {n: Reading(self.clip(asked[n], choices), "so") for n in range(len(asked))[first : first + size]}
+            yield {n: Reading(self.clip(asked[n], choices)) for n in range(len(asked))[first : first + size]}
 
     def write(self, one, longest=512):
         return self.written.pop(0) if self.written else "I cannot see it"
