@@ -147,12 +147,14 @@ class ClipJudge(Reward):
         new = [number for number, key in enumerate(keys) if key not in self._known]
         step = stopping.progress(len(new))
         wrong: dict[int, Reading | str] = {}
-        for number, value in self._read([asked[number] for number in new]):
-            if isinstance(value, Reading | str):
-                wrong[new[number]] = value
-            else:
-                self._known[keys[new[number]]] = value
-            step()
+        for part in self._read([asked[number] for number in new]):
+            for number, value in part.items():
+                if isinstance(value, Reading | str):
+                    wrong[new[number]] = value
+                else:
+                    self._known[keys[new[number]]] = value
+            for _ in part:  # which may stop, and then what the whole pass answered is known
+                step()
         if wrong:
             self._tell(wrong, asked)
         values = [self._known.get(key, math.nan) for key in keys]
@@ -160,25 +162,28 @@ class ClipJudge(Reward):
             del self._known[oldest]
         return values
 
-    def _read(self, asked: Sequence[Asked]) -> Iterator[tuple[int, float | Reading | str]]:
-        """(number of the question, its value, or what its answer begins with or is instead), as the forward passes end."""
+    def _read(self, asked: Sequence[Asked]) -> Iterator[dict[int, float | Reading | str]]:
+        """{number of the question: its value, or what its answer begins with or is instead}, as the forward passes end."""
         kind = self.template.answer
         if kind == WRITTEN:
             for number, one in enumerate(asked):
                 written = self.answers.write(one)
-                yield number, written if (value := lowest_written(written)) is None else value
+                yield {number: written if (value := lowest_written(written)) is None else value}
             return
         if kind in ("yes_no", "which"):
             for part in self.answers.ask(asked, CHOICES[kind], self.batch_size):
-                yield from (
-                    (number, shares(reading)[0] if is_answer(reading) else reading) for number, reading in part.items()
-                )
+                yield {
+                    number: shares(reading)[0] if is_answer(reading) else reading for number, reading in part.items()
+                }
             return
         lowest, highest = int(CHOICES[kind][0]), int(CHOICES[kind][-1])
         size = self.batch_size or len(asked)
         for start in range(0, len(asked), size):
-            for number, value in enumerate(self._expected(asked[start : start + size], CHOICES[kind]), start):
-                yield number, (value - lowest) / (highest - lowest) if isinstance(value, float) else value
+            values = enumerate(self._expected(asked[start : start + size], CHOICES[kind]), start)
+            yield {
+                number: (value - lowest) / (highest - lowest) if isinstance(value, float) else value
+                for number, value in values
+            }
 
     def _expected(self, asked: Sequence[Asked], digits: Sequence[str], place: int = 0) -> list[float | Reading]:
         """The expected number Σ P(digit)·(digit + what is expected behind it), as deep as the template has decimals. The highest

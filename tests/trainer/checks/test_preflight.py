@@ -135,7 +135,9 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
     found = preflight._Graph(Workflow(content, NODE_CLASS_MAPPINGS | {"Picture": Picture}), 1)
     problems = [str(problem) for problem in preflight._sources(found)]
     assert len(problems) == (told and second == '{"prompt": "b"}')
-    assert all("edits looks at" in one and "line 2 of" in one and "has no image. Fix: name one in each line" in one for one in problems)
+    for problem in problems:
+        assert f'edits "{kind}" looks at the picture that was edited, and line 2 of' in problem
+        assert "has no image. Fix: name one in each line" in problem
 
 
 # -- Update: Reward Gradient ------------------------------------------------------------------------------------------------

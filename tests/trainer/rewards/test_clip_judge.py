@@ -97,8 +97,8 @@ def test_a_share_of_two_pictures_is_read_to_the_hundredth():
         return tuple(float(choice == chance) for choice in choices)
 
     judge = PairJudge(judge=says, template="UnifiedReward-2.0 pair alignment")
-    read = dict(judge._read([judge._asked((torch.zeros(2, 2, 3), torch.ones(2, 2, 3)), "x")]))
-    assert read == {0: pytest.approx(0.43)}
+    read = list(judge._read([judge._asked((torch.zeros(2, 2, 3), torch.ones(2, 2, 3)), "x")]))
+    assert read == [{0: pytest.approx(0.43)}]
     assert judge.score_groups(pictures(0.1, 0.9), ["x"] * 2, [0, 0]) == pytest.approx([0.5, 0.5])
 
 
