@@ -45,6 +45,11 @@ def test_a_broken_picture_loses_none_of_the_others_and_stop_loses_nothing(able):
     assert found["again"] == pytest.approx(found["whole"], abs=1e-6)
 
 
+def test_it_leaves_when_room_is_made_and_between_uses_where_it_shall(able):
+    found = able.ask("leaves")
+    assert (found["asked"], found["room"], found["offload"]) == (True, False, False)
+
+
 def test_a_question_that_is_not_answered_is_said_with_the_answer(able):
     found = able.ask("unanswered")
     assert (

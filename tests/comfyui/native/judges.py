@@ -452,6 +452,28 @@ def scored(family: str) -> dict:
     }
 
 
+def leaves(family: str) -> dict:
+    """Whether ComfyUI holds the judge's model as loaded: after a question, when room was made, and after one with offload."""
+    import comfy.model_management as management
+
+    from comfyui_otca.host import devices
+    from comfyui_otca.trainer.rewards.base import score
+    from comfyui_otca.trainer.rewards.clip_judge import ClipJudge
+
+    clip = answering(qwen3vl(tied=False))
+
+    def asked(offload: bool, name: str) -> bool:
+        score([ClipJudge(name, judge=clip, question="Is it?", offload=offload)], torch.stack(pictures(1, 64, 64)), [""])
+        return held()
+
+    def held() -> bool:
+        return any(each.model is clip.patcher for each in management.current_loaded_models)
+
+    after = asked(False, "stays")
+    devices.make_room()
+    return {"asked": after, "room": held(), "offload": asked(True, "leaves")}
+
+
 def unanswered(family: str) -> dict:
     """What is said where yes and no have no probability, and where the numbers are NaN."""
     from comfyui_otca.trainer.rewards.base import score
