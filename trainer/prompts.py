@@ -19,6 +19,8 @@ from .types import Prompt, Prompts, metadata_of
 logger = logging.getLogger(__name__)
 
 PRESET = "general.txt"  # of Prompt Dataset, where nothing is given: a file of assets/prompts
+IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
+MOST_PICTURES = 10  # of one prompt
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
@@ -127,7 +129,7 @@ def _json_lines(content: str, path: Path) -> list[str]:
         if not line.strip():
             continue
         try:
-            prompts.append(json_prompt(line))
+            prompts.append(json_prompt(line, f"{path}, line {number}"))
         except ValueError as error:
             raise PromptError(
                 f'{path}, line {number} is not an object like {{"prompt": "…"}}: {error}. Fix: one such object a line'
@@ -135,7 +137,7 @@ def _json_lines(content: str, path: Path) -> list[str]:
     return prompts
 
 
-def json_prompt(text: str) -> Prompt:
+def json_prompt(text: str, place: str = "") -> Prompt:
     """The prompt of an object {"prompt": …}, whose other keys are its metadata. Raises ValueError with what is wrong."""
     metadata = json_files.parse(text, MOST_DEPTH)
     if not isinstance(metadata, dict) or "prompt" not in metadata:
@@ -147,7 +149,34 @@ def json_prompt(text: str) -> Prompt:
         text.encode()
     except UnicodeEncodeError as error:  # no tokenizer takes it
         raise ValueError("has half a character in its prompt") from error
-    return Prompt(text.strip(), metadata)
+    prompt = Prompt(text.strip(), metadata, place)
+    picture_names(prompt)
+    return prompt
+
+
+def picture_names(prompt: str) -> tuple[str, ...]:
+    """The pictures that a prompt works on, by the names in its line: `image`, or `images`, in their order.
+
+    Raises:
+        ValueError: with what is wrong with these two keys.
+    """
+    said = metadata_of(prompt)
+    one, several = said.get(IMAGE), said.get(IMAGES)
+    if one is not None and several is not None:
+        raise ValueError(f"has both {IMAGE} and {IMAGES}")
+    if one is not None:
+        if not isinstance(one, str) or not one:
+            raise ValueError(f"has {opening.shown(one)} for its {IMAGE}, which is not the name of a picture")
+        return (one,)
+    if several is None:
+        return ()
+    if not isinstance(several, list) or not all(isinstance(name, str) and name for name in several):
+        raise ValueError(f"has {opening.shown(several)} for its {IMAGES}, which is not a list of names of pictures")
+    if not several:
+        raise ValueError(f"has an empty list for its {IMAGES}: leave the key out if there are none")
+    if len(several) > MOST_PICTURES:
+        raise ValueError(f"has {len(several)} pictures for its {IMAGES}, and {MOST_PICTURES} may be given")
+    return tuple(several)
 
 
 def prompt_of(text: str) -> str:

@@ -111,20 +111,28 @@ LEFT_OUT = math.inf  # the reward does not apply to the sample, which the other 
 class Prompt(str):
     """A prompt that may say more than its text: `metadata`, all that its line of a .jsonl file has beside `prompt`.
 
-    It is its text everywhere else: equal to it, and as a key the same. Rewards read the rest by `metadata_of`.
+    It is its text everywhere else: equal to it, and as a key the same. Rewards read the rest by `metadata_of`. `place` says
+    where it was read, as `edits.jsonl, line 3`, for messages alone.
     """
 
     metadata: Mapping[str, Any]
+    place: str
 
-    def __new__(cls, text: str, metadata: Mapping[str, Any] | None = None) -> Prompt:
+    def __new__(cls, text: str, metadata: Mapping[str, Any] | None = None, place: str = "") -> Prompt:
         prompt = super().__new__(cls, text)
-        prompt.metadata = dict(metadata or {})
+        prompt.metadata, prompt.place = dict(metadata or {}), place
         return prompt
 
 
 def metadata_of(prompt: str) -> Mapping[str, Any]:
     """What a prompt says beside its text; nothing for plain text."""
     return prompt.metadata if isinstance(prompt, Prompt) else {}
+
+
+def place_of(prompt: str) -> str:
+    """Where a prompt was read, or its beginning if that is not known."""
+    place = prompt.place if isinstance(prompt, Prompt) else ""
+    return place or f"prompt {str(prompt)[:60]!r}"
 
 
 @dataclass(frozen=True)

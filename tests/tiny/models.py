@@ -333,8 +333,16 @@ def flux_dev():
     return FluxPipeline.from_pretrained(FLUX, transformer=transformer, torch_dtype=torch.float32)
 
 
+def flux_kontext():
+    """The embedded model's transformer with guidance, as the one that sees a picture."""
+    from diffusers import FluxKontextPipeline
+
+    return FluxKontextPipeline(**{**flux_dev().components, "image_encoder": None, "feature_extractor": None})
+
+
 FAMILIES = {
     "flux-dev": flux_dev,
+    "flux-kontext": flux_kontext,
     "sd3": stable_diffusion_3,
     "sd3-without-t5": lambda: stable_diffusion_3(with_t5=False),
     "wan21": wan,

@@ -39,6 +39,7 @@ from ..types import (
     TRAJECTORY_NODES,
     VOTE_NODE,
     SamplerSettings,
+    place_of,
 )
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
@@ -445,11 +446,13 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
                 prompts = read_prompts(values["prompts"], values["file"], PRESET)
             except (PromptError, NotAllowed):
                 continue  # which the node itself refuses
-            lacking = [number for number, prompt in enumerate(prompts, 1) if given.edited(prompt) is None]
+            try:
+                lacking = [place_of(prompt) for prompt in prompts if not given.named(prompt)]
+            except PromptError:
+                continue  # as above
             for name, node in seeing.items() if lacking else ():
                 message = (
-                    f"{graph.titles([node])} looks at the picture that was edited, and line {lacking[0]} of "
-                    f"{graph.titles([dataset])} has no {given.KEY}"
+                    f"{graph.titles([node])} looks at the picture that was edited, and {lacking[0]} has no {given.KEY}"
                 )
                 fix = 'name one in each line: {"prompt": "…", "image": "start.png"}, or connect source'
                 yield graph.problem(stack, name, message, fix)
@@ -465,8 +468,7 @@ def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str
         names = given.names(prompts)
         if needed and not names:
             raise given.missing(prompts[0])
-        for name in dict.fromkeys(names):
-            given.check(name)
+        given.check(prompts)
     except (PromptError, NotAllowed) as error:
         message, _, fix = str(error).partition(". Fix: ")
         yield message, fix

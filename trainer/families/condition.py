@@ -24,10 +24,12 @@ class Condition:
 
     Attributes:
         lengths: of those whose rows are of different length, how much of each row counts, [P] on the CPU; the rest is padding.
+        sizes: of each prompt, the (rows, columns) of tokens of each picture that it works on; none where no prompt has one.
     """
 
     tensors: dict[str, Tensor]
     lengths: dict[str, Tensor] = field(default_factory=dict)
+    sizes: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @classmethod
     def of_rows(cls, name: str, rows: Sequence[Tensor]) -> Condition:
@@ -45,13 +47,15 @@ class Condition:
         """The prompts of these numbers, without padding that all of them share."""
         lengths = {name: length[index] for name, length in self.lengths.items()}
         tensors = {name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()}
-        return Condition({name: _cut(tensor, lengths.get(name)) for name, tensor in tensors.items()}, lengths)
+        sizes = tuple(self.sizes[row] for row in index.tolist()) if self.sizes else ()
+        return Condition({name: _cut(tensor, lengths.get(name)) for name, tensor in tensors.items()}, lengths, sizes)
 
     def beside(self, negative: Condition) -> Condition:
         """This one and the negative prompt's."""
         return Condition(
             self.tensors | {NEGATIVE + name: tensor for name, tensor in negative.tensors.items()},
             self.lengths | {NEGATIVE + name: length for name, length in negative.lengths.items()},
+            self.sizes,
         )
 
     def negative(self) -> Condition | None:
@@ -60,7 +64,7 @@ class Condition:
             {name.removeprefix(NEGATIVE): value for name, value in of.items() if name.startswith(NEGATIVE)}
             for of in (self.tensors, self.lengths)
         )
-        return Condition(tensors, lengths) if tensors else None
+        return Condition(tensors, lengths, self.sizes) if tensors else None
 
     def mask(self, name: str) -> Tensor | None:
         """[P, L], false where a row of that name is padding; None if no row has padding."""

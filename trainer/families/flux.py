@@ -1,4 +1,5 @@
 """FLUX.1: latents are packed 2x2 into tokens; T5 gives the sequence, CLIP the pooled vector; guidance is an embedding.
+Kontext is FLUX.1 that also sees a picture.
 
 FLUX.2: latents of 2x2 patches, normalised by the autoencoder's own statistics; some layers of a language model give the text.
 klein's guidance is classifier-free, dev's is an embedding.
@@ -7,14 +8,20 @@ klein's guidance is classifier-free, dev's is an embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...host import devices
 from .condition import Condition
+from .edits import EditModel, with_sources
 from .latents import DOUBLE_BLOCK, ImageModel
 from .pipeline import PipelineModel
+from .sizes import kontext_size
+
+if TYPE_CHECKING:
+    from ..types import SamplerSettings
 
 
 class Flux(ImageModel):
@@ -36,9 +43,14 @@ class Flux(ImageModel):
         tokens = condition.tensors["tokens"].to(dtype)
         # Made in main memory, which diffusers would copy to the device itself, waiting for it.
         places = pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, torch.device("cpu"), dtype)
+        seen = with_sources(pipeline._pack_latents(x.to(dtype), batch, channels, height, width), condition)
+        for rows, columns in condition.sizes[0] if condition.sizes else ():
+            behind = pipeline._prepare_latent_image_ids(batch, rows, columns, torch.device("cpu"), dtype)
+            behind[:, 0] = 1  # where the sample's own tokens have 0
+            places = torch.cat([places, behind])
         with self.autocast():
             packed = self.transformer(
-                hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
+                hidden_states=seen,
                 timestep=devices.upload(levels.to(dtype), x.device),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
@@ -47,13 +59,24 @@ class Flux(ImageModel):
                 img_ids=devices.upload(places, x.device),
                 return_dict=False,
             )[0]
-        scale = pipeline.vae_scale_factor
+        scale, packed = pipeline.vae_scale_factor, packed[:, : height * width // 4]
         return pipeline._unpack_latents(packed, height * scale, width * scale, scale).float()
 
     def _guidance(self, batch: int, guidance: float) -> Tensor | None:
         if not self.transformer.config.guidance_embeds:
             return None
         return torch.full((batch,), guidance, device=self.device, dtype=torch.float32)
+
+
+class FluxKontext(EditModel, Flux):
+    """`diffusers.FluxKontextPipeline`: a prompt's picture has tokens of its own, behind those of the sample."""
+
+    PIPELINE = "FluxKontextPipeline"
+
+    def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
+        return kontext_size(width, height, settings.width * settings.height, self.latent_grid.unit)
+
+    call = Flux.predict
 
 
 class Flux2(PipelineModel):

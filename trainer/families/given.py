@@ -1,83 +1,195 @@
-"""The picture that a prompt's video begins with: `image` in its line of a .jsonl file, as image-to-video models want it."""
+"""Pictures that prompts work on: `image` or `images` in a line of a .jsonl file. An edit model changes them, an image-to-video
+model begins its video with one.
+
+`sources` gives them as tensors; models, rewards and the page ask the same function.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...host.access import opening, permissions
-from ..prompts import PromptError
-from ..types import metadata_of
+from ..prompts import IMAGE as KEY
+from ..prompts import PromptError, picture_names
+from ..types import place_of
 
-KEY = "image"
-SEVERAL = "images"  # the first of them is the one that an edit begins with
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_BYTES = 1024**3  # of decoded pictures in main memory
 
 
-def names(prompts: Sequence[str]) -> list[str]:
-    """The picture of each prompt, by its name; none where no prompt has one.
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a prompt: equal to any other of the same content.
 
-    Raises:
-        PromptError: some have one, and some have not; or it is not a text.
+    Attributes:
+        digest: SHA-256 of its file.
+        pixels: uint8 [H, W, 3], upright, of the file's own size. Not to be written to.
     """
-    found = [metadata_of(prompt).get(KEY) for prompt in prompts]
-    if all(name is None for name in found):
-        return []
-    for prompt, name in zip(prompts, found, strict=True):
-        if not isinstance(name, str):
-            wrong = "no" if name is None else f"{opening.shown(name)} for its"
-            message = f"prompt {prompt[:60]!r} has {wrong} {KEY}, and others have one"
-            raise PromptError(f"{message}. Fix: give every line the name of a picture, or none")
-    return [name for name in found if isinstance(name, str)]
+
+    digest: str
+    pixels: Tensor = field(compare=False, repr=False)
 
 
-def edited(prompt: str) -> str | None:
-    """The name of the picture that a prompt's line says is edited: its `image`, or the first of its `images`."""
-    metadata = metadata_of(prompt)
-    several = metadata.get(SEVERAL)
-    name = metadata.get(KEY) or (several[0] if isinstance(several, list) and several else several)
-    return name if isinstance(name, str) else None
+def sources(prompt: str) -> tuple[Tensor, ...]:
+    """The pictures that a prompt works on, in their order: uint8 [H, W, 3] each, of the file's own size; none for plain text.
 
-
-def missing(prompt: str) -> PromptError:
-    """The error of a model that needs a picture."""
-    return PromptError(
-        f"prompt {prompt[:60]!r} has no {KEY}, and this model makes videos of pictures. Fix: a .jsonl file with lines like "
-        '{"prompt": "…", "image": "start.png"}'
-    )
-
-
-def check(name: str) -> None:
-    """Raises as `picture` where that file may not be opened."""
-    opening.in_time(lambda: os.close(_opened(name)))
-
-
-def picture(name: str, width: int, height: int) -> np.ndarray:
-    """uint8 [height, width, 3] of a picture that a prompt names, see `media.fitted`.
+    They are kept while they are used; do not write to them.
 
     Raises:
         NotAllowed: a file that workflows may not read.
-        PromptError: no picture of that name.
+        PromptError: a file is missing, damaged, animated or too large: says which line and which limit.
     """
+    return tuple(picture.pixels for picture in pictures(prompt))
+
+
+def pictures(prompt: str) -> tuple[Picture, ...]:
+    """As `sources`, each with a digest of its content."""
+    return tuple(_read(name, prompt) for name in named(prompt))
+
+
+def named(prompt: str) -> tuple[str, ...]:
+    """The names of a prompt's pictures. Raises PromptError if its line names them in a wrong way."""
+    try:
+        return picture_names(prompt)
+    except ValueError as error:
+        fix = f'{{"prompt": "…", "{KEY}": "start.png"}}'
+        raise PromptError(f"{place_of(prompt)} {error}. Fix: a line like {fix}") from error
+
+
+def names(prompts: Sequence[str]) -> list[str]:
+    """The one picture of each prompt that a video begins with, by its name; none where no prompt has one.
+
+    Raises:
+        PromptError: some have one, and some have not; or one has several.
+    """
+    found = list(map(named, prompts))
+    if not any(found):
+        return []
+    for prompt, each in zip(prompts, found, strict=True):
+        if len(each) != 1:
+            wrong = (
+                f"has no {KEY}, and others have one"
+                if not each
+                else f"has {len(each)} pictures, and a video begins with one"
+            )
+            raise PromptError(f"{place_of(prompt)} {wrong}. Fix: give every line the name of a picture, or none")
+    return [name for [name] in found]
+
+
+def missing(prompt: str, makes: str = "makes videos of pictures") -> PromptError:
+    """The error of a model that needs a picture."""
+    return PromptError(
+        f'{place_of(prompt)} has no {KEY}, and this model {makes}. Fix: a .jsonl file with lines like {{"prompt": "…", '
+        f'"{KEY}": "start.png"}}'
+    )
+
+
+def too_many(prompt: str, count: int, most: int) -> PromptError:
+    """The error of a model that takes fewer pictures."""
+    takes = f"this model takes {most}" if most else "this model takes none"
+    return PromptError(
+        f"{place_of(prompt)} has {count} pictures, and {takes}. Fix: name fewer, or choose another model"
+    )
+
+
+def check(prompts: Sequence[str]) -> None:
+    """Looks at each picture that prompts name, without decoding it. Raises as `sources`, for the first that cannot be used."""
     from ..pictures import media
 
-    content = opening.in_time(lambda: opening.read(_opened(name), permissions.MOST_PICTURE_BYTES))
-    try:
-        return media.fitted(content, width, height)
-    except ValueError as error:
-        raise _unfit(name, error) from error
+    seen = set()
+    for prompt in prompts:
+        for name in named(prompt):
+            if name in seen:
+                continue
+            seen.add(name)
+
+            def look(name: str = name, prompt: str = prompt) -> None:
+                with open(_opened(name, prompt)[1], "rb") as file:
+                    media.check_still(file)
+
+            try:
+                opening.in_time(look)
+            except (OSError, ValueError) as error:
+                if isinstance(error, PromptError | permissions.NotAllowed):
+                    raise
+                raise _unfit(name, prompt, error) from error
 
 
-def _opened(name: str) -> int:
+def picture(name: str, width: int, height: int) -> np.ndarray:
+    """uint8 [height, width, 3] of a picture that a prompt names, see `media.fit`. Raises as `sources`."""
+    from PIL import Image
+
+    from ..pictures import media
+
+    return media.fit(Image.fromarray(_read(name).pixels.numpy()), width, height).copy()
+
+
+_known: dict[tuple, Picture] = {}  # by path and state of the file; the latest used ones last
+_knowing = threading.Lock()
+
+
+def _read(name: str, prompt: str = "") -> Picture:
+    def read() -> Picture:
+        path, descriptor = _opened(name, prompt)
+        status = os.fstat(descriptor)
+        state = str(path), status.st_ino, status.st_mtime_ns, status.st_size
+        with _knowing:
+            if state in _known:
+                os.close(descriptor)
+                _known[state] = _known.pop(state)
+                return _known[state]
+        made = _decoded(opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
+        with _knowing:
+            _known[state] = made
+            total = sum(each.pixels.nbytes for each in _known.values())
+            for oldest in list(_known)[:-1]:
+                if total <= MOST_BYTES:
+                    break
+                total -= _known.pop(oldest).pixels.nbytes
+        return made
+
     try:
-        return permissions.open_prompts(name, picture=True)[1]
-    except permissions.NotAllowed:
-        raise
+        return opening.in_time(read)
+    except (OSError, ValueError, opening.Refused) as error:
+        if isinstance(error, PromptError | permissions.NotAllowed):
+            raise
+        raise _unfit(name, prompt, error) from error
+
+
+def _decoded(content: bytes) -> Picture:
+    import io
+
+    import torch
+
+    from ..pictures import media
+
+    media.check_still(io.BytesIO(content))
+    pixels = np.asarray(media.upright(content))
+    return Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))
+
+
+def _opened(name: str, prompt: str) -> tuple[Path, int]:
+    try:
+        return permissions.open_prompts(name, picture=True)
+    except permissions.NotAllowed as error:
+        raise permissions.NotAllowed(f"{place_of(prompt)}: {error}" if prompt else str(error)) from error
     except (OSError, ValueError) as error:
-        raise _unfit(name, error) from error
+        raise _unfit(name, prompt, error) from error
 
 
-def _unfit(name: str, error: Exception) -> PromptError:
-    message = f"{KEY} {opening.shown(name)} of a prompt: {error}".partition(". Fix: ")[0]
-    return PromptError(f"{message}. Fix: put a picture of that name into ComfyUI's input folder")
+def _unfit(name: str, prompt: str, error: Exception) -> PromptError:
+    of = place_of(prompt) + ": " if prompt else ""
+    message = f"{of}{KEY} {opening.shown(name)} of a prompt: {error}".partition(". Fix: ")[0]
+    return PromptError(
+        f"{message}. Fix: put a plain picture of that name into ComfyUI's input folder, or correct the line"
+    )

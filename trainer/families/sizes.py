@@ -80,6 +80,36 @@ class LatentGrid:
         return (frames - 1) // self.time + 1
 
 
+# FLUX Kontext's (width, height): those that it was trained with, by its makers' code.
+KONTEXT_SIZES = (
+    *(
+        (672, 1568),
+        (688, 1504),
+        (720, 1456),
+        (752, 1392),
+        (800, 1328),
+        (832, 1248),
+        (880, 1184),
+        (944, 1104),
+        (1024, 1024),
+    ),
+    *((1104, 944), (1184, 880), (1248, 832), (1328, 800), (1392, 752), (1456, 720), (1504, 688), (1568, 672)),
+)
+
+
+def kontext_size(width: int, height: int, area: int, unit: int) -> tuple[int, int]:
+    """(width, height) of a picture that FLUX Kontext works on: the nearest of KONTEXT_SIZES in shape, scaled to that area.
+
+    Args:
+        area: of what is sampled; at 1024 x 1024 it is one of KONTEXT_SIZES itself.
+        unit: pixels, of which a side has a multiple.
+    """
+    _, *nearest = min((abs(width / height - across / down), across, down) for across, down in KONTEXT_SIZES)
+    scale = math.sqrt(area) / 1024
+    across, down = (max(1, round(side * scale / unit)) * unit for side in nearest)
+    return across, down
+
+
 def flux(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae["latent_channels"], _scale(vae), PATCH)
 
@@ -170,6 +200,11 @@ class Checkpoint:
     def needs_pictures(self) -> bool:
         """Whether it makes videos of pictures, and of nothing else."""
         return self._rules.needs_pictures
+
+    @property
+    def edits(self) -> int:
+        """How many pictures a prompt may name that the network works on."""
+        return self._rules.edits
 
     @property
     def terminal(self) -> float:
@@ -279,6 +314,7 @@ class Family:
         tokenizer: the folder of the one of its longest text encoder.
         most_tokens: of a prompt, the most that it was trained for.
         needs_pictures: prompts have to name a picture each.
+        edits: the most pictures of a prompt that the network works on.
         parts: what its index names beside SCHEDULER and NETWORKS; a checkpoint may say that it does without one.
     """
 
@@ -290,6 +326,7 @@ class Family:
     tokenizer: str = "tokenizer"
     most_tokens: int = 512
     needs_pictures: bool = False
+    edits: int = 0
     parts: tuple[str, ...] = ("text_encoder", "tokenizer")
 
 
@@ -297,6 +334,9 @@ SCHEDULER, NETWORKS = "scheduler", ("transformer", "vae")  # which no checkpoint
 TWO = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 RULES = {
     "FluxPipeline": Family("flux.Flux", flux, image_shift, guidance=None, tokenizer="tokenizer_2", parts=TWO),
+    "FluxKontextPipeline": Family(
+        "flux.FluxKontext", flux, image_shift, guidance=None, tokenizer="tokenizer_2", edits=1, parts=TWO
+    ),
     "Flux2Pipeline": Family("flux.Flux2", flux2, empirical_shift, guidance=None),
     "Flux2KleinPipeline": Family("flux.Flux2Klein", flux2, empirical_shift),
     "StableDiffusion3Pipeline": Family(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..families.condition import MOST_BYTES
 from .expert import ordinary
+from .sources import REFERENCES, Asked
 
 if TYPE_CHECKING:
     from comfy.sd import CLIP
@@ -86,30 +87,38 @@ def together(prompts: Sequence[Prompt], network: str) -> Processed:
 
 
 class Encodings:
-    """What a CLIP makes of prompts, in main memory; the longest unused are forgotten first."""
+    """What a CLIP makes of texts and of the pictures that they are about, in main memory; the longest unused are forgotten first."""
 
-    def __init__(self, clip: CLIP):
-        self._clip = clip
-        self._known: dict[str, Conditioning] = {}
+    def __init__(self, clip: CLIP, with_pictures: Callable[[Asked], Conditioning] | None = None):
+        """`with_pictures` encodes a text that is about pictures."""
+        self._clip, self._with_pictures = clip, with_pictures
+        self._known: dict[Asked, Conditioning] = {}
 
-    def of(self, texts: Sequence[str]) -> list[Conditioning]:
+    def of(self, asked: Sequence[Asked]) -> list[Conditioning]:
         with torch.no_grad():
-            for text in dict.fromkeys(texts):
-                self._known[text] = self._known.pop(text) if text in self._known else self._encoded(text)
+            for one in dict.fromkeys(asked):
+                self._known[one] = self._known.pop(one) if one in self._known else self._encoded(one)
         total = sum(_bytes(conditioning) for conditioning in self._known.values())
-        for text in list(self._known):
-            if total <= MOST_BYTES or text in texts:
+        for one in list(self._known):
+            if total <= MOST_BYTES or one in asked:
                 break
-            total -= _bytes(self._known.pop(text))
-        return [self._known[text] for text in texts]
+            total -= _bytes(self._known.pop(one))
+        return [self._known[one] for one in asked]
 
-    def _encoded(self, text: str) -> Conditioning:
-        return ordinary_copy(self._clip.encode_from_tokens_scheduled(self._clip.tokenize(text)))
+    def _encoded(self, asked: Asked) -> Conditioning:
+        if asked.pictures and self._with_pictures is not None:
+            return ordinary_copy(self._with_pictures(asked))
+        return ordinary_copy(self._clip.encode_from_tokens_scheduled(self._clip.tokenize(asked.text)))
 
 
 def with_keys(conditioning: Conditioning, keys: Mapping[str, Any]) -> Conditioning:
-    """The same embeddings with these entries besides."""
-    return [[embedding, {**entries, **keys}] for embedding, entries in conditioning]
+    """The same embeddings with these entries besides; reference latents of both, a prompt's own first."""
+    return [[embedding, {**entries, **keys, **_references(entries, keys)}] for embedding, entries in conditioning]
+
+
+def _references(*entries: Mapping[str, Any]) -> dict[str, list]:
+    found = [latents for each in entries for latents in each.get(REFERENCES, [])]
+    return {REFERENCES: found} if found else {}
 
 
 def extra_keys(conditioning: Conditioning, encoded: Conditioning) -> dict[str, Any]:

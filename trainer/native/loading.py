@@ -13,6 +13,7 @@ from ..policy import lora
 from ..policy.adapters import Adapter
 from . import conditions
 from .model import HIGH, NativeModel, NativeOptions
+from .sources import Asked
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -65,7 +66,7 @@ def make_trainable(
 
 
 def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
-    extra = conditions.extra_keys(conditioning, conditions.Encodings(clip).of([""])[0])
+    extra = conditions.extra_keys(conditioning, conditions.Encodings(clip).of([Asked("")])[0])
     if partial := sorted(extra.keys() & conditions.PARTIAL):
         raise FlowModelError(
             f"conditioning: it holds only for a part of the picture or of the sampling ({', '.join(partial)}), and training "

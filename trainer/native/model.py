@@ -16,13 +16,15 @@ from torch import Tensor
 from ...host import devices
 from ...host.devices import moving
 from .. import schedule
+from ..families import given
 from ..families.base import FlowModel, frame_size, noise_levels
 from ..memory import fitting
 from ..types import SamplerSettings
-from . import conditions, frozen, guard, suitable
+from . import conditions, frozen, guard, sources, suitable
 from .checkpointing import Mutable
-from .conditions import Encodings, NativeCondition, Processed, Prompt
+from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
 from .expert import Expert, ordinary, rewrap
+from .sources import Asked
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -81,7 +83,7 @@ class NativeModel(FlowModel):
         adapters = {name: expert.adapters for name, expert in self.wrapped.items()}
         networks = {name: expert.network for name, expert in self.wrapped.items()}
         super().__init__(networks, adapters, self._first.dtype)
-        self._encodings = Encodings(clip)
+        self._encodings = Encodings(clip, self._with_pictures)
         self.grid = suitable.grid(model, vae)
         self._room = 0.0  # bytes that computing needs beside the weights
         self._checkpointing = options.checkpointing
@@ -167,31 +169,42 @@ class NativeModel(FlowModel):
     # -- prompts -----------------------------------------------------------------------------------------------------------
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> NativeCondition:
-        distinct = tuple(dict.fromkeys(texts))
+        asked = self._asked(texts, settings)
+        distinct = tuple(dict.fromkeys(asked))
         case = distinct, settings
         if case not in self._conditions:
             for oldest in list(self._conditions)[: 1 - CONDITIONS]:
                 del self._conditions[oldest]
             self._conditions[case] = self._condition(distinct, settings)
-        return replace(self._conditions[case], index=tuple(distinct.index(text) for text in texts))
+        return replace(self._conditions[case], index=tuple(map(distinct.index, asked)))
 
-    def _condition(self, distinct: Sequence[str], settings: SamplerSettings) -> NativeCondition:
+    def _asked(self, texts: Sequence[str], settings: SamplerSettings) -> list[Asked]:
+        pictures, area = map(given.pictures, texts), settings.width * settings.height
+        return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
+
+    def _condition(self, distinct: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         x = self._with_frames(torch.zeros((1, *shape), device=self.device))
         self._settle_memory(settings)
-        wants_negative = not self.guidance_is_embedded and max(settings.guidance, settings.guidance_2) > 1
-        encoded = self._encodings.of([*distinct, *([settings.negative_prompt] if wants_negative else [])])
-        negative = [encoded.pop()] if wants_negative else []
+        positive, negative = self._encodings.of(distinct), [None] * len(distinct)
+        if not self.guidance_is_embedded and max(settings.guidance, settings.guidance_2) > 1:
+            # The negative prompt sees the same pictures, so that guidance strengthens what the text says alone.
+            negative = self._encodings.of([replace(asked, text=settings.negative_prompt) for asked in distinct])
         self.come_back()  # the text encoder may have taken its room
         options = {name: self._call_options(expert, settings) for name, expert in self.wrapped.items()}
-        made: list[dict[str, Processed]] = [{} for _ in encoded]
+        made: list[dict[str, Processed]] = [{} for _ in distinct]
         for name in self.wrapped:  # the outer loop: two networks may not have room side by side
             expert = self._load(name)
-            for processed, conditioning in zip(made, encoded, strict=True):
-                conds = self._conds(conditioning, negative, settings)
-                processed[name] = conditions.processed(expert, conds, x, options[name])
+            for processed, *pair in zip(made, positive, negative, strict=True):
+                processed[name] = conditions.processed(expert, self._conds(*pair, settings), x, options[name])
         prompts = tuple(Prompt(processed) for processed in made)
         return NativeCondition(prompts, (), options)
+
+    def _with_pictures(self, asked: Asked) -> Conditioning:
+        way, unit = sources.way_of(self._first.core, self.clip), self.grid.scale * self.grid.patch
+        with torch.inference_mode(), self._autoencoder():  # as ComfyUI's nodes are
+            encode = self.vae.encode_tiled if self.options.vae_tiling else self.vae.encode
+            return sources.conditioning(way, self.clip, encode, asked, unit)
 
     def smallest(self) -> tuple[NativeCondition, Tensor]:
         """An empty prompt and noise, of the least pixels that there can be."""
@@ -202,9 +215,9 @@ class NativeModel(FlowModel):
         self._checkpointing = undecided  # by the size that will be trained
         return condition, torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
 
-    def _conds(self, positive, negative, settings: SamplerSettings) -> dict:
+    def _conds(self, positive: Conditioning, negative: Conditioning | None, settings: SamplerSettings) -> dict:
         keys = {"guidance": settings.guidance} if self.guidance_is_embedded else {}
-        named = {"positive": positive, **({"negative": negative[0]} if negative else {})}
+        named = {"positive": positive, **({"negative": negative} if negative is not None else {})}
         return {name: conditions.with_keys(value, keys | dict(self.options.extra)) for name, value in named.items()}
 
     def _call_options(self, expert: Expert, settings: SamplerSettings) -> dict:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -134,6 +134,21 @@ def upright(content: bytes) -> Image.Image:
         raise ValueError(f"is damaged ({error})") from error
     seen.info |= {key: text for key, text in picture.info.items() if isinstance(text, str)}
     return seen
+
+
+def check_still(file: BinaryIO) -> None:
+    """Looks at the head of a file alone. Raises ValueError if it is not one of PICTURES, is animated or has too many pixels."""
+    try:
+        with Image.open(file, formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
+            frames = getattr(picture, "n_frames", 1)
+            if frames > 1 and picture.format != "MPO":  # a JPEG of a telephone, whose second picture is not shown
+                raise ValueError(f"is animated: it has {frames} frames, and a plain picture has 1")
+    except UnidentifiedImageError as error:
+        raise ValueError(f"is not one of {', '.join(FORMATS)}") from error
+    except DAMAGES as error:
+        raise ValueError(f"is damaged ({error})") from error
 
 
 def _upright(picture: Image.Image) -> Image.Image:

@@ -131,8 +131,7 @@ class ClipJudge(Reward):
             return None
         many = len(pictures) > 1 and not self.template.compares
         frames = f"These are {len(pictures)} frames of one video, in their order.\n" if many else ""
-        height, width = next(iter(pictures)).shape[:2]
-        before = [self.sources.of(prompt, height, width)] if self.template.sees_source else []
+        before = [self.sources.of(prompt)] if self.template.sees_source else []
         return Asked((*before, *pictures), frames + text, self.template.begun)
 
     # -- numbers of answers ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..families import given
 from ..networks import RewardError
-from ..types import metadata_of
+from ..types import Prompt, metadata_of, place_of
 
 MASK = "mask"  # of a prompt's line: a picture that is white where it may change
 REMEMBERED = 64  # pictures that prompts name
@@ -19,22 +19,21 @@ class Sources:
     """Pictures that were edited.
 
     Args:
-        given: [N, H, W, 3], one for all samples; or the name of a file that is; or none: then a prompt's `image` is it, or the
+        source: [N, H, W, 3], one for all samples; or the name of a file that is; or none: then a prompt's `image` is it, or the
             first of its `images`.
     """
 
-    def __init__(self, given: Tensor | str | None = None):
-        self.name = given if isinstance(given, str) else ""
-        self.pictures = list(given[..., :3].float().clamp(0, 1).cpu()) if isinstance(given, Tensor) else []
-        self._named: dict[tuple[str, int, int], Tensor] = {}
+    def __init__(self, source: Tensor | str | None = None):
+        self.name = source if isinstance(source, str) else ""
+        self.pictures = list(source[..., :3].float().clamp(0, 1).cpu()) if isinstance(source, Tensor) else []
+        self._read: dict[str, Tensor] = {}  # by digest, so that one picture is one tensor
 
-    def of(self, prompt: str, height: int, width: int) -> Tensor:
-        """float32 [H, W, 3] in [0, 1] of a prompt's source, scaled until it just covers that size, and cropped; one that is
-        connected keeps its size.
+    def of(self, prompt: str) -> Tensor:
+        """float32 [H, W, 3] in [0, 1] of a prompt's source, in its own size.
 
         Raises:
             RewardError: there is none, or several are connected.
-            PromptError, NotAllowed: as `given.picture`.
+            PromptError, NotAllowed: as `given.sources`.
         """
         if len(self.pictures) > 1:
             raise RewardError(
@@ -43,39 +42,39 @@ class Sources:
             )
         if self.pictures:
             return self.pictures[0]
-        name = self.name or given.edited(prompt)
-        if name is None:
+        found = self._pictures(prompt, self.name)
+        if found is None:
             raise RewardError(
-                f"it looks at the picture that was edited, and the line of prompt {str(prompt)[:60]!r} has no {given.KEY}. "
-                'Fix: name one in that line: {"prompt": "…", "image": "start.png"}, or connect source'
+                f"it looks at the picture that was edited, and {place_of(prompt)} has no {given.KEY}. Fix: name one in that "
+                'line: {"prompt": "…", "image": "start.png"}, or connect source'
             )
-        return self._read(name, height, width)
+        return found
 
     def fitted(self, prompts: Sequence[str], like: Tensor) -> Tensor:
         """The sources [B, H, W, 3] of pictures [B, H, W, 3], each in their size, on their device. Raises as `of`."""
-        height, width = like.shape[1:3]
-        return torch.stack([covering(self.of(prompt, height, width), height, width) for prompt in prompts]).to(like)
+        return torch.stack([covering(self.of(prompt), *like.shape[1:3]) for prompt in prompts]).to(like)
 
     def masks(self, prompts: Sequence[str], like: Tensor) -> list[Tensor | None]:
         """Where each picture may change, [H, W] in [0, 1]; None for a prompt whose line has no `mask`."""
-        height, width = like.shape[1:3]
-        names = [metadata_of(prompt).get(MASK) for prompt in prompts]
-        for name, prompt in zip(names, prompts, strict=True):
+        masks = []
+        for prompt in prompts:
+            name = metadata_of(prompt).get(MASK)
             if name is not None and not isinstance(name, str):
-                raise RewardError(
-                    f"{MASK} in the line of prompt {str(prompt)[:60]!r} is {name!r}. Fix: the name of a picture"
-                )
-        return [
-            self._read(name, height, width).mean(-1).to(like) if isinstance(name, str) else None for name in names
-        ]
+                raise RewardError(f"{place_of(prompt)} has {name!r} for its {MASK}. Fix: the name of a picture")
+            mask = self._pictures(prompt, name) if name else None
+            masks.append(None if mask is None else covering(mask, *like.shape[1:3]).mean(-1).to(like))
+        return masks
 
-    def _read(self, name: str, height: int, width: int) -> Tensor:
-        key = name, height, width
-        if key not in self._named:
-            for oldest in list(self._named)[: 1 - REMEMBERED]:
-                del self._named[oldest]
-            self._named[key] = torch.tensor(given.picture(name, width, height)) / 255
-        return self._named[key]
+    def _pictures(self, prompt: str, name: str = "") -> Tensor | None:
+        """The picture of that name, else the first that the prompt's line names, if it does."""
+        asked = Prompt(prompt, {given.KEY: name}, place_of(prompt)) if name else prompt
+        for picture in given.pictures(asked)[:1]:
+            if picture.digest not in self._read:
+                for oldest in list(self._read)[: 1 - REMEMBERED]:
+                    del self._read[oldest]
+                self._read[picture.digest] = picture.pixels / 255
+            return self._read[picture.digest]
+        return None
 
 
 def covering(picture: Tensor, height: int, width: int) -> Tensor:

@@ -25,6 +25,7 @@ class Text:
     mask: bool = False  # an attention_mask rides along, 0 at the filling
     zeros: bool = False  # the filling's embeddings are zero, as Wan's text encoder makes them
     extra: Callable | None = None  # (embeddings, token ids) -> further keys of the cond
+    sees: bool = False  # it takes pictures too
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Family:
 
 
 def tiny_clip(form: Text, seed: int) -> comfy.sd.CLIP:
-    target = comfy.supported_models_base.ClipTarget(TinyTokenizer, TinyEncoder)
+    tokenizer = SeeingTokenizer if form.sees else TinyTokenizer
+    target = comfy.supported_models_base.ClipTarget(tokenizer, TinyEncoder)
     target.params = {"form": form, "seed": seed}
     return comfy.sd.CLIP(target)
 
@@ -67,8 +69,28 @@ class TinyTokenizer:
         return {"tiny": [[(token, 1.0) for token in (1, *words, 2)]]}
 
 
+class SeeingTokenizer(TinyTokenizer):
+    """As the tokenizers of vision-language models: a picture stands where the text has a place for it, else before the text."""
+
+    PLACE = "<|image_pad|>"
+
+    def tokenize_with_weights(self, text, return_word_ids=False, images=(), llama_template=None, **options):
+        left = list(images)
+        words = (llama_template or "{}").format(text).split()
+        if left and not any(self.PLACE in word for word in words):
+            words = [self.PLACE] * len(left) + words
+        tokens = []
+        for word in words:
+            [[_, (token, _), _]] = super().tokenize_with_weights(word)["tiny"]
+            tokens.append((left.pop(0) if self.PLACE in word and left else token, 1.0))
+        return {"tiny": [[(1, 1.0), *tokens, (2, 1.0)]]}
+
+
 class TinyEncoder(torch.nn.Module):
-    """A token's embedding is its row of a table plus its position's; the pooled output is their mean, projected."""
+    """A token's embedding is its row of a table plus its position's; the pooled output is their mean, projected.
+
+    A picture's token is a fixed map of its colours on a grid of 3 x 3, and of its size.
+    """
 
     def __init__(self, form: Text, seed: int, dtype=None, device=None, model_options=None):
         super().__init__()
@@ -77,6 +99,8 @@ class TinyEncoder(torch.nn.Module):
         random = torch.Generator().manual_seed(seed)
         self.table = parameter(torch.randn(WORDS, form.width, generator=random))
         self.positions = parameter(torch.randn(512, form.width, generator=random) * 0.3)
+        if form.sees:
+            self.eye = parameter(torch.randn(29, form.width, generator=torch.Generator().manual_seed(seed + 1)) * 0.5)
         if form.pooled:
             self.pool = parameter(torch.randn(form.width, form.pooled, generator=random) / form.width**0.5)
 
@@ -87,11 +111,17 @@ class TinyEncoder(torch.nn.Module):
         """Nothing here has options."""
 
     def encode_token_weights(self, tokens):
-        ids = torch.tensor([token for token, _ in tokens["tiny"][0]])
+        given = [token for token, _ in tokens["tiny"][0]]
+        ids = torch.tensor([0 if torch.is_tensor(token) else token for token in given])
         words = len(ids)
         ids = torch.nn.functional.pad(ids, (0, max(0, self.form.least - words)))
         mask = (torch.arange(len(ids)) < words).long()[None]
         embeddings = (self.table[ids] + self.positions[: len(ids)])[None]
+        for place, picture in enumerate(given):
+            if torch.is_tensor(picture):
+                seen = torch.nn.functional.adaptive_avg_pool2d(picture[0].movedim(-1, 0), 3).flatten()
+                size = torch.tensor(picture.shape[1:3]) / 400
+                embeddings[:, place] += torch.cat([seen, size]) @ self.eye
         if self.form.zeros:
             embeddings = embeddings * mask[..., None]
         pooled = embeddings[:, :words].mean(1) @ self.pool if self.form.pooled else None

@@ -136,8 +136,9 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
     problems = [str(problem) for problem in preflight._sources(found)]
     assert len(problems) == (told and second == '{"prompt": "b"}')
     for problem in problems:
-        assert f'edits "{kind}" looks at the picture that was edited, and line 2 of' in problem
-        assert "has no image. Fix: name one in each line" in problem
+        assert f'edits "{kind}" looks at the picture that was edited, and' in problem
+        assert "edits.jsonl, line 2 has no image." in problem
+        assert "Fix: name one in each line" in problem
 
 
 # -- Update: Reward Gradient ------------------------------------------------------------------------------------------------

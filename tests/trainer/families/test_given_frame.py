@@ -133,7 +133,7 @@ def test_what_is_wrong_with_pictures(model, video, pictures, tmp_path):
     with_picture, without = Prompt("a", {"image": pictures[0]}), Prompt("b")
     with pytest.raises(PromptError, match="prompt 'b' has no image, and others have one. Fix: "):
         model.sample_shape([with_picture, without], video())
-    with pytest.raises(PromptError, match="has 7 for its image.*Fix: "):
+    with pytest.raises(PromptError, match="has 7 for its image, which is not the name of a picture. Fix: "):
         model.sample_shape([Prompt("c", {"image": 7})], video())
     with pytest.raises(ValueError, match="frames 1: the prompts give the first one. Fix: 5 or more"):
         model.sample_shape([with_picture], video(frames=1))
@@ -180,7 +180,7 @@ def test_another_encoder_is_refused_before_loading(beside, tmp_path):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({}, "prompt 'b' has no image"),
+        ({}, "prompts.jsonl, line 2 has no image"),
         ({"image": "nowhere.png"}, "image 'nowhere.png' of a prompt"),
         ({"image": "/etc/hostname.png"}, "/etc/hostname.png"),
     ],

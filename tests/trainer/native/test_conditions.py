@@ -6,6 +6,7 @@ import torch
 
 from comfyui_otca.trainer.native import conditions
 from comfyui_otca.trainer.native.conditions import Encodings, NativeCondition, Prompt
+from comfyui_otca.trainer.native.sources import Asked
 
 
 class Regular:
@@ -79,8 +80,8 @@ def test_scheduled_is_what_holds_at_some_noise_levels():
 def test_each_prompt_is_encoded_once_and_as_an_ordinary_tensor():
     clip = Clip()
     encodings = Encodings(clip)
-    first = encodings.of(["a", "bb", "a"])
-    again = encodings.of(["bb"])
+    first = encodings.of([Asked("a"), Asked("bb"), Asked("a")])
+    again = encodings.of([Asked("bb")])
     assert clip.asked == ["a", "bb"] and first[0] is first[2] and again[0] is first[1]
     [[embedding, entries]] = first[1]
     assert not embedding.is_inference() and not entries["pooled_output"].is_inference()
@@ -91,10 +92,10 @@ def test_the_longest_unused_are_forgotten(monkeypatch):
     clip = Clip()
     encodings = Encodings(clip)
     monkeypatch.setattr(conditions, "MOST_BYTES", 60)  # "a" has 8 + 8 bytes, "bbbb" 32 + 8
-    encodings.of(["a"])
-    encodings.of(["bbbb"])
-    encodings.of(["cc"])  # 24 more: "a" and then "bbbb" have to go
-    encodings.of(["cc", "bbbb", "a"])
+    encodings.of([Asked("a")])
+    encodings.of([Asked("bbbb")])
+    encodings.of([Asked("cc")])  # 24 more: "a" and then "bbbb" have to go
+    encodings.of([Asked("cc"), Asked("bbbb"), Asked("a")])
     assert clip.asked == ["a", "bbbb", "cc", "bbbb", "a"] or clip.asked == ["a", "bbbb", "cc", "a"]
 
 

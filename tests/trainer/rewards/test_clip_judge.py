@@ -6,13 +6,15 @@ import hashlib
 import math
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from comfyui_otca.nodes.rewards.external import RewardVLMJudge
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.networks.answers import Reading, sized
-from comfyui_otca.trainer.rewards import clip_judge, sources
+from comfyui_otca.trainer.rewards import clip_judge
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.clip_judge import ClipJudge, PairJudge, opponents
 from comfyui_otca.trainer.rewards.templates import TEMPLATES
@@ -163,7 +165,7 @@ def test_what_is_not_answered_is_masked_and_said(caplog):
         score([judge], pictures(0.25), ["x"])
 
 
-def test_the_picture_that_was_edited_comes_first(tmp_path, monkeypatch):
+def test_the_picture_that_was_edited_comes_first(tmp_path):
     source = pictures(0.125)
     judge = ClipJudge(judge=lambda one, choices: (0.9, 0.0), template="edit followed", source=source)
     score([judge], pictures(0.5, 0.75), ["make it red"] * 2)
@@ -173,18 +175,14 @@ def test_the_picture_that_was_edited_comes_first(tmp_path, monkeypatch):
         assert one.text.startswith(text)
     with pytest.raises(RewardError, match="2 pictures, and one stands for all samples"):
         score([ClipJudge(judge=bright, template="rest kept", source=pictures(0.1, 0.2))], pictures(0.5), ["x"])
-    with pytest.raises(RewardError, match="line of prompt 'x' has no image. Fix: name one in that line"):
+    with pytest.raises(RewardError, match="prompt 'x' has no image. Fix: name one in that line"):
         score([ClipJudge(judge=bright, template="same person")], pictures(0.5), ["x"])
+    Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(tmp_path / "start.png")
     named = ClipJudge(judge=lambda one, choices: (0.9, 0.0), question="Is {source} kept?")
-    read = []
-    monkeypatch.setattr(
-        sources.given,
-        "picture",
-        lambda *args: read.append(args) or torch.full((4, 4, 3), 51, dtype=torch.uint8).numpy(),
-    )
-    score([named], pictures(0.5, 0.75), [Prompt("x", {"image": "start.png"})] * 2)
-    assert read == [("start.png", 4, 4)]
-    assert [one.pictures[0][0, 0, 0].item() for one in named.answers.asked] == pytest.approx([0.2, 0.2])
+    score([named], pictures(0.5, 0.75), [Prompt("x", {"images": [str(tmp_path / "start.png")]})] * 2)
+    first, second = (one.pictures[0] for one in named.answers.asked)
+    assert first is second, "so that it is looked at once"
+    assert first.shape == (4, 6, 3) and first[0, 0, 0].item() == pytest.approx(0.2)
 
 
 def test_a_prompt_that_lacks_what_is_asked_for_is_left_out():

@@ -65,11 +65,13 @@ def test_a_line_names_its_source_and_where_it_may_change(named):
 
 def test_what_is_missing_is_named(named, tmp_path):
     images = torch.full((1, 4, 4, 3), 0.3)
-    with pytest.raises(RewardError, match="line of prompt 'make it red' has no image. Fix: name one in that line"):
+    with pytest.raises(RewardError, match="prompt 'make it red' has no image. Fix: name one in that line"):
         score([Kept()], images, ["make it red"])
+    with pytest.raises(RewardError, match="edits.jsonl, line 3 has no image"):
+        score([Kept()], images, [Prompt("x", {}, "edits.jsonl, line 3")])
     with pytest.raises(RewardError, match="image '.*none.png' of a prompt: .*was not found"):
         score([Changed()], images, [Prompt("x", {"image": str(tmp_path / "none.png")})])
-    with pytest.raises(RewardError, match="mask in the line of prompt 'x' is 3. Fix: the name of a picture"):
+    with pytest.raises(RewardError, match="prompt 'x' has 3 for its mask. Fix: the name of a picture"):
         score([Kept()], images, [Prompt("x", {"image": named["grey"], "mask": 3})])
     with pytest.raises(RewardError, match="2 pictures, and one stands for all samples"):
         score([Kept(source=SOURCE.repeat(2, 1, 1, 1))], SOURCE, ["x"])

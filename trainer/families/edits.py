@@ -1,0 +1,120 @@
+"""Pictures that prompts of an edit model work on: their latents stand behind the sample's own as tokens, without noise.
+
+Pictures may be of different sizes. A network's call takes rows whose pictures are of one size, so that a batch may need several.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ...host import devices
+from . import given
+from .condition import MOST_BYTES, NEGATIVE, Condition
+from .latents import packed
+from .pipeline import PipelineModel
+from .sizes import PATCH
+
+if TYPE_CHECKING:
+    from ..types import SamplerSettings
+
+SOURCE = "source"  # tokens of a prompt's pictures, all in a row
+
+
+class EditModel(PipelineModel):
+    """A family whose network sees a prompt's pictures as tokens behind the sample's.
+
+    A family says to which size a picture is scaled, and what one call of the network is.
+    """
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self._sources: dict[tuple[str, int, int], Tensor] = {}  # latents; the latest used ones last
+
+    @abstractmethod
+    def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
+        """(width, height) that a picture of that size is scaled to before it is encoded."""
+
+    @abstractmethod
+    def call(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        """As `predict`, for rows whose pictures are of one size."""
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        condition = super().condition(texts, settings)
+        pictures = [self._pictures(text) for text in texts]
+        if not any(pictures):
+            return condition
+        latents = [[self._latents(picture, settings) for picture in each] for each in pictures]
+        sizes = tuple(tuple((of.shape[-2] // PATCH, of.shape[-1] // PATCH) for of in each) for each in latents)
+        rows = [
+            torch.cat([packed(of[None])[0] for of in each]) if each else torch.empty(0, self._width) for each in latents
+        ]
+        tokens = devices.upload(pad_sequence(rows, batch_first=True), self.device)
+        lengths = torch.tensor([len(row) for row in rows])
+        names = [SOURCE] if condition.negative() is None else [SOURCE, NEGATIVE + SOURCE]
+        return replace(
+            condition,
+            tensors=condition.tensors | dict.fromkeys(names, tokens),
+            lengths=condition.lengths | dict.fromkeys(names, lengths),
+            sizes=sizes,
+        )
+
+    @property
+    def _width(self) -> int:
+        """Numbers of a token."""
+        return self.latent_grid.channels * PATCH**2
+
+    def _pictures(self, text: str) -> tuple[given.Picture, ...]:
+        """A prompt's pictures. Raises PromptError for more than the family takes."""
+        pictures, most = given.pictures(text), self.checkpoint.edits
+        if len(pictures) > most:
+            raise given.too_many(text, len(pictures), most)
+        return pictures
+
+    def _latents(self, picture: given.Picture, settings: SamplerSettings) -> Tensor:
+        """[C, h, w] on the CPU, made once for each picture and size."""
+        height, width, _ = picture.pixels.shape
+        key = picture.digest, *self.source_size(width, height, settings)
+        if key not in self._sources:
+            pixels = torch.from_numpy(resized(picture.pixels.numpy(), *key[1:]).copy()).float() / 255
+            self._sources[key] = self.encode(pixels[None])[0]
+        self._sources[key] = self._sources.pop(key)
+        total = sum(latents.nbytes for latents in self._sources.values())
+        for oldest in list(self._sources)[:-1]:
+            if total <= MOST_BYTES:
+                break
+            total -= self._sources.pop(oldest).nbytes
+        return self._sources[key]
+
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        alike: dict[tuple, list[int]] = {}
+        for row, sizes in enumerate(condition.sizes or [()] * len(x)):
+            alike.setdefault(sizes, []).append(row)
+        if len(alike) == 1:
+            return self.call(x, levels, condition, guidance)
+        parts = []
+        for rows in map(torch.tensor, alike.values()):
+            place = devices.upload(rows, x.device)
+            parts.append(self.call(x[place], levels[rows], condition.rows(rows), guidance))
+        back = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
+        return torch.cat(parts)[devices.upload(back, x.device)]
+
+
+def with_sources(tokens: Tensor, condition: Condition) -> Tensor:
+    """The sample's tokens [B, S, 4·C], and behind them those of the prompts' pictures."""
+    if not (condition.sizes and condition.sizes[0]):
+        return tokens
+    return torch.cat([tokens, condition.tensors[SOURCE].to(tokens)], 1)
+
+
+def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    """uint8 [height, width, 3], as diffusers' pipelines scale a picture."""
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
