@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..families import given
 from ..networks import RewardError
 from ..types import Prompt, metadata_of, place_of
+
+if TYPE_CHECKING:
+    from .base import Reward
 
 MASK = "mask"  # of a prompt's line: a picture that is white where it may change
 REMEMBERED = 64  # pictures that prompts name
@@ -75,6 +80,20 @@ class Sources:
                 self._read[picture.digest] = picture.pixels / 255
             return self._read[picture.digest]
         return None
+
+
+def beside(prompts: Sequence[str], rewards: Sequence[Reward]) -> tuple[list[Tensor], list[int | None]]:
+    """The pictures that were edited, each once, and which of them is each prompt's: its line's, else the one that a reward of
+    edits has for all; None for a prompt without one."""
+    known = [reward.sources for reward in rewards if isinstance(getattr(reward, "sources", None), Sources)]
+    connected = next((sources.pictures[0] for sources in known if sources.pictures), None)
+    reader, found, places = Sources(), [], []
+    for prompt in prompts:
+        picture = reader._pictures(prompt) if given.named(prompt) else connected
+        if picture is not None and not any(picture is each for each in found):
+            found.append(picture)
+        places.append(next((place for place, each in enumerate(found) if each is picture), None))
+    return found, places
 
 
 def covering(picture: Tensor, height: int, width: int) -> Tensor:

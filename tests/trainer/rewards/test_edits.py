@@ -13,6 +13,7 @@ from comfyui_otca.host import paths
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.rewards.base import check_paths, score, score_with_gradient
 from comfyui_otca.trainer.rewards.edits import Changed, Kept, differences, most
+from comfyui_otca.trainer.rewards.sources import beside
 from comfyui_otca.trainer.types import Prompt
 
 
@@ -118,3 +119,13 @@ def test_a_step_along_the_gradient_moves_towards_the_source_or_away():
         moved = images.clone().requires_grad_()
         score_with_gradient(kind(source=source), moved, ["x"]).sum().backward()
         assert set((sign * moved.grad).sign().flatten().tolist()) <= {0.0, 1.0}
+
+
+def test_sources_stand_beside_their_groups_each_once(named):
+    first, second = Prompt("a", {"image": named["grey"]}), Prompt("b", {"images": [named["red"]]})
+    pictures, places = beside([first, second, first, "c"], [])
+    assert places == [0, 1, 0, None]
+    assert [picture[0, 0].tolist() for picture in pictures] == [pytest.approx([0.2] * 3), pytest.approx([1, 0.2, 0.2])]
+    pictures, places = beside([first, "c"], [Kept(source=SOURCE), Changed()])
+    assert places == [0, 1] and torch.equal(pictures[1], SOURCE[0])
+    assert beside(["c"], [Changed()]) == ([], [None])
