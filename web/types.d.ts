@@ -361,6 +361,7 @@ interface VoteQuestion {
   pictures: { video: boolean }[];
   answered: boolean;
   learned?: string;
+  source?: boolean; // whether there is a picture that was edited
 }
 
 interface ExportAnswer {

@@ -11,12 +11,9 @@ SOURCE = socket("IMAGE").tip(
 )
 
 
-class RewardClipT(NetworkReward):
-    TITLE = "Reward: CLIP-T"
-    CATEGORY = "OTCA/rewards"
-    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
-    SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
-    KIND = "clip_t"
+class _OneEncoder(NetworkReward):
+    """A reward in the space of one encoder's folder."""
+
     MODEL_INPUTS = ("model", "path")
 
     REQUIRED = {
@@ -29,6 +26,23 @@ class RewardClipT(NetworkReward):
             "A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
         )
     }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, model, path="", clip=""):
+        folder = None if path is None else path or model  # None: linked, known when the graph runs
+        wrong = complaint("path" if path else "model", search.model, folder, MARKER)
+        return wrong or super().VALIDATE_INPUTS(clip)
+
+    def build(self, model, path="", **settings):
+        return super().build(model=path or model, **settings)
+
+
+class RewardClipT(_OneEncoder):
+    TITLE = "Reward: CLIP-T"
+    CATEGORY = "OTCA/rewards"
+    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
+    SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
+    KIND = "clip_t"
 
     MORE = {
         "direction": switch(advanced=True).tip(
@@ -51,15 +65,9 @@ class RewardClipT(NetworkReward):
     def sees_source(cls, direction=False, **_):
         return bool(direction)
 
-    @classmethod
-    def VALIDATE_INPUTS(cls, model, path="", clip=""):
-        folder = None if path is None else path or model  # None: linked, known when the graph runs
-        wrong = complaint("path" if path else "model", search.model, folder, MARKER)
-        return wrong or super().VALIDATE_INPUTS(clip)
-
-    def build(self, model, path="", direction=False, source=None, **settings):
+    def build(self, direction=False, source=None, **settings):
         more = {"kind": "clip_direction", "source": source} if direction else {}
-        return super().build(model=path or model, **more, **settings)
+        return super().build(**more, **settings)
 
 
 class RewardAesthetic(NetworkReward):
@@ -229,7 +237,7 @@ class RewardMyTaste(NetworkReward):
         return float("nan") if path is None else taste.find(path).stat().st_mtime_ns
 
 
-class RewardVariety(RewardClipT):
+class RewardVariety(_OneEncoder):
     TITLE = "Reward: Variety"
     CATEGORY = "OTCA/research"
     DESCRIPTION = (
@@ -238,7 +246,6 @@ class RewardVariety(RewardClipT):
     SEARCH_ALIASES = [*REWARD, "diversity", "variety", "mode collapse", "group distance"]
     KIND = "variety"
     COMPARES = True
-    MORE = {}
 
 
 class RewardRelativeWords(RewardNode):

@@ -213,9 +213,7 @@ class Answers:
         tokens = [[(part, 1.0) for part in row]]
         key = getattr(self.clip.tokenizer, "clip_name", "")
         with torch.inference_mode(), self._seen_together(self._places(row)):
-            made = self.clip.generate(
-                {key: tokens} if key else tokens, do_sample=False, max_length=longest, seed=0
-            )
+            made = self.clip.generate({key: tokens} if key else tokens, do_sample=False, max_length=longest, seed=0)
         return self.clip.decode(made)
 
     def spellings(self, choice: str) -> list[int]:
@@ -323,8 +321,8 @@ class Answers:
 
     @contextlib.contextmanager
     def _seen_together(self, places: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Within it the tokens of each picture, of which (first, count) are given, see each other, as Gemma 3 was trained; ComfyUI
-        hides from each what is behind it, which moved P(yes) of a tiny model by up to 10 %."""
+        """Within it the tokens of each picture, of which (first, count) are given, see each other, as Gemma 3 was trained;
+        ComfyUI hides from each what is behind it, which moved P(yes) of a tiny model by up to 10 %."""
 
         def opened(layer: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
             mask = given["attention_mask"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +23,7 @@ class Sources:
     """Pictures that were edited.
 
     Args:
-        source: [N, H, W, 3], one for all samples; or the name of a file that is; or none: then a prompt's `image` is it, or the
+        source: [N, H, W, 3], one for all samples; or the name of a file that is; without one a prompt's `image` is it, or the
             first of its `images`.
     """
 

@@ -287,10 +287,7 @@ def gemma_as_transformers(family: str, large: bool) -> dict:
     return {"batched": batched, "single": single, "transformers": found, "causal": before, "hooks": hooks}
 
 
-GEMMA_WAYS = {
-    "yes": ("yes", "Yes", "YES", "\u2581yes"),
-    "no": ("no", "No", "NO", "\u2581no"),
-}
+GEMMA_WAYS = {"yes": ("yes", "Yes", "YES", "\u2581yes"), "no": ("no", "No", "NO", "\u2581no")}
 
 
 def loaded(model, clip, tied: bool):

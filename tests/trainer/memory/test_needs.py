@@ -167,7 +167,9 @@ def test_a_clip_that_judges_visits_with_the_bytes_of_its_file(tmp_path, monkeypa
     [judge] = case.iteration.rewards[len(plain) :]
     assert judge.offload and 400_000 <= judge.bytes < 401_000 and "qwen3vl.safetensors: read, 0.00 GB" in lines
     phases = case.needs.phases
-    assert phases["scoring"]["rewards"] - phases["the update"].get("rewards", 0) == judge.bytes, "the update has its room"
+    assert phases["scoring"]["rewards"] - phases["the update"].get("rewards", 0) == judge.bytes, (
+        "the update has its room"
+    )
 
 
 def test_the_rewards_gradient_is_read_off_its_node():

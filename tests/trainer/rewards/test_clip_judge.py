@@ -241,7 +241,7 @@ def test_an_answer_that_begins_with_its_reasons_is_written_out(caplog):
     ]
     found = score([judge], pictures(0.1, 0.2, 0.3, 0.4), ["x"] * 4)[:, 0]
     assert found[:2].tolist() == pytest.approx([0.8, 0.2]) and found[2:].isnan().all()
-    assert "question 2: it answered '{\"reasoning\": \"score: none of it', which has no scores" in caplog.text
+    assert 'question 2: it answered \'{"reasoning": "score: none of it\', which has no scores' in caplog.text
     assert "question 3: it answered" in caplog.text
 
 

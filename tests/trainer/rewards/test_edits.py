@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.host import paths
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.rewards.base import check_paths, score, score_with_gradient
 from comfyui_otca.trainer.rewards.edits import Changed, Kept, differences, most
@@ -26,7 +25,9 @@ SOURCE = picture([0.2, 0.2, 0.2, 0.2], [0.2, 0.2, 0.2, 0.2])
 EDITED = picture([0.2, 0.2, 0.2, 1.0], [0.2, 0.2, 0.3, 0.6])  # differences 0.8, 0.4, 0.1, and five times 0
 
 
-@pytest.mark.parametrize(("share", "changed", "rest"), [(0.25, 0.6, 0.1 / 6), (0.375, 1.3 / 3, 0.0), (0.1, 0.8, 0.5 / 7)])
+@pytest.mark.parametrize(
+    ("share", "changed", "rest"), [(0.25, 0.6, 0.1 / 6), (0.375, 1.3 / 3, 0.0), (0.1, 0.8, 0.5 / 7)]
+)
 def test_the_pixels_that_differ_most_are_changed_and_the_others_kept(share, changed, rest):
     kept, moved = Kept(source=SOURCE, share=share), Changed(source=SOURCE, share=share, enough=0.5)
     found = score([kept, moved], EDITED, ["x"])[0].tolist()
@@ -42,7 +43,11 @@ def named(tmp_path):
     """Files: a grey source, a red one, and a mask of the right half."""
     mask = np.zeros((4, 4, 3), np.uint8)
     mask[:, 2:] = 255
-    colors = {"grey": np.full((4, 4, 3), 51, np.uint8), "red": np.full((4, 4, 3), (255, 51, 51), np.uint8), "right": mask}
+    colors = {
+        "grey": np.full((4, 4, 3), 51, np.uint8),
+        "red": np.full((4, 4, 3), (255, 51, 51), np.uint8),
+        "right": mask,
+    }
     for name, pixels in colors.items():
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
     return {name: str(tmp_path / f"{name}.png") for name in colors}

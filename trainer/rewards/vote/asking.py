@@ -27,8 +27,8 @@ Score = float | None
 
 @dataclass(frozen=True)
 class Group:
-    """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once. `source`
-    is the picture that was edited; empty: none was."""
+    """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once.
+    `source` is the picture that was edited; empty: there was none."""
 
     prompt: str
     pictures: tuple[str, ...]
