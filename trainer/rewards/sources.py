@@ -84,7 +84,7 @@ class Sources:
 def beside(prompts: Sequence[str], rewards: Sequence[Reward]) -> tuple[list[Tensor], list[int | None]]:
     """The pictures that were edited, each once, and which of them is each prompt's: its line's, else the one that a reward of
     edits has for all; None for a prompt without one."""
-    known = [reward.sources for reward in rewards if isinstance(getattr(reward, "sources", None), Sources)]
+    known = [held for reward in rewards if isinstance(held := getattr(reward, "sources", None), Sources)]
     connected = next((sources.pictures[0] for sources in known if sources.pictures), None)
     reader, found, places = Sources(), [], []
     for prompt in prompts:
