@@ -36,7 +36,7 @@ class Sources:
         """float32 [H, W, 3] in [0, 1] of a prompt's source, in its own size.
 
         Raises:
-            RewardError: there is none, or several are connected.
+            RewardError: no picture is there, or several are connected.
             PromptError, NotAllowed: as `given.sources`.
         """
         if len(self.pictures) > 1:

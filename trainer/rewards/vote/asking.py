@@ -28,7 +28,7 @@ Score = float | None
 @dataclass(frozen=True)
 class Group:
     """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once.
-    `source` is the picture that was edited; empty: there was none."""
+    `source` is the picture that was edited; empty if no picture was."""
 
     prompt: str
     pictures: tuple[str, ...]
