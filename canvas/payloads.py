@@ -78,6 +78,7 @@ def scores(
     places: list[int] | None = None,
     names: Sequence[str] = (),
     said: Sequence[str] = (),
+    beside: Sequence[int | None] = (),
 ) -> dict:
     """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
 
@@ -86,6 +87,7 @@ def scores(
         places: of a ranking.
         names: of the pictures, if they have any.
         said: what a human should know of it.
+        beside: of each group, the number in the thumbnails of the picture that was edited; None: it has none.
     """
     from ..trainer.advantages import correlation, standing
 
@@ -107,11 +109,12 @@ def scores(
         "places": places,
         "files": list(names),
         "said": list(said),
+        "beside": list(beside),
     }
 
 
-def thumbnail_sheet(images: Tensor):
-    """All pictures [B, H, W, 3] as one sheet of small ones, THUMBNAIL_COLUMNS to a row, each fitted into its square."""
+def thumbnail_sheet(images: Tensor | Sequence[Tensor]):
+    """All pictures [H, W, 3] as one sheet of small ones, THUMBNAIL_COLUMNS to a row, each fitted into its square."""
     from PIL import Image, ImageOps
 
     columns, size = THUMBNAIL_COLUMNS, THUMBNAIL_SIZE

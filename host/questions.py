@@ -34,6 +34,7 @@ class Question:
         keep: is given each answer, or None to take it back. It returns once the answer is safe, and raises ValueError for one
             that makes no sense.
         about: what else a page may show.
+        source: the file of a picture that all of them were made of.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Question:
     keep: Callable[[Any], None]
     about: dict[str, Any] = field(default_factory=dict)
     answer: Any = None
+    source: Path | None = None
 
 
 class NotOpen(LookupError):

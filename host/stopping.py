@@ -38,6 +38,7 @@ class Request:
     folder: Path | None = None
     postponed: bool = False
     ask: Callable[[], None] | None = None
+    bar: bool = True  # whether progress is shown, see `one_bar`
 
 
 request = Request()
@@ -100,7 +101,7 @@ def progress(total: int) -> Callable[[], None]:
     """A callback for each of a node's `total` micro-steps: moves ComfyUI's bar and checks whether to stop."""
     check = request.ask or check_stop
     bar = None
-    if comfyui.in_comfyui():
+    if comfyui.in_comfyui() and request.bar:
         import comfy.utils
 
         bar = comfy.utils.ProgressBar(total)
@@ -111,6 +112,16 @@ def progress(total: int) -> Callable[[], None]:
             bar.update(1)
 
     return step
+
+
+@contextlib.contextmanager
+def one_bar() -> Iterator[None]:
+    """Within it `progress` only checks whether to stop: a node whose bar is shown already counts what is larger."""
+    before, request.bar = request.bar, False
+    try:
+        yield
+    finally:
+        request.bar = before
 
 
 def stop_only_together(ask: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ _NODES = [
     data.PreferencePairs,
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
     images.RewardMyTaste,
-    *(images.RewardVariety, images.RewardRelativeWords),
+    *(images.RewardVariety, images.RewardRelativeWords, images.RewardKept, images.RewardChanged),
     *(images.RewardBrightness, images.RewardColorfulness, images.RewardSharpness),
     *(images.RewardJpegCompressibility, images.RewardJpegIncompressibility),
     *(images.RewardShapesAccuracy, images.RewardScenes),

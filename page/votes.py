@@ -46,6 +46,8 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
         question = _question(desk, request)
         number = request.match_info["number"]
         pictures = {str(place): path for place, path in enumerate(question.pictures)}
+        if number == "source" and question.source is not None:
+            return question.source
         if number not in pictures:
             raise Refused(404, f"question {question.id} has no picture {quoted(number)}. Fix: 0 to {len(pictures) - 1}")
         return pictures[number]
@@ -84,6 +86,7 @@ def _as_json(question: Question) -> dict[str, Any]:
         "id": question.id,
         "prompt": question.text,
         "pictures": [{"video": picture.suffix == ".mp4"} for picture in question.pictures],
+        "source": question.source is not None,
         "answered": question.answer is not None,
         **question.about,
     }

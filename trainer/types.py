@@ -73,7 +73,7 @@ JUDGE_ANSWERS = ("auto", "yes_no", "number", "grade")  # of a vision-language mo
 JUDGE_TEMPLATES = (  # what it is asked: the user's own questions, …
     *("my questions", "content", "text", "count and place", "aesthetics", "same person", "edit followed", "rest kept"),
     *("which is better", "UnifiedReward-2.0 alignment", "UnifiedReward-2.0 pair alignment", "UnifiedReward pair"),
-    "UnifiedReward-Edit pair",
+    *("UnifiedReward-Edit pair", "UnifiedReward-Edit instruction", "UnifiedReward-Edit quality"),
 )
 HPS_PROVIDERS = ("transformers", "hpsv2")
 

@@ -214,6 +214,7 @@ interface Scores {
   places?: number[] | null; // [B], of a ranking
   files?: string[]; // [B], of a ranking of a folder
   said?: string[]; // what was left out, and what was saved
+  beside?: (number | null)[]; // of each group: where in the thumbnails the picture is that was edited
 }
 
 /** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0. */
@@ -360,6 +361,7 @@ interface VoteQuestion {
   pictures: { video: boolean }[];
   answered: boolean;
   learned?: string;
+  source?: boolean; // whether there is a picture that was edited
 }
 
 interface ExportAnswer {

@@ -228,6 +228,12 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         count = len([line for line in (questions or "").splitlines() if line.strip()]) if template == OWN else 1
         return questions is not None and index >= count
 
+    @classmethod
+    def sees_source(cls, questions="", template=OWN, **_):
+        from ...trainer.rewards.templates import SOURCE, TEMPLATES
+
+        return TEMPLATES[template].sees_source if template in TEMPLATES else SOURCE in (questions or "")
+
     @staticmethod
     def compares(template):
         from ...trainer.rewards.templates import TEMPLATES

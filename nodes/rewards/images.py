@@ -6,14 +6,14 @@ from ..inputs import choice, complaint, found, number, socket, switch, text
 from .base import JUDGE, REWARD, NetworkReward, RewardNode
 
 MARKER = "preprocessor_config.json"
+SOURCE = socket("IMAGE").tip(
+    "The picture that was edited, one for all samples. Not connected: image in the prompt's line."
+)
 
 
-class RewardClipT(NetworkReward):
-    TITLE = "Reward: CLIP-T"
-    CATEGORY = "OTCA/rewards"
-    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
-    SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
-    KIND = "clip_t"
+class _OneEncoder(NetworkReward):
+    """A reward in the space of one encoder's folder."""
+
     MODEL_INPUTS = ("model", "path")
 
     REQUIRED = {
@@ -35,6 +35,39 @@ class RewardClipT(NetworkReward):
 
     def build(self, model, path="", **settings):
         return super().build(model=path or model, **settings)
+
+
+class RewardClipT(_OneEncoder):
+    TITLE = "Reward: CLIP-T"
+    CATEGORY = "OTCA/rewards"
+    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
+    SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
+    KIND = "clip_t"
+
+    MORE = {
+        "direction": switch(advanced=True).tip(
+            "For edits: whether the picture moved away from its source as target_text of the prompt's line does from "
+            "source_text. Off: whether it shows the prompt."
+        ),
+        "source": SOURCE,
+    }
+
+    @classmethod
+    def inputs(cls):
+        required, optional = super().inputs()
+        return required, optional | cls.MORE
+
+    @classmethod
+    def announced(cls, name="", direction=False, **inputs):
+        return super().announced(name or ("clip_direction" if direction else ""), **inputs)
+
+    @classmethod
+    def sees_source(cls, direction=False, **_):
+        return bool(direction)
+
+    def build(self, direction=False, source=None, **settings):
+        more = {"kind": "clip_direction", "source": source} if direction else {}
+        return super().build(**more, **settings)
 
 
 class RewardAesthetic(NetworkReward):
@@ -204,7 +237,7 @@ class RewardMyTaste(NetworkReward):
         return float("nan") if path is None else taste.find(path).stat().st_mtime_ns
 
 
-class RewardVariety(RewardClipT):
+class RewardVariety(_OneEncoder):
     TITLE = "Reward: Variety"
     CATEGORY = "OTCA/research"
     DESCRIPTION = (
@@ -243,6 +276,43 @@ class RewardRelativeWords(RewardNode):
 
         linked = good is None or bad is None
         return complaint("good", relative.check_words, None if linked else good, bad) or super().VALIDATE_INPUTS(clip)
+
+
+class _RewardOfEdits(RewardNode):
+    """What a picture has of its source."""
+
+    OPTIONAL = {
+        "source": SOURCE,
+        "share": number(0.3, 0.01, 0.99, step=0.01, label="share that may change").tip(
+            "Share of the pixels that may change: those that differ most. Not used where a prompt's line names a mask, a "
+            "picture that is white where it may change."
+        ),
+    }
+
+    @classmethod
+    def sees_source(cls, **_):
+        return True
+
+
+class RewardKept(_RewardOfEdits):
+    TITLE = "Reward: Kept"
+    DESCRIPTION = "For edits: how like its source the picture is where nothing was to change, by its pixels."
+    SEARCH_ALIASES = [*REWARD, "edit", "preserve", "consistency", "unchanged", "background", "source"]
+    KIND = "kept"
+
+
+class RewardChanged(_RewardOfEdits):
+    TITLE = "Reward: Changed"
+    DESCRIPTION = "For edits: how far the picture is from doing nothing, by its pixels. Its source itself scores 0."
+    SEARCH_ALIASES = [*REWARD, "edit", "do nothing", "copy", "difference", "source"]
+    KIND = "changed"
+
+    OPTIONAL = {
+        **_RewardOfEdits.OPTIONAL,
+        "enough": number(0.1, 0.001, 1, step=0.01, label="difference that is enough").tip(
+            "The mean difference of pixels, of 1, that scores 0.63. More adds less and less."
+        ),
+    }
 
 
 class RewardBrightness(RewardNode):

@@ -38,10 +38,14 @@ class _AsksRewards(Node):
 
     @staticmethod
     def shown(node_id, outputs, scores, stills, **ranking):
-        """What the node returns, with the table for the page; `ranking` as `payloads.scores` takes it."""
+        """What the node returns, with the table for the page; `ranking` as `payloads.scores` takes it. The pictures that were
+        edited are shown beside what became of them."""
+        from ...trainer.rewards.sources import beside
 
         def payload():
-            sheet = payloads.thumbnail_sheet(stills)
+            sources, places = beside(scores.prompts, scores.rewards)
+            ranking["beside"] = [None if place is None else len(stills) + place for place in places]
+            sheet = payloads.thumbnail_sheet([*stills, *sources])
             name = f"otca_samples_{comfyui.running_workflow_id() or 'script'}_{node_id}.png"
             return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name), **ranking)
 

@@ -23,6 +23,15 @@ def test_the_chance_of_yes_is_that_of_transformers(able, family, tied):
     assert found["left"] == [], "ComfyUI's object is as it was"
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["4B", "12B"])
+def test_gemmas_chance_of_yes_is_that_of_transformers(able, large):
+    found = able.ask("gemma_as_transformers", large=large)
+    assert found["batched"] == pytest.approx(found["transformers"], abs=1e-4)
+    assert found["batched"] == pytest.approx(found["single"], abs=1e-5)
+    assert max(found["single"][:3]) - min(found["single"][:3]) > 1e-3, "the picture matters"
+    assert found["hooks"] == 0, "ComfyUI's object is as it was"
+
+
 def test_a_picture_is_looked_at_once_however_often_it_is_compared(able):
     assert able.ask("looks", "Qwen3VL")["looks"] == 4
 
@@ -34,6 +43,11 @@ def test_a_broken_picture_loses_none_of_the_others_and_stop_loses_nothing(able):
     assert found["others"] == pytest.approx(others, abs=1e-6)
     assert found["stopped"] and found["asked"] == [6, 10], "what was scored before Stop is not asked again"
     assert found["again"] == pytest.approx(found["whole"], abs=1e-6)
+
+
+def test_it_leaves_when_room_is_made_and_between_uses_where_it_shall(able):
+    found = able.ask("leaves")
+    assert (found["asked"], found["room"], found["offload"]) == (True, False, False)
 
 
 def test_a_question_that_is_not_answered_is_said_with_the_answer(able):

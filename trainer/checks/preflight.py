@@ -41,6 +41,7 @@ from ..types import (
     TRAJECTORY_NODES,
     VOTE_NODE,
     SamplerSettings,
+    place_of,
 )
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
@@ -431,6 +432,38 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
             yield replace(problem, severity="warning")
 
 
+def _sources(graph: _Graph) -> Iterator[Problem]:
+    """Rewards that look at the picture that was edited have one for each prompt, by its line or by their node."""
+    for stack in graph.of(*ASKING_NODES):
+        rewards = {name: link[0] for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
+        seeing = {
+            name: node
+            for name, node in rewards.items()
+            if "source" not in graph.nodes[node].links
+            and getattr(graph.nodes[node].cls, "sees_source", _never)(**graph.values[node])
+        }
+        for dataset in graph.of(DATASET_NODE) if seeing else ():
+            values = graph.values[dataset]
+            try:
+                prompts = read_prompts(values["prompts"], values["file"], PRESET)
+            except (PromptError, NotAllowed):
+                continue  # which the node itself refuses
+            try:
+                lacking = [place_of(prompt) for prompt in prompts if not given.named(prompt)]
+            except PromptError:
+                continue  # as above
+            for name, node in seeing.items() if lacking else ():
+                message = (
+                    f"{graph.titles([node])} looks at the picture that was edited, and {lacking[0]} has no {given.KEY}"
+                )
+                fix = 'name one in each line: {"prompt": "…", "image": "start.png"}, or connect source'
+                yield graph.problem(stack, name, message, fix)
+
+
+def _never(**_: Any) -> bool:
+    return False
+
+
 # Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.
 EDIT_KINDS = ("flux", "flux2", "qwen_image", "krea2")
 
@@ -484,5 +517,6 @@ CHECKS = (
     _models,
     _sampler,
     _texts,
+    _sources,
     *method.CHECKS,
 )

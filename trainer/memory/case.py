@@ -52,6 +52,9 @@ REWARDS = {
     "OTCA_RewardVideoScore": 17_000_000_000,
 }
 
+# Of a CLIP that judges, where its file is not here: Qwen3-VL 4B's 4,437,815,808 parameters in bfloat16.
+CLIP_JUDGE = 8_875_631_616
+
 # What a pass with a gradient takes in those that have one, for a picture in float32: `bench/memory.py judges`.
 VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
 JUDGING_BYTES = {

@@ -33,7 +33,7 @@ from ..types import (
     SamplerSettings,
 )
 from ..workflow import graph as api
-from .case import GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Pull
+from .case import CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Pull
 from .native import ARCHITECTURES, FLUX_VAE, RANK, WEIGHT_BYTES, Architecture, NativeCase, architecture_of
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
@@ -45,7 +45,7 @@ LOADERS = {
     "VAELoader": (("vae_name",), "vae"),
 }
 ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
-VARIETY_NODE, RELATIVE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords"
+VARIETY_NODE, RELATIVE_NODE, JUDGE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords", "OTCA_RewardVLMJudge"
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
 
 
@@ -94,7 +94,7 @@ def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
         adapter=adapter if lora else None,
         options=loaded,
         dtype=dtypes.get(loaded.dtype, torch.bfloat16),  # auto: what it is on a GPU
-        iteration=iteration(graph, off=guidance and guidance.off),
+        iteration=iteration(graph, guidance and guidance.off),
     )
     return case, [line]
 
@@ -126,9 +126,10 @@ def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[Case, l
         raise ValueError("Make Trainable model: no Load Diffusion Model was found behind it. Fix: connect a UNETLoader")
     encoders = _files(graph, inputs.get("clip"), comfyui)
     autoencoders = _files(graph, inputs.get("vae"), comfyui)
+    judging = [file for link in _judging(graph) for file in _files(graph, link, comfyui)]
     lines = [
         f"{file.name}: " + (f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures")
-        for file, _ in [*networks, *encoders, *autoencoders]
+        for file in dict.fromkeys(file for file, _ in [*networks, *encoders, *autoencoders, *judging])
     ]
     model = replace(_architecture(networks[0][0]), networks=len(networks))
     sizes = [file.bytes for file, _ in encoders]
@@ -141,9 +142,15 @@ def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[Case, l
         tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
-        iteration=iteration(graph, off=None if model.embeds_guidance else 1.0),
+        iteration=iteration(graph, None if model.embeds_guidance else 1.0, comfyui),
     )
     return case, lines
+
+
+def _judging(graph: Mapping[str, Mapping]) -> list[Any]:
+    """The links of CLIPs that judge, each once."""
+    links = [entry["inputs"].get("judge") for entry in graph.values() if entry["class_type"] == JUDGE_NODE]
+    return [list(link) for link in dict.fromkeys(tuple(link) for link in links if api.is_link(link))]
 
 
 def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> list[tuple[File, Mapping]]:
@@ -208,11 +215,12 @@ def _architecture(file: File) -> Architecture:
 # --- sampler, update and rewards ---------------------------------------------------------------------------------------
 
 
-def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
+def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | None = None) -> Iteration:
     """The settings of an API graph that decide its memory.
 
     Args:
         off: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
+        comfyui: its folder, in which the file of a CLIP that judges may be.
 
     Raises:
         ValueError: a node that it takes is missing, or there are several.
@@ -234,6 +242,10 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
         for number, entry in graph.items()
         if entry["class_type"] in REWARDS and entry["inputs"].get("device") != "cpu"
     ]
+    # ComfyUI loads these when they are asked, and moves them out of the way when the update needs the room.
+    for link in _judging(graph):
+        known = [file.bytes for file, _ in _files(graph, link, comfyui)]
+        judges.append(Judge(CLIP_JUDGE if None in known or not known else sum(filter(None, known)), offload=True))
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
     trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)

@@ -13,6 +13,7 @@ from .base import Reward, parse_bounds
 
 REWARDS = {
     "clip_t": "clip.ClipT",
+    "clip_direction": "clip.ClipDirection",
     "aesthetic": "clip.Aesthetic",
     "pickscore": "clip.PickScore",
     "hpsv2": "hps.HPSv2",
@@ -23,6 +24,8 @@ REWARDS = {
     "brightness": "pixels.Brightness",
     "colorfulness": "pixels.Colorfulness",
     "sharpness": "pixels.Sharpness",
+    "kept": "edits.Kept",
+    "changed": "edits.Changed",
     "relative_words": "relative.RelativeWords",
     "variety": "variety.Variety",
     "video_align": "video_align.VideoAlign",

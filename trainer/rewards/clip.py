@@ -13,7 +13,9 @@ from ...host import search
 from ..networks import RewardError
 from ..networks.features import MARKER, VIT_L, Clip
 from ..networks.published import ALL, Published, scoring_head
+from ..types import metadata_of
 from .base import NetworkReward
+from .sources import Sources
 
 
 class ClipReward(NetworkReward):
@@ -53,6 +55,71 @@ class ClipT(ClipReward):
 
     def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(features, prompts)
+
+
+SOURCE_TEXT, TARGET_TEXT = (
+    "source_text",
+    "target_text",
+)  # of a prompt's line: what its source shows, and the result shall
+
+
+class ClipDirection(NetworkReward):
+    """Whether a picture changed as its texts do (Gal et al., StyleGAN-NADA, 2108.00946):
+
+        cos(E(picture) - E(source), T(target_text) - T(source_text)),  E and T of length 1
+
+    0 for a picture whose point is its source's. A prompt's line says what its source shows by `source_text`, and what the result
+    shall show by `target_text`; without that, the prompt is it. To a prompt without `source_text` the reward does not apply.
+
+    Args:
+        model: as of ClipT.
+        source: pictures [N, H, W, 3] that were edited: one for all samples, or none; then a prompt's `image` is it.
+    """
+
+    network: Clip
+
+    def __init__(
+        self, name: str = "clip_direction", *, model: str = "shapes-clip", source: Tensor | str | None = None, **use
+    ):
+        super().__init__(name, Clip, search.model(model, MARKER), **use)
+        self.sources = Sources(source)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
+        applies = [number for number, prompt in enumerate(prompts) if _text(prompt, SOURCE_TEXT)]
+        chosen = [prompts[number] for number in applies]
+        points = self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
+        found = self._of(points[applies], images[applies], chosen).tolist() if applies else []
+        values = dict(zip(applies, found, strict=True))
+        return [values.get(number) for number in range(len(prompts))]
+
+    def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        features = self.in_batches(self.network.pictures_with_gradient, images)
+        applies = [number for number, prompt in enumerate(prompts) if _text(prompt, SOURCE_TEXT)]
+        values = features.new_zeros(len(prompts))
+        if not applies:
+            return values
+        chosen = [prompts[number] for number in applies]
+        found = self._of(features[applies], images[applies], chosen)
+        return values.index_put((torch.tensor(applies, device=values.device),), found)
+
+    def _of(self, features: Tensor, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            before = self.in_batches(self.network.pictures, self.sources.fitted(prompts, images.detach()))
+            targets = [_text(prompt, TARGET_TEXT) or str(prompt) for prompt in prompts]
+            towards, away = (
+                unit(self.in_batches(self.network.texts, texts))
+                for texts in (targets, [_text(prompt, SOURCE_TEXT) for prompt in prompts])
+            )
+        return torch.nn.functional.cosine_similarity(unit(features) - unit(before), towards - away)
+
+
+def _text(prompt: str, key: str) -> str:
+    value = metadata_of(prompt).get(key)
+    return value if isinstance(value, str) else ""
+
+
+def unit(points: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(points.float(), dim=-1)
 
 
 AESTHETIC = Published(

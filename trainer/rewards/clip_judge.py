@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from ...host import stopping
-from ..families import given
 from ..networks import RewardError
 from ..networks.answers import Answers, Asked, Reading
-from ..types import metadata_of
 from .base import GroupReward, Reward
-from .judge import LEAST_KNOWN, MOST_TOLD, NO, NO_QUESTION, YES, check_question, filled
-from .templates import GRADES, SOURCE, TEMPLATES, Template
+from .judge import LEAST_KNOWN, MOST_TOLD, NO, NO_QUESTION, YES, check_question, filled, shown
+from .sources import Sources
+from .templates import GRADES, SOURCE, TEMPLATES, WRITTEN, Template, lowest_written
 
 if TYPE_CHECKING:
     from comfy.sd import CLIP
@@ -82,8 +81,7 @@ class ClipJudge(Reward):
         self.template = TEMPLATES[template] if template else self._own(question, answer)
         self.batch_size, self.frames, self.offload = batch_size, frames, offload
         self.groups_only = groups_only or self.groups_only
-        self.sources: list[Tensor] = [] if source is None else list(source[..., :3].float().clamp(0, 1).cpu())
-        self._named: dict[tuple, Tensor] = {}  # pictures that prompts name
+        self.sources = Sources(source)
         self._known: dict[bytes, float] = {}
         self.reads_prompt = "{prompt}" in self.template.text
         self._check_template()
@@ -133,28 +131,8 @@ class ClipJudge(Reward):
             return None
         many = len(pictures) > 1 and not self.template.compares
         frames = f"These are {len(pictures)} frames of one video, in their order.\n" if many else ""
-        before = [self._source(next(iter(pictures)), prompt)] if self.template.sees_source else []
+        before = [self.sources.of(prompt)] if self.template.sees_source else []
         return Asked((*before, *pictures), frames + text, self.template.begun)
-
-    def _source(self, picture: Tensor, prompt: str) -> Tensor:
-        if len(self.sources) > 1:
-            raise RewardError(
-                f"source: {len(self.sources)} pictures, and one stands for all samples. Fix: connect one, or name each "
-                'prompt\'s own in its line: {"prompt": "…", "image": "start.png"}'
-            )
-        if self.sources:
-            return self.sources[0]
-        name = metadata_of(prompt).get(given.KEY)
-        if not isinstance(name, str):
-            raise RewardError(
-                f"its question is about a picture that was edited, and prompt {str(prompt)[:60]!r} has none. Fix: connect "
-                'source, or name one in the prompt\'s line: {"prompt": "…", "image": "start.png"}'
-            )
-        key = name, *picture.shape[:2]
-        if key not in self._named:
-            self._named.clear()
-            self._named[key] = torch.from_numpy(given.picture(name, picture.shape[1], picture.shape[0])).float() / 255
-        return self._named[key]
 
     # -- numbers of answers ----------------------------------------------------------------------------------------------
 
@@ -167,13 +145,15 @@ class ClipJudge(Reward):
         keys = [_key(one) for one in asked]
         new = [number for number, key in enumerate(keys) if key not in self._known]
         step = stopping.progress(len(new))
-        wrong: dict[int, Reading] = {}
-        for number, value in self._read([asked[number] for number in new]):
-            if isinstance(value, Reading):
-                wrong[new[number]] = value
-            else:
-                self._known[keys[new[number]]] = value
-            step()
+        wrong: dict[int, Reading | str] = {}
+        for part in self._read([asked[number] for number in new]):
+            for number, value in part.items():
+                if isinstance(value, Reading | str):
+                    wrong[new[number]] = value
+                else:
+                    self._known[keys[new[number]]] = value
+            for _ in part:  # which may stop, and then what the whole pass answered is known
+                step()
         if wrong:
             self._tell(wrong, asked)
         values = [self._known.get(key, math.nan) for key in keys]
@@ -181,20 +161,28 @@ class ClipJudge(Reward):
             del self._known[oldest]
         return values
 
-    def _read(self, asked: Sequence[Asked]) -> Iterator[tuple[int, float | Reading]]:
-        """(number of the question, its value, or what its answer begins with instead), as the forward passes end."""
+    def _read(self, asked: Sequence[Asked]) -> Iterator[dict[int, float | Reading | str]]:
+        """{number of the question: its value, or what its answer begins with or is instead}, as the forward passes end."""
         kind = self.template.answer
+        if kind == WRITTEN:
+            for number, one in enumerate(asked):
+                written = self.answers.write(one)
+                yield {number: written if (value := lowest_written(written)) is None else value}
+            return
         if kind in ("yes_no", "which"):
             for part in self.answers.ask(asked, CHOICES[kind], self.batch_size):
-                yield from (
-                    (number, shares(reading)[0] if is_answer(reading) else reading) for number, reading in part.items()
-                )
+                yield {
+                    number: shares(reading)[0] if is_answer(reading) else reading for number, reading in part.items()
+                }
             return
         lowest, highest = int(CHOICES[kind][0]), int(CHOICES[kind][-1])
         size = self.batch_size or len(asked)
         for start in range(0, len(asked), size):
-            for number, value in enumerate(self._expected(asked[start : start + size], CHOICES[kind]), start):
-                yield number, (value - lowest) / (highest - lowest) if isinstance(value, float) else value
+            values = enumerate(self._expected(asked[start : start + size], CHOICES[kind]), start)
+            yield {
+                number: (value - lowest) / (highest - lowest) if isinstance(value, float) else value
+                for number, value in values
+            }
 
     def _expected(self, asked: Sequence[Asked], digits: Sequence[str], place: int = 0) -> list[float | Reading]:
         """The expected number Σ P(digit)·(digit + what is expected behind it), as deep as the template has decimals. The highest
@@ -221,15 +209,18 @@ class ClipJudge(Reward):
                 found[number] = before + chance * value
         return [found[number] for number in range(len(asked))]
 
-    def _tell(self, wrong: Mapping[int, Reading], asked: Sequence[Asked]) -> None:
+    def _tell(self, wrong: Mapping[int, Reading | str], asked: Sequence[Asked]) -> None:
         """Says what is answered instead; the samples are masked as failed.
 
         Raises:
             RewardError: no question is answered.
         """
-        choices = " or ".join(CHOICES[self.template.answer])
+        choices = " or ".join(CHOICES.get(self.template.answer, ()))
         told = []
         for number, reading in list(wrong.items())[:MOST_TOLD]:
+            if isinstance(reading, str):
+                told.append(f"question {number}: it answered {shown(reading)}, which has no scores")
+                continue
             total = sum(reading.mass)
             if math.isnan(total):
                 told.append(f"question {number}: the model's numbers are NaN")

@@ -136,7 +136,8 @@ def rank(
         if waiting:
             first = len(names) - len(waiting)
             texts = [of_name[name] for name in names[first:]]
-            parts.append(score_part(single, _floats(waiting), texts, first, stopping.check_stop))
+            with stopping.one_bar():
+                parts.append(score_part(single, _floats(waiting), texts, first, stopping.check_stop))
             waiting.clear()
 
     for name in found.names:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 SOURCE = "{source}"
 GRADES = ("1", "2", "3", "4", "5")
+WRITTEN = "written"  # how an answer is read that begins with its reasons
+LIST = re.compile(r'"?score"?\s*:\s*\[([^][]*)\]')
+MOST = 25  # of a score in such a list
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class Template:
     Attributes:
         text: {prompt} stands for the prompt, {source} for the picture that was edited.
         answer: yes_no: how likely yes is. grade: the expected grade from 1 to 5. which: how likely the first of two pictures is.
-            share: the expected share, from 0 to 1, that the first of two pictures gets.
+            share: the expected share, from 0 to 1, that the first of two pictures gets. written: the answer is written out,
+            token by token, and the lowest score of the list in it counts, see `lowest_written`.
         begun: how the answer begins; its next token is looked at.
         decimals: of the number that is answered.
         sees_source: the picture that was edited comes before the others.
@@ -57,6 +62,36 @@ _EDIT_PAIR = (
     "with careful attention to composition, color harmony, and overall appeal. The changes should enhance the image "
     "rather than detract from it.\n\n### Final Output:\nBased on the above evaluation, determine which edited image is "
     "better.\n\nText instruction - {prompt}\n"
+)
+
+_ARTIST = (
+    "You are a professional digital artist. You will have to evaluate the effectiveness of the AI-generated image(s) based on "
+    "given rules.\nAll the input images are AI-generated. All human in the images are AI-generated too. so you need not worry "
+    "about the privacy confidentials.\n\nIMPORTANT: You will have to give your output in this way (Keep your reasoning concise "
+    'and short.):\n{\n\n"reasoning" : "...",\n"score" : [...],\n}\n\nRULES:\n\n'
+)
+_EDIT_INSTRUCTION = _ARTIST + (
+    "Two images will be provided: The first being the original AI-generated image and the second being an edited "
+    "version of the first.\nThe objective is to evaluate how successfully the editing instruction has been executed "
+    "in the second image.\n\nNote that sometimes the two images might look identical due to the failure of image "
+    "edit.\n\n\nFrom scale 0 to 25: \nA score from 0 to 25 will be given based on the success of the editing. (0 "
+    "indicates that the scene in the edited image does not follow the editing instruction at all. 25 indicates that "
+    "the scene in the edited image follow the editing instruction text perfectly.)\nA second score from 0 to 25 will "
+    "rate the degree of overediting in the second image. (0 indicates that the scene in the edited image is "
+    "completely different from the original. 25 indicates that the edited image can be recognized as a minimal "
+    "edited yet effective version of original.)\nPut the score in a list such that output score = [score1, score2], "
+    "where 'score1' evaluates the editing success and 'score2' evaluates the degree of overediting.\n\nEditing "
+    "instruction:{prompt}\n"
+)
+_EDIT_QUALITY = _ARTIST + (
+    "The image is an AI-generated image.\nThe objective is to evaluate how successfully the image has been "
+    "generated.\n\nFrom scale 0 to 25: \nA score from 0 to 25 will be given based on image naturalness. \n(\n    0 "
+    "indicates that the scene in the image does not look natural at all or give a unnatural feeling such as wrong "
+    "sense of distance, or wrong shadow, or wrong lighting. \n    25 indicates that the image looks natural.\n)\nA "
+    "second score from 0 to 25 will rate the image artifacts. \n(\n    0 indicates that the image contains a large "
+    "portion of distortion, or watermark, or scratches, or blurred faces, or unusual body parts, or subjects not "
+    "harmonized. \n    25 indicates the image has no artifacts.\n)\nPut the score in a list such that output score = "
+    "[naturalness, artifacts]\n"
 )
 
 TEMPLATES: Mapping[str, Template] = {
@@ -132,4 +167,26 @@ TEMPLATES: Mapping[str, Template] = {
         sees_source=True,
         credit=UNIFIED + "UnifiedReward-Edit/edit_pairwise_rank.py; how its answer begins: CodeGoat24/Pref-GRPO",
     ),
+    "UnifiedReward-Edit instruction": Template(
+        _EDIT_INSTRUCTION,
+        WRITTEN,
+        sees_source=True,
+        credit=UNIFIED + "UnifiedReward-Edit/edit_pointwise_instruction_following.py",
+    ),
+    "UnifiedReward-Edit quality": Template(
+        _EDIT_QUALITY, WRITTEN, credit=UNIFIED + "UnifiedReward-Edit/edit_pointwise_quality.py"
+    ),
 }
+
+
+def lowest_written(text: str) -> float | None:
+    """The lowest of the two scores in an answer like `{"reasoning": "…", "score": [20, 23]}`, over MOST; None if it has none.
+
+    The lowest, as VIEScore does, whose questions these are (Ku et al., 2312.14867).
+    """
+    found = LIST.findall(text)
+    try:
+        scores = [float(part) for part in found[-1].split(",")] if found else []
+    except ValueError:
+        return None
+    return min(scores) / MOST if len(scores) == 2 and all(0 <= score <= MOST for score in scores) else None

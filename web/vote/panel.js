@@ -14,6 +14,7 @@ const SMALL = 128; // pixels; smaller pictures are magnified without blur
 
 const TEXT = {
   title: t("Which pictures are better?"),
+  source: t("The picture that was edited"),
   none: t("Nothing to vote on. The next pictures appear here as soon as a training asks."),
   saving: t("saving …"),
   close: t("Later"),
@@ -58,6 +59,7 @@ export function votePanel(server, { stop, always = false } = {}) {
 
   const learned = h("p.otca-note.otca-vote-learned");
   const prompt = h("h2.otca-vote-prompt");
+  const source = h("img.otca-vote-source", { alt: TEXT.source, title: TEXT.source, draggable: "false" });
   const left = h("p.otca-note", { role: "status" });
   const pictures = h("div.otca-vote-pictures", { role: "group", "aria-label": TEXT.title });
   const error = h("div.otca-error", { role: "alert" });
@@ -77,6 +79,7 @@ export function votePanel(server, { stop, always = false } = {}) {
     h(
       "header.otca-vote-head",
       {},
+      source,
       h("div.otca-vote-asked", {}, prompt, left, learned),
       stop && action(TEXT.stop, stop),
       !always && action(TEXT.close, () => dialog.close()),
@@ -176,6 +179,9 @@ export function votePanel(server, { stop, always = false } = {}) {
     setText(chip, TEXT.chip(waiting));
     chip.hidden = always || !closed || !waiting;
     setText(prompt, current?.prompt ?? TEXT.none);
+    source.hidden = !current?.source;
+    const made = current?.source ? server.routeUrl(`/otca/votes/${current.id}/pictures/source`) : "";
+    if (source.getAttribute("src") !== made) source.setAttribute("src", made);
     setText(left, progress(waiting));
     setText(learned, current?.learned ?? "");
     for (const [number, button] of modes.entries()) button.setAttribute("aria-pressed", String(MODES[number] === (shown?.mode ?? mode)));

@@ -26,6 +26,7 @@ const TEXT = {
   heldOutTitle: t("Logged, never trained on"),
   sort: (/** @type {string} */ name) => t("Sort by {name}", { name }),
   sample: t("sample"),
+  source: t("The picture that was edited"),
   sampleTitle: (/** @type {number} */ sample, /** @type {string} */ prompt) => t("Sample {sample}: {prompt}", { sample, prompt }),
   cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => t("{name} {value}, normalised advantage {advantage}", { name, value, advantage }),
   masked: t("not scored"),
@@ -134,7 +135,7 @@ class ScoreTable {
       columns.map((column, index) => this.header(column, index)),
     );
     this.digits = columnDigits(scores);
-    const body = scoreGroups(scores, this.sort).map(({ prompt, samples }) =>
+    const body = scoreGroups(scores, this.sort).map(({ group, prompt, samples }) =>
       h(
         "tbody",
         {},
@@ -147,11 +148,12 @@ class ScoreTable {
             h("span", {}, prompt),
           ),
         ),
-        samples.map((row) => this.row(scores, row, prompt, columns)),
+        samples.map((row) => this.row(scores, row, prompt, columns, scores.beside?.[group] ?? null)),
       ),
     );
     const size = THUMBNAIL[this.kind];
-    const style = `min-width: ${size + COLUMN * columns.length}px; --otca-thumbnail: ${size}px`;
+    const shown = size * (scores.beside?.some((place) => place !== null) ? 2 : 1);
+    const style = `min-width: ${shown + COLUMN * columns.length}px; --otca-thumbnail: ${shown}px`;
     const caption = scores.places ? TEXT.rankedCaption : TEXT.caption;
     return h("table", { style }, h("caption.otca-hidden", {}, caption), h("thead", {}, head), body);
   }
@@ -186,12 +188,20 @@ class ScoreTable {
    * @param {import("../lib/scores.js").ScoreRow} row
    * @param {string} prompt
    * @param {import("../lib/scores.js").Column[]} columns
+   * @param {number | null} source its place in the thumbnails
    */
-  row(scores, { sample, values, advantages }, prompt, columns) {
+  row(scores, { sample, values, advantages }, prompt, columns, source) {
+    const title = scores.files?.[sample] ?? TEXT.sampleTitle(sample, prompt);
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, this.thumbnail(scores, sample, prompt), this.place(scores.places?.[sample])),
+      h(
+        "th",
+        { scope: "row" },
+        source !== null && this.thumbnail(scores, source, TEXT.source),
+        this.thumbnail(scores, sample, title),
+        this.place(scores.places?.[sample]),
+      ),
       columns.map(({ name }, index) => {
         const value = values[index];
         if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
@@ -213,15 +223,15 @@ class ScoreTable {
   /**
    * @param {Scores} scores
    * @param {number} sample
-   * @param {string} prompt
+   * @param {string} title
    */
-  thumbnail(scores, sample, prompt) {
+  thumbnail(scores, sample, title) {
     const columns = scores.thumbnail_columns;
-    const title = scores.files?.[sample] ?? TEXT.sampleTitle(sample, prompt);
     const size = THUMBNAIL[this.kind];
     if (!this.sheet) return h("span", { title }, sample);
     const { x, y } = thumbnailOffset(sample, size, columns); // of the sheet, drawn smaller than it is
-    const rows = Math.ceil(scores.groups.length / columns);
+    const last = Math.max(scores.groups.length - 1, ...(scores.beside ?? []).map((place) => place ?? 0));
+    const rows = Math.floor(last / columns) + 1;
     return h("span.otca-thumbnail", {
       role: "img",
       "aria-label": title,

@@ -157,6 +157,139 @@ def transformers_qwen35(clip, tied: bool = True):
     return loaded(Qwen3_5ForConditionalGeneration(config), clip, tied)
 
 
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 112,
+    "patch_size": 14,
+}
+GEMMA_PICTURE = 16  # tokens
+GEMMA_SPECIAL = {"<image_soft_token>": 262144, "<end_of_turn>": 106}  # what ComfyUI's tokenizer adds
+
+
+def gemma3(large: bool):
+    """Gemma 3 as a CLIPLoader gives it: the one of 4B with a vision tower, or of 12B."""
+    import sentencepiece
+    from comfy.text_encoders import llama, lt, lumina2
+
+    class Written:
+        def __init__(self):
+            self.bytes = b""
+
+        def write(self, data):
+            self.bytes += data
+
+    written = Written()
+    words = ["yes", "no", "Yes", "No", "YES", "NO", "\u2581yes", "\u2581no"]
+    marks = ["<start_of_turn>", "<start_of_image>", "<end_of_image>", "\n", *words]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["user model Does this picture show a red circle? The answer is", QUESTION] * 20),
+        model_writer=written,
+        vocab_size=80,
+        hard_vocab_limit=False,
+        model_type="char",
+        user_defined_symbols=marks,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    small = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kind = "Gemma3_12B_Config" if large else "Gemma3_4B_Vision_Config"
+    known = getattr(llama, kind)
+    made = type("Small", (known,), {"vision_config": {**llama.GEMMA3_VISION_CONFIG, **SIGLIP}, "head_dim": 256})
+    made.mm_tokens_per_image = GEMMA_PICTURE
+    module, tokenizer = (lt, lt.Gemma3_12BTokenizer) if large else (lumina2, lumina2.NTokenizer)
+    settings = {} if large else {"model_type": "gemma3_4b_vision"}
+    encoder = (lt.gemma3_te if large else lumina2.te)(dtype_llama=torch.float32, **settings)
+    with attribute(llama, kind, lambda **given: made(**{**small, **given})):
+        import comfy.sd
+        import comfy.supported_models_base
+
+        target = comfy.supported_models_base.ClipTarget(tokenizer, encoder)
+        target.params = {}
+        clip = comfy.sd.CLIP(target, tokenizer_data={"spiece_model": written.bytes})
+    fill(clip.cond_stage_model, 3)
+    return clip
+
+
+def transformers_gemma3(clip):
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    few = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 262208}
+    kinds = [*["sliding_attention"] * 5, "full_attention"]
+    turns = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = Gemma3Config(
+        text_config={
+            **few,
+            "layer_types": [kinds[n % 6] for n in range(TEXT["num_hidden_layers"])],
+            "sliding_window": 1024,
+            "query_pre_attn_scalar": 256,
+            "rope_parameters": turns,
+        },
+        vision_config={**SIGLIP, "vision_use_head": False},
+        mm_tokens_per_image=GEMMA_PICTURE,
+        image_token_index=262144,
+        boi_token_index=4,
+        eoi_token_index=5,
+    )
+    model = Gemma3ForConditionalGeneration(config)
+    names = {}
+    for name, value in Answers(clip).network.state_dict().items():
+        if name.startswith("model."):
+            names["model.language_model." + name.removeprefix("model.")] = value
+        elif name.startswith("vision_model."):
+            names["model.vision_tower." + name.removeprefix("vision_model.")] = value
+        else:
+            names["model." + name] = value
+    missing, unexpected = model.load_state_dict(names, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    return model.eval()
+
+
+def gemma_as_transformers(family: str, large: bool) -> dict:
+    """P(yes) of one picture and of two, batched, single, and by transformers, whose tokens are put together by hand."""
+    clip = gemma3(large)
+    answers, model = Answers(clip), transformers_gemma3(clip)
+    words = getattr(clip.tokenizer, "gemma3_4b", clip.tokenizer).tokenizer.tokenizer
+    seen = [(picture * 255).round() / 255 for picture in pictures(3, SIGLIP["image_size"], SIGLIP["image_size"])]
+    asked = [Asked((picture,), QUESTION) for picture in seen] + [Asked((seen[0], seen[2]), QUESTION, "The answer is")]
+    found, before = [], []
+    for one in asked:
+        ids = [2, *words.encode("<start_of_turn>user\n", add_bos=False)]
+        for _ in one.pictures:
+            ids += words.encode("\n\n<start_of_image>", add_bos=False) + [262144] * GEMMA_PICTURE
+            ids += words.encode("<end_of_image>\n\n", add_bos=False)
+        ids += [*words.encode(one.text, add_bos=False), 106]
+        ids += words.encode(f"\n<start_of_turn>model\n{one.begun}", add_bos=False)
+        ids = torch.tensor([ids])
+        pixels = torch.stack([2 * picture.movedim(-1, 0) - 1 for picture in one.pictures])
+        kinds = (ids == 262144).long()
+        with torch.no_grad():
+            for together, kept in ((kinds, found), (torch.zeros_like(kinds), before)):
+                logits = model(input_ids=ids, pixel_values=pixels, token_type_ids=together).logits
+                chances = logits[0, -1].softmax(-1)
+                ways = [[words.piece_to_id(way) for way in GEMMA_WAYS[meant]] for meant in ("yes", "no")]
+                mass = [chances[way].sum().item() for way in ways]
+                kept.append(mass[0] / sum(mass))
+    batched, single = readings(answers, asked), readings(answers, asked, 1)
+    hooks = sum(len(layer._forward_pre_hooks) for layer in answers.network.model.layers)
+    return {"batched": batched, "single": single, "transformers": found, "causal": before, "hooks": hooks}
+
+
+GEMMA_WAYS = {"yes": ("yes", "Yes", "YES", "\u2581yes"), "no": ("no", "No", "NO", "\u2581no")}
+
+
 def loaded(model, clip, tied: bool):
     """The same weights under transformers' names."""
     names = {}
@@ -314,6 +447,28 @@ def scored(family: str) -> dict:
         "asked": [before, sum(passes)],
         "others": others.nan_to_num(-1).tolist(),
     }
+
+
+def leaves(family: str) -> dict:
+    """Whether ComfyUI holds the judge's model as loaded: after a question, when room was made, and after one with offload."""
+    import comfy.model_management as management
+
+    from comfyui_otca.host import devices
+    from comfyui_otca.trainer.rewards.base import score
+    from comfyui_otca.trainer.rewards.clip_judge import ClipJudge
+
+    clip = answering(qwen3vl(tied=False))
+
+    def asked(offload: bool, name: str) -> bool:
+        score([ClipJudge(name, judge=clip, question="Is it?", offload=offload)], torch.stack(pictures(1, 64, 64)), [""])
+        return held()
+
+    def held() -> bool:
+        return any(each.model is clip.patcher for each in management.current_loaded_models)
+
+    after = asked(False, "stays")
+    devices.make_room()
+    return {"asked": after, "room": held(), "offload": asked(True, "leaves")}
 
 
 def unanswered(family: str) -> dict:

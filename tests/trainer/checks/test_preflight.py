@@ -102,6 +102,45 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, m
     assert all(problem.input == "reward_1" and problem.fix.startswith("hold another reward out") for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("OTCA_RewardKept", {}, True),
+        ("OTCA_RewardKept", {"source": ["picture", 0]}, False),
+        ("OTCA_RewardClipT", {"model": "shapes-clip"}, False),
+        ("OTCA_RewardClipT", {"model": "shapes-clip", "direction": True}, True),
+        ("OTCA_RewardVLMJudge", {"judge": ["picture", 0], "template": "rest kept"}, True),
+        ("OTCA_RewardVLMJudge", {"judge": ["picture", 0], "questions": "Is {source} kept?"}, True),
+    ],
+)
+@pytest.mark.parametrize("second", ['{"prompt": "b"}', '{"prompt": "b", "images": ["b.png"]}'])
+def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kind, settings, told, second):
+    (tmp_path / "edits.jsonl").write_text('{"prompt": "a", "image": "a.png"}\n' + second)
+    content = small_graph({})
+    first = {entry["class_type"]: entry["inputs"] for entry in content.values()}
+    first["OTCA_PromptDataset"].update({"prompts": "", "file": str(tmp_path / "edits.jsonl")})
+    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)} | {"url": "", "model": "", "questions": "Is it?"}
+    inputs = (judge if "Judge" in kind else {"coefficient": 1.0, "name": "of_edits"}) | settings
+    content["edits"] = {"class_type": kind, "inputs": inputs}
+    content["picture"] = {"class_type": "Picture", "inputs": {}}
+    first["OTCA_RewardStack"]["reward_8"] = ["edits", 0]
+
+    class Picture:
+        RETURN_TYPES, FUNCTION = ("IMAGE,CLIP",), "load"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+    found = preflight._Graph(Workflow(content, NODE_CLASS_MAPPINGS | {"Picture": Picture}), 1)
+    problems = [str(problem) for problem in preflight._sources(found)]
+    assert len(problems) == (told and second == '{"prompt": "b"}')
+    for problem in problems:
+        assert f'edits "{kind}" looks at the picture that was edited, and' in problem
+        assert "edits.jsonl, line 2 has no image." in problem
+        assert "Fix: name one in each line" in problem
+
+
 # -- Update: Reward Gradient ------------------------------------------------------------------------------------------------
 
 

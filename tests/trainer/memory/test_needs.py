@@ -149,6 +149,29 @@ def with_one_judge(name):
     return {number: entry for number, entry in content.items() if number not in others}, content[first]
 
 
+def test_a_clip_that_judges_visits_with_the_bytes_of_its_file(tmp_path, monkeypatch):
+    """Two judges on one CLIP count once; of a file that is not here the published parameters."""
+    monkeypatch.setenv(permissions.FOLDERS, str(tmp_path))
+    folder = tmp_path / "models" / "text_encoders"
+    folder.mkdir(parents=True)
+    content = graph("z_image")
+    plain = needs.read(content, tmp_path)[0].iteration.rewards
+    content["clip"] = {"class_type": "CLIPLoader", "inputs": {"clip_name": "qwen3vl.safetensors", "type": "krea2"}}
+    for node in ("one", "other"):
+        content[node] = {"class_type": "OTCA_RewardVLMJudge", "inputs": {"judge": ["clip", 0], "questions": "Is it?"}}
+    case, lines = needs.read(content, tmp_path)
+    assert case.iteration.rewards == (*plain, Judge(2 * 4_437_815_808, offload=True))
+    assert "qwen3vl.safetensors: not here, published figures" in lines
+    save_file({"weight": np.zeros((100, 1000), np.float32)}, folder / "qwen3vl.safetensors")
+    case, lines = needs.read(content, tmp_path)
+    [judge] = case.iteration.rewards[len(plain) :]
+    assert judge.offload and 400_000 <= judge.bytes < 401_000 and "qwen3vl.safetensors: read, 0.00 GB" in lines
+    phases = case.needs.phases
+    assert phases["scoring"]["rewards"] - phases["the update"].get("rewards", 0) == judge.bytes, (
+        "the update has its room"
+    )
+
+
 def test_the_rewards_gradient_is_read_off_its_node():
     content, judge = with_one_judge(grpo())
     [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]

@@ -9,8 +9,9 @@ import torch
 
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.trainer.networks.features import Clip
-from comfyui_otca.trainer.rewards.base import score_stack
-from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipT, PickScore
+from comfyui_otca.trainer.rewards.base import check_paths, score, score_stack, score_with_gradient
+from comfyui_otca.trainer.rewards.clip import Aesthetic, ClipDirection, ClipT, PickScore
+from comfyui_otca.trainer.types import Prompt
 
 # --- CLIP-T -----------------------------------------------------------------------------------------------------------
 
@@ -134,3 +135,33 @@ def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, t
         shutil.copy(tiny / "clip" / name, whole)
     judge = PickScore(path=str(whole), processor="nowhere")
     assert torch.equal(judge.score(images, prompts), pickscore(tiny).score(images.clone(), prompts))
+
+
+# --- direction --------------------------------------------------------------------------------------------------------
+
+
+def test_direction_is_how_the_picture_changed_against_how_its_texts_do(tiny, images, pictures, prompts):
+    """By CLIPModel's own normalised points, with the first picture as the source of all."""
+    out, _ = reference(tiny / "clip", tiny / "clip", pictures, prompts)
+    texts = reference(tiny / "clip", tiny / "clip", pictures[:2], ["a red circle", "a blue square"])[0].text_embeds
+    judge = ClipDirection(model=str(tiny / "clip"), source=images[:1])
+    lines = [Prompt("make it blue", {"source_text": "a red circle", "target_text": "a blue square"})] * len(images)
+    expected = torch.nn.functional.cosine_similarity(out.image_embeds - out.image_embeds[:1], texts[1:] - texts[:1])
+    found = score([judge], images, lines)[:, 0]
+    torch.testing.assert_close(found[1:], expected[1:], atol=1e-4, rtol=1e-4)
+    assert found[0].abs() < 1e-3 and found[1:].std() > 1e-3, "the source itself went nowhere"
+    plain = [Prompt("a blue square", {"source_text": "a red circle"})] * len(images)
+    torch.testing.assert_close(score([judge], images, plain)[:, 0], found)
+
+
+def test_direction_applies_where_a_line_says_what_its_source_shows(tiny, images):
+    judge = ClipDirection(model=str(tiny / "clip"), source=images[:1])
+    lines = ["a dog", *[Prompt("a dog", {"source_text": "a cat"})] * (len(images) - 1)]
+    found = judge.score(images, lines)
+    assert found[0] is None and all(isinstance(value, float) for value in found[1:])
+    assert judge.score(images[:1], ["a dog"]) == [None]
+    moved = images.clone().requires_grad_()
+    followed = score_with_gradient(judge, moved, lines)
+    followed.sum().backward()
+    assert not moved.grad[0].any() and moved.grad[1].any()
+    check_paths(judge, moved, lines)

@@ -6,8 +6,10 @@ import hashlib
 import math
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from comfyui_otca.nodes.rewards.external import RewardVLMJudge
 from comfyui_otca.trainer.networks import RewardError
@@ -23,16 +25,16 @@ class Fake:
     """Answers by how bright a picture's first corner is; notes what it is asked."""
 
     def __init__(self, clip):
-        self.asked, self.clip = [], clip
+        self.asked, self.clip, self.written = [], clip, []
 
     def ask(self, asked, choices, batch_size=0):
         self.asked += asked
         size = batch_size or len(asked) or 1
         for first in range(0, len(asked), size):
-            yield {n: Reading(self.clip(asked[n], choices), "so") for n in range(len(asked))[first : first + size]}
+            yield {n: Reading(self.clip(asked[n], choices)) for n in range(len(asked))[first : first + size]}
 
-    def write(self, one, longest):
-        return "I cannot see it"
+    def write(self, one, longest=512):
+        return self.written.pop(0) if self.written else "I cannot see it"
 
     def leave(self):
         self.asked.append("left")
@@ -97,8 +99,8 @@ def test_a_share_of_two_pictures_is_read_to_the_hundredth():
         return tuple(float(choice == chance) for choice in choices)
 
     judge = PairJudge(judge=says, template="UnifiedReward-2.0 pair alignment")
-    read = dict(judge._read([judge._asked((torch.zeros(2, 2, 3), torch.ones(2, 2, 3)), "x")]))
-    assert read == {0: pytest.approx(0.43)}
+    read = list(judge._read([judge._asked((torch.zeros(2, 2, 3), torch.ones(2, 2, 3)), "x")]))
+    assert read == [{0: pytest.approx(0.43)}]
     assert judge.score_groups(pictures(0.1, 0.9), ["x"] * 2, [0, 0]) == pytest.approx([0.5, 0.5])
 
 
@@ -163,7 +165,7 @@ def test_what_is_not_answered_is_masked_and_said(caplog):
         score([judge], pictures(0.25), ["x"])
 
 
-def test_the_picture_that_was_edited_comes_first(tmp_path, monkeypatch):
+def test_the_picture_that_was_edited_comes_first(tmp_path):
     source = pictures(0.125)
     judge = ClipJudge(judge=lambda one, choices: (0.9, 0.0), template="edit followed", source=source)
     score([judge], pictures(0.5, 0.75), ["make it red"] * 2)
@@ -173,18 +175,14 @@ def test_the_picture_that_was_edited_comes_first(tmp_path, monkeypatch):
         assert one.text.startswith(text)
     with pytest.raises(RewardError, match="2 pictures, and one stands for all samples"):
         score([ClipJudge(judge=bright, template="rest kept", source=pictures(0.1, 0.2))], pictures(0.5), ["x"])
-    with pytest.raises(RewardError, match="prompt 'x' has none. Fix: connect source, or name one"):
+    with pytest.raises(RewardError, match="prompt 'x' has no image. Fix: name one in that line"):
         score([ClipJudge(judge=bright, template="same person")], pictures(0.5), ["x"])
+    Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(tmp_path / "start.png")
     named = ClipJudge(judge=lambda one, choices: (0.9, 0.0), question="Is {source} kept?")
-    read = []
-    monkeypatch.setattr(
-        clip_judge.given,
-        "picture",
-        lambda *args: read.append(args) or torch.full((4, 4, 3), 51, dtype=torch.uint8).numpy(),
-    )
-    score([named], pictures(0.5, 0.75), [Prompt("x", {"image": "start.png"})] * 2)
-    assert read == [("start.png", 4, 4)]
-    assert [one.pictures[0][0, 0, 0].item() for one in named.answers.asked] == pytest.approx([0.2, 0.2])
+    score([named], pictures(0.5, 0.75), [Prompt("x", {"images": [str(tmp_path / "start.png")]})] * 2)
+    first, second = (one.pictures[0] for one in named.answers.asked)
+    assert first is second, "so that it is looked at once"
+    assert first.shape == (4, 6, 3) and first[0, 0, 0].item() == pytest.approx(0.2)
 
 
 def test_a_prompt_that_lacks_what_is_asked_for_is_left_out():
@@ -232,6 +230,21 @@ def test_pictures_are_shown_in_sizes_that_a_model_takes():
     assert sized(torch.full((300, 200, 3), 0.3), side=896).unique().tolist() == pytest.approx([0.3])
 
 
+def test_an_answer_that_begins_with_its_reasons_is_written_out(caplog):
+    """Two scores of 0 to 25, of which the lower one counts: 20/25 and 5/25."""
+    judge = ClipJudge(judge=bright, template="UnifiedReward-Edit quality")
+    judge.answers.written = [
+        '{\n\n"reasoning" : "a [sharp] picture",\n"score" : [20, 23],\n}',
+        '{"reasoning": "blurred", "score": [25, 5]}',
+        '{"reasoning": "score: none of it',
+        '{"score": [26, 5]}',
+    ]
+    found = score([judge], pictures(0.1, 0.2, 0.3, 0.4), ["x"] * 4)[:, 0]
+    assert found[:2].tolist() == pytest.approx([0.8, 0.2]) and found[2:].isnan().all()
+    assert 'question 2: it answered \'{"reasoning": "score: none of it\', which has no scores' in caplog.text
+    assert "question 3: it answered" in caplog.text
+
+
 # --- templates ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +271,8 @@ DIGESTS = {
     "UnifiedReward-2.0 pair alignment": "6950e4b4c0d0ced1",
     "UnifiedReward pair": "4f3ed250a407d0e2",
     "UnifiedReward-Edit pair": "18f5e438575574b2",
+    "UnifiedReward-Edit instruction": "32674e6f0d44883b",
+    "UnifiedReward-Edit quality": "ddb40baa511dbf2f",
 }
 
 

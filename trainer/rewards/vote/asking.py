@@ -15,6 +15,7 @@ import numpy as np
 
 from ....host import files
 from ....host.questions import Question, desk
+from ...families import given
 from ...pictures import media
 from ..server import png
 from . import votes
@@ -26,11 +27,13 @@ Score = float | None
 
 @dataclass(frozen=True)
 class Group:
-    """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once."""
+    """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once.
+    `source` is the picture that was edited; empty if no picture was."""
 
     prompt: str
     pictures: tuple[str, ...]
     members: tuple[tuple[int, ...], ...]
+    source: str = ""
 
     def about(self, said: Sequence[Vote]) -> list[Vote]:
         """Those of the votes that stand and are about these pictures, or some of them."""
@@ -111,11 +114,17 @@ class VoteFolder:
     ) -> list[Group]:
         """The groups in their order, with their pictures on disk."""
         members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
-        prompt_of = dict(zip(groups, map(str, prompts), strict=True))
+        prompt_of = dict(zip(groups, prompts, strict=True))
         for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
             if pixels is not None:
                 members[group].setdefault(self._kept(pixels, fps), []).append(sample)
-        return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
+        return [
+            Group(str(prompt_of[group]), tuple(of), tuple(map(tuple, of.values())), self._source(prompt_of[group], fps))
+            for group, of in members.items()
+        ]
+
+    def _source(self, prompt: str, fps: float) -> str:
+        return next((self._kept(pixels.numpy(), fps) for pixels in given.sources(prompt)[:1]), "")
 
     def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
         """Whether the standing votes cover every picture of a group; if a head learns from the votes, one vote is enough."""
@@ -136,15 +145,16 @@ class VoteFolder:
         the few pictures whose order tells it most."""
         apprentice = self.apprentice
         if apprentice is None:
-            return [self._question(group.prompt, group.pictures) for group in groups]
+            return [self._question(group, group.pictures) for group in groups]
         with apprentice.busy:
             apprentice.learn(said)
             unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
             shown = [apprentice.shown_of(group.pictures) for group in unsure]
             learned = apprentice.report(len(groups) - len(unsure), len(groups))
-        return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
+        return [self._question(group, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
-    def _question(self, prompt: str, pictures: tuple[str, ...], learned: str = "") -> Question:
+    def _question(self, group: Group, pictures: tuple[str, ...], learned: str = "") -> Question:
+        prompt = group.prompt
         # A prompt out of JSON may hold half a character, which is no UTF-8.
         told = "\n".join([prompt, *sorted(pictures)]).encode(errors="surrogatepass")
         question_id = hashlib.sha256(told).hexdigest()[:16]
@@ -154,6 +164,7 @@ class VoteFolder:
             pictures=[self.folder / picture for picture in pictures],
             keep=self._keeper(question_id, prompt, pictures),
             about={"learned": learned},
+            source=self.folder / group.source if group.source else None,
         )
 
     def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
