@@ -224,6 +224,7 @@ class MatchingSettings:
     epochs: int = 1
     batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
     ema_decay: float = 0.0
+    keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
 
 
 ARTEFACTS = OFF, WARN, STOP = "off", "warn", "stop"
