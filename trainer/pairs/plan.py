@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from ...host import files, json_files, paths
+from ...host import json_files, paths
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
-from ..opinions.identity import picture_id
-from ..opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion, Picture, opinion_of, picture_of
+from ..opinions.identity import picture_id, read_picture
+from ..opinions.kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
+from ..opinions.pairs import made_pairs, values_of
 from ..opinions.store import FILE as STORE
 from ..opinions.store import Store
 from ..pictures import media
@@ -37,7 +38,6 @@ PAIRS, PICTURES = FORMS
 MOST_LIST_BYTES, MOST_PICTURE_BYTES = 64 * 1024**2, 64 * 1024**2
 LEAST, FEW = 4, 20  # pairs or pictures to train on: with fewer nothing is trained; below FEW that is said
 OWN = "the opinions that you gave in the gallery"
-_APART = 0.5  # between two values of one prompt, from which one picture is better: a thumb or one star of five
 _PROMPTS = 5  # from so many on whole prompts are held out; of fewer, pictures
 
 
@@ -121,17 +121,9 @@ def source_state(folder: str) -> str:
 def _of_store() -> Source:
     store = Store(paths.opinions_folder() / STORE)
     try:
-        return Source(OWN, tuple(store.standing()), store.pictures(), _read_own)
+        return Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
     except OSError as error:
         raise PairError(str(error)) from error
-
-
-def _read_own(picture: Picture) -> bytes:
-    opening.check_name(picture.path)  # a list of a stranger's may have been imported
-    content = files.read_bytes(Path(picture.path), MOST_PICTURE_BYTES) if picture.path else None
-    if content is None:
-        raise FileNotFoundError(picture.path)
-    return content
 
 
 def _found(folder: str) -> Path:
@@ -207,7 +199,7 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     opinions = [opinion for opinion in source.opinions if all(name in there for name in opinion.pictures)]
     gone = len(source.opinions) - len(opinions)
     source = Source(source.name, tuple(opinions), there, source.read)
-    values, regions = _values(opinions), _regions(opinions)
+    values, regions = values_of(opinions), _regions(opinions)
     as_pairs = _pairs(opinions, there, values, regions)
     alone = _alone(opinions, there, values, regions)
     is_held = _holding(as_pairs, alone, there, held_out)
@@ -247,15 +239,6 @@ def _size(source: Source, picture: Picture) -> tuple[int, int] | None:
     return found
 
 
-def _values(opinions: Iterable[Opinion]) -> dict[str, float]:
-    said: dict[str, list[float]] = {}
-    for opinion in opinions:
-        if opinion.kind in (THUMB, STARS):
-            value = opinion.value if opinion.kind == THUMB else (opinion.value - 3) / 2
-            said.setdefault(opinion.picture, []).append(value)
-    return {name: float(np.mean(values)) for name, values in said.items()}
-
-
 def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], ...]]:
     said: dict[str, tuple[Mapping[str, Any], ...]] = {}
     for opinion in opinions:
@@ -266,21 +249,13 @@ def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], 
 
 def _pairs(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:
     given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
-    paired = set(itertools.chain.from_iterable(given))
-    of_prompt: dict[str, list[str]] = {}
-    for name in values:
-        if name not in paired:
-            of_prompt.setdefault(there[name].prompt, []).append(name)
-    for names in of_prompt.values():
-        ranked = sorted(names, key=lambda name: (-values[name], name))
-        couples = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
-        given += [(better, worse) for better, worse in couples if values[better] - values[worse] >= _APART]
+    prompts = {name: picture.prompt for name, picture in there.items()}
     return [
         Group(
-            there[better].prompt,
+            prompts[better],
             (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))),
         )
-        for better, worse in given
+        for better, worse in [*given, *made_pairs(values, prompts, set(itertools.chain.from_iterable(given)))]
     ]
 
 
