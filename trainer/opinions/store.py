@@ -1,8 +1,8 @@
 """The one file of opinions: SQLite, each opinion a transaction of its own that is on disk before the answer. Imports no torch.
 
-A rollback journal, not write-ahead logging: that needs memory which processes share, and network drives have none. Each call opens
-the file, waits for whoever writes, and closes it again, so that two pages, two processes and a training can use it together. What
-a kill leaves half written is rolled back by the next one who opens it. Nothing is ever deleted: taking back is a mark.
+A rollback journal, not write-ahead logging: that needs memory which processes share, and network drives have none. Each call
+opens the file, waits for another one that writes, and closes it again, so that two pages, two processes and a training can use it
+together. What a kill leaves half written is rolled back by the next call. No row is ever deleted: taking back is a mark.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Store:
 
     Raises, in each method:
         Damaged: the file is not one of opinions, or of a newer version.
-        Unwritable: the disk is full, the folder may not be written, or somebody else wrote for WAIT seconds.
+        Unwritable: the disk is full, the folder may not be written, or another process wrote for WAIT seconds.
     """
 
     def __init__(self, file: Path):
@@ -85,7 +85,7 @@ class Store:
         """Undoes an opinion by its id; without one the last that stands. What it had replaced counts again.
 
         Returns:
-            It; None if there is none, or it was taken back before.
+            It; None if that id is not there, or was taken back before.
         """
         which = "id = ?" if name is not None else "number = (SELECT max(number) FROM opinions WHERE taken_back IS NULL)"
         given = () if name is None else (name,)
@@ -110,7 +110,9 @@ class Store:
         found: dict[str, list[Opinion]] = {name: [] for name in pictures}
         names = list(found)
         with self._reading() as open_file:
-            for part in (names[begin : begin + _ASKED] for begin in range(0, len(names), _ASKED) if open_file):
+            for part in (names[begin : begin + _ASKED] for begin in range(0, len(names), _ASKED)):
+                if open_file is None:
+                    break
                 among = f"({', '.join('?' * len(part))})"
                 asked = f"{_STANDING} AND (one.picture IN {among} OR one.other IN {among}) ORDER BY one.number"
                 for opinion in map(_opinion, open_file.execute(asked, [*part, *part])):
@@ -213,8 +215,8 @@ class Store:
 
     def _unwritable(self, wrong: str) -> Unwritable:
         return Unwritable(
-            f"the opinion was not kept, and all before it are: {self.file} cannot be used ({wrong}). Fix: make room on that disk, "
-            "or make the folder writable, and click again"
+            f"the opinion was not kept, and all before it are: {self.file} cannot be used ({wrong}). Fix: make room on that "
+            "disk, or make the folder writable, and click again"
         )
 
     def _remember(self, open_file: sqlite3.Connection, pictures: Sequence[Picture]) -> None:
@@ -245,7 +247,8 @@ def _check_prompts(known: dict[str, Picture], pair: Opinion) -> None:
     chosen, rejected = (known.get(name, Picture(name)).prompt for name in pair.pictures)
     if chosen != rejected:
         raise ValueError(
-            "is a pair of pictures of different prompts, of which nothing can be learned. Fix: choose between pictures of one prompt"
+            "is a pair of pictures of different prompts, of which nothing can be learned. Fix: choose between pictures of one "
+            "prompt"
         )
 
 

@@ -1,6 +1,6 @@
 """My Taste from clicks: the head of a frozen encoder, fitted to opinions, and what to ask next.
 
-The prompt plays no part in a taste. So pictures of one prompt are compared first, and what is left over then, whatever its prompt.
+The prompt plays no part in a taste. So pictures of one prompt are compared first, and then what is left over of all prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_ASKED = 64  # pictures of a prompt among which the next pair is looked for
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt (NaN for one), and pairs."""
+    """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt, and how many pairs."""
 
     mean: float
     error: float
@@ -202,7 +202,9 @@ def _keep(file: Path, row: np.ndarray) -> None:
 
 def _all_pairs(opinions: Sequence[Opinion], prompts: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all prompts."""
-    given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()]
+    given = [
+        opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()
+    ]
     pairs = [(better, worse) for better, worse in given]
     values = {name: value for name, value in values_of(opinions).items() if name in prompts}
     for groups in (prompts, dict.fromkeys(prompts, "")):
