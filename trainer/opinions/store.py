@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...host.database import Connection, DatabaseError, OperationalError, open_database
 from ...host.files import Damaged
 from .kinds import KINDS, PAIR, Opinion, Picture, opinion_of, picture_of
 
@@ -156,7 +156,7 @@ class Store:
     # --- the file -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self) -> Iterator[Connection]:
         """One transaction: all of it is on disk afterwards, or nothing."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ class Store:
                 raise
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+    def _reading(self) -> Iterator[Connection | None]:
         """None before the first opinion."""
         if not self.file.exists() or not self.file.stat().st_size:
             yield None
@@ -188,20 +188,20 @@ class Store:
                     open_file.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _opened(self) -> Iterator[Connection]:
         try:
-            with contextlib.closing(sqlite3.connect(self.file, timeout=WAIT, isolation_level=None)) as open_file:
+            with contextlib.closing(open_database(self.file, WAIT)) as open_file:
                 # EXTRA: the folder is flushed too once the journal is gone, so that power may fail right after.
                 open_file.execute("PRAGMA synchronous = EXTRA")
                 yield open_file
-        except sqlite3.OperationalError as error:
+        except OperationalError as error:
             raise self._unwritable(str(error)) from error
-        except sqlite3.DatabaseError as error:
+        except DatabaseError as error:
             raise Damaged(
                 self.file, f"is not a file of opinions ({error})", "move it away, or put the file back"
             ) from error
 
-    def _check(self, open_file: sqlite3.Connection, make: bool = True) -> bool:
+    def _check(self, open_file: Connection, make: bool = True) -> bool:
         """Whether there are tables; makes them in a new file."""
         (version,) = open_file.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
@@ -219,7 +219,7 @@ class Store:
             "disk, or make the folder writable, and click again"
         )
 
-    def _remember(self, open_file: sqlite3.Connection, pictures: Sequence[Picture]) -> None:
+    def _remember(self, open_file: Connection, pictures: Sequence[Picture]) -> None:
         before = self._pictures(open_file, [picture.id for picture in pictures])
         for picture in pictures:
             known = before.get(picture.id, picture)
@@ -230,7 +230,7 @@ class Store:
                 "INSERT OR REPLACE INTO pictures VALUES (:id, :prompt, :path, :models, :width, :height)", row
             )
 
-    def _pictures(self, open_file: sqlite3.Connection, names: Sequence[str] | None) -> dict[str, Picture]:
+    def _pictures(self, open_file: Connection, names: Sequence[str] | None) -> dict[str, Picture]:
         asked, rows = "SELECT id, prompt, path, models, width, height FROM pictures", []
         if names is None:
             rows = open_file.execute(asked).fetchall()

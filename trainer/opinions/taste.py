@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from ...host import files, paths
 from ..errors import standard_error
@@ -174,10 +176,10 @@ class ClickedTaste:
         return {name: row for name in names if (row := self._rows[name]) is not None}
 
     def _read(self, picture: Picture) -> np.ndarray | None:
-        file = self._folder / f"{picture.id}.npy"
+        file = self._folder / f"{picture.id}.safetensors"
         try:
-            return np.load(file, allow_pickle=False).astype(np.float64)
-        except (OSError, ValueError, EOFError):  # not there, or cut short
+            return load_file(file)["features"].astype(np.float64)
+        except (OSError, SafetensorError, KeyError):  # not there, or cut short
             pass
         try:
             pixels = np.asarray(media.upright(read_picture(picture)))
@@ -193,10 +195,9 @@ def _keep(file: Path, row: np.ndarray) -> None:
     aside = files.beside(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as opened:
-            np.save(opened, row, allow_pickle=False)
+        save_file({"features": row}, aside)
         files.put_in_place(aside, file)
-    except OSError:
+    except (OSError, SafetensorError):
         aside.unlink(missing_ok=True)
 
 
