@@ -153,7 +153,7 @@ def followed() -> Graph:
             width=SIZE,
             height=SIZE,
             kind="ode",
-            eta=0.0,
+            eta=0.3,  # which `ode` does not use
             shift=0.0,
             guidance=3.5,
             seed=0,
