@@ -92,7 +92,12 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
 
 ZIP = ".zip"
 MOST_OF_ONE_NAME = 100
-BUNDLE = {"prompt": Field(json_object, required=True), "name": Field(plain_name), "hashes": Field(flag, default=True)}
+BUNDLE = {
+    "prompt": Field(json_object, required=True),
+    "name": Field(plain_name),
+    "hashes": Field(flag, default=True),
+    "with_pictures": Field(flag, default=False),
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Bundles:
     _making: threading.Lock = field(default_factory=threading.Lock)
     _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
-    def make(self, prompt: dict, name: str | None, hashes: bool) -> dict[str, Any]:
+    def make(self, prompt: dict, name: str | None, hashes: bool, with_pictures: bool = False) -> dict[str, Any]:
         """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written."""
         from ..bundle import contents, making  # here, since it is a quarter of what the pack takes to import
 
@@ -117,7 +122,7 @@ class Bundles:
             held = contents.collect(workflow, name)
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
-            described = making.make(held, target, with_hashes=hashes, progress=self._count)
+            described = making.make(held, target, with_hashes=hashes, with_pictures=with_pictures, progress=self._count)
         except WorkflowError as error:
             message = "\n".join(map(str, error.problems))
             raise Refused(400, message, problems=as_json(error.problems)) from error
