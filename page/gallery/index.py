@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from ...host import paths
@@ -29,6 +30,7 @@ from ...host.access import opening
 from ...host.access.folders import OURS
 from ...host.files import write_bytes
 from ...host.places import place
+from ...trainer.opinions.identity import pixels_id
 from ...trainer.pictures.media import upright
 from . import facts
 
@@ -210,6 +212,11 @@ class Index:
         """Rows of pictures, the newest first."""
         return self._execute(f"select {columns} from pictures where {where} order by changed desc, id", values)
 
+    def models(self, most: int) -> list[tuple[str, int]]:
+        """Models' files and how many pictures are of each, the most frequent first."""
+        asked = "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?"
+        return self._execute(asked, [most])
+
     def files(self, ids: Iterable[str]) -> dict[str, File]:
         """The files of pictures that are known."""
         return {row[0]: File(*row) for row in self._rows_of(ids, "id, folder, name, changed, size")}
@@ -220,8 +227,7 @@ class Index:
 
     def details(self, ids: list[str]) -> dict[str, dict[str, Any]]:
         """What is known of pictures; what was not read yet is read now."""
-        unread = {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}
-        if unread:
+        if unread := {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}:
             self._read_facts(self.files(unread).values())
         columns = "id folder name changed size hash width height animated prompt negative seed model loras graph about note".split()
         found = {}
@@ -232,7 +238,7 @@ class Index:
         return found
 
     def hash_of(self, id: str) -> str:
-        """The SHA-256 of a picture's content, by which opinions know it; "" if its file cannot be read."""
+        """The digits by which opinions know a picture, of its pixels; "" if it cannot be shown."""
         rows = self._rows_of([id], "hash")
         if rows and not rows[0][0]:
             for file in self.files([id]).values():
@@ -320,12 +326,12 @@ class Index:
         self.version += 1
 
     def _make_small(self, file: File) -> bytes | None:
-        """Writes down the small picture and the content's hash, or why there are none."""
+        """Writes down the small picture and the hash of its pixels, or why there are none."""
         digest, note, made = "", "", None
         try:
-            content = _content(file)
-            digest = hashlib.sha256(content).hexdigest()
-            made = _small(content)
+            picture = upright(_content(file))
+            digest = pixels_id(np.asarray(picture))
+            made = _small(picture)
             with contextlib.suppress(OSError):  # it is made again when it is asked for
                 self._place(file).parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._place(file), made)
@@ -383,9 +389,7 @@ def _why(error: Exception) -> str:
     return facts.shown(getattr(error, "strerror", None) or str(error), facts.LONGEST_NAME)
 
 
-def _small(content: bytes) -> bytes:
-    """Raises ValueError for what is not a picture or is too large."""
-    picture = upright(content)
+def _small(picture: Image.Image) -> bytes:
     picture.thumbnail((SMALL, SMALL), Image.Resampling.BOX, reducing_gap=2.0)
     written = io.BytesIO()
     picture.save(written, "WEBP", quality=75, method=1)

@@ -1,0 +1,156 @@
+"""The routes of the gallery. A picture is named by an id that says nothing of where it is; what the user thinks of one is kept by its
+content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ...host.access import opening
+from ...host.files import Damaged
+from ...host.paths import ASSETS
+from ...host.text import quoted
+from ..requests import Field, Refused, answered, body, count, query, text, word
+from .index import Index
+from .opinions import ABOUT, Opinions
+from .selection import Selection
+
+MOST_IDS = 200  # of one request for details
+PAGE = ASSETS / "gallery.html"
+KINDS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
+LIST = {
+    "words": word(""),
+    "model": word(""),
+    "since": count(0),
+    "until": count(0),
+    "said": word(""),
+    "group": word(""),
+    "order": word("newest"),
+}
+# What a small picture is that cannot be made: one grey dot, of which the page knows the reason.
+NOTHING = bytes.fromhex("524946461e000000574542505650384c110000002f000000000750c00216b0ff8188e87f0000")
+
+
+def ids(value: Any) -> list[str]:
+    if not (isinstance(value, list) and len(value) <= MOST_IDS and all(isinstance(one, str) for one in value)):
+        raise ValueError(f"must be a list of ids. Fix: give at most {MOST_IDS}")
+    return value
+
+
+DETAILS = {"ids": Field(ids, required=True)}
+SAY = {
+    "id": Field(text(32, "give 32 hexadecimal digits"), required=True),
+    "kind": Field(text(10, "give thumb, stars, pair, region, tag or undo"), required=True),
+    "picture": Field(text(16, "give the picture's id")),
+    "other": Field(text(100, "give what the kind says", least=0), default=""),
+    "value": Field(lambda value: value),
+}
+
+
+def add_gallery_routes(
+    routes: web.RouteTableDef, gallery: Callable[[], Index], opinions: Callable[[], Opinions], pack: str
+) -> None:
+    """Adds them all. `pack` is the folder of this pack as ComfyUI's page names it."""
+
+    def served(function: Callable[..., Any], fields: Mapping[str, Any]) -> Callable:
+        """Answers what a function says, in a thread, of these fields of the request's body or query."""
+
+        async def handler(request: web.Request) -> Any:
+            asked = await body(request, fields) if request.method == "POST" else query(request, fields)
+            return await asyncio.to_thread(function, **asked)
+
+        return answered(handler)
+
+    def state() -> dict[str, Any]:
+        gallery().look()
+        return {"version": gallery().version, "opinions": opinions().state(), **gallery().progress()}
+
+    def listed(**asked: Any) -> dict[str, Any]:
+        gallery().look(patience=1.0)
+        version, said = gallery().version, opinions().state()
+        return {"version": version, "opinions": said, **Selection(**asked).of(gallery(), opinions())}
+
+    def details(ids: list[str]) -> dict[str, Any]:
+        known = gallery().details(ids)
+        said = opinions().of(found["hash"] for found in known.values())
+        return {"pictures": {id: _shown(found, said) for id, found in known.items()}}
+
+    def say(**asked: Any) -> dict[str, Any]:
+        return opinions().say(gallery(), **asked)
+
+    async def page(request: web.Request) -> web.Response:
+        above = "../" * (request.path.strip("/").count("/"))
+        text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{pack}")
+        headers = {"Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'"}
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def picture(request: web.Request) -> web.Response:
+        file, content = await asyncio.to_thread(_opened, gallery(), request.match_info["name"])
+        kind = next((kind for start, kind in KINDS.items() if content.startswith(start)), None)
+        if kind is None:
+            raise Refused(404, f"{quoted(file.name)} is not a PNG, JPEG or WebP picture. Fix: look at another one")
+        return _tagged(request, content, kind, f"{file.id}-{file.changed:x}-{file.size:x}")
+
+    async def small(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        file = _known(gallery(), name)
+        tag = f"{file.id}-{file.changed:x}-{file.size:x}"
+        if _has(request, tag):
+            return _tagged(request, b"", "image/webp", tag)
+        return _tagged(request, await asyncio.to_thread(gallery().small, name) or NOTHING, "image/webp", tag)
+
+    routes.get("/otca/gallery")(answered(page))
+    routes.get("/otca/gallery/state")(served(state, {}))
+    routes.get("/otca/gallery/list")(served(listed, LIST))
+    routes.get("/otca/gallery/pictures/{name}")(answered(picture))
+    routes.get("/otca/gallery/small/{name}")(answered(small))
+    routes.post("/otca/gallery/details")(served(details, DETAILS))
+    routes.post("/otca/gallery/say")(served(say, SAY))
+
+
+def _shown(found: dict[str, Any], said: Mapping[str, dict]) -> dict[str, Any]:
+    """Without the folder's path, which the page need not know."""
+    names = "name size width height prompt negative seed model loras about note".split()
+    return {
+        **{name: found[name] for name in names},
+        "folder": Path(found["folder"]).name,
+        "changed": found["changed"] / 1e9,
+        "animated": bool(found["animated"]),
+        "said": said.get(found["hash"]) or ABOUT(),
+    }
+
+
+def _known(gallery: Index, name: str):
+    found = gallery.files([name])
+    if name not in found:
+        raise Refused(404, f"picture {quoted(name)} is not in the gallery any more. Fix: reload the page")
+    return found[name]
+
+
+def _opened(gallery: Index, name: str):
+    _known(gallery, name)
+    try:
+        return gallery.content(name)
+    except KeyError as error:
+        raise Refused(404, f"picture {quoted(name)} has just been removed. Fix: reload the page") from error
+    except (OSError, opening.Refused) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise Refused(404, f"the picture cannot be read ({why}). Fix: put the file back, or reload the page") from error
+
+
+def _has(request: web.Request, tag: str) -> bool:
+    return f'"{tag}"' in request.headers.get("If-None-Match", "")
+
+
+def _tagged(request: web.Request, content: bytes, kind: str, tag: str) -> web.Response:
+    """The picture, or that the browser's is still the same."""
+    headers = {"ETag": f'"{tag}"', "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
+    if _has(request, tag):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=content, content_type=kind, headers=headers)
