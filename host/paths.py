@@ -20,6 +20,7 @@ from .text import plain_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 BUNDLES = "otca_bundles"  # in ComfyUI's output folder
+OPINIONS = "OTCA_OPINIONS"  # an environment variable: the folder of opinions. The page sets it, as RUNS
 RUNS = "OTCA_RUNS"  # an environment variable: the folder of runs. The page sets it for the trainer that it starts
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
@@ -69,6 +70,15 @@ def runs_of(folder_paths: ModuleType | None) -> Path:
 def _votes_of(folder_paths: ModuleType | None) -> Path | None:
     named = environment.read("OTCA_VOTES")
     return _in_output(folder_paths, "otca_votes") or (Path(named) if named else None)
+
+
+@place("opinions", "what you think of your pictures, and what was computed of them once", "the opinions")
+def _opinions_of(folder_paths: ModuleType | None) -> Path | None:
+    # In a folder of user/ that ComfyUI's routes do not serve, and that nobody empties as they do output/.
+    if folder_paths:
+        return Path(folder_paths.get_user_directory()) / "__otca"
+    named = environment.read(OPINIONS)
+    return Path(named) if named else None
 
 
 @place("rankings", "pictures that Score Images saved, best first, with their scores", "the rankings")
@@ -143,6 +153,11 @@ def runs_folder() -> Path:
 def votes_folder() -> Path:
     """Where folders of votes are: in ComfyUI's output folder, else in $OTCA_VOTES or here."""
     return _votes_of(_of_server()) or Path(".")
+
+
+def opinions_folder() -> Path:
+    """Where the opinions about pictures are: in ComfyUI's user folder, else in $OTCA_OPINIONS or here."""
+    return _opinions_of(_of_server()) or Path(".")
 
 
 def ranking_folder(name: str) -> Path:

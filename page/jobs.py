@@ -327,6 +327,7 @@ class Jobs:
             **{variable: os.pathsep.join(map(str, listed)) for variable, listed in folders.items()},
             "OTCA_INPUT": str(self.input_folder()),
             paths.RUNS: str(self.runs.folder()),
+            paths.OPINIONS: str(paths.opinions_folder()),
             FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",

@@ -1,0 +1,114 @@
+"""Opinions out and in: as JSON lines, and of folders of votes. Imports no torch.
+
+An exported file has one object a line, `{"picture": {…}}` or `{"opinion": {…}}`, each picture before what is said of it. It holds
+prompts, names of files and of models, and no pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...host import files, json_lines
+from ...host.json_files import check
+from ..rewards.vote import votes
+from .identity import picture_id
+from .kinds import PAIR, Opinion, Picture, line, opinion_of, picture_of
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How many opinions came in, how many were there already, and of how many a picture could not be read."""
+
+    new: int
+    known: int
+    unread: int = 0
+
+
+def export_lines(store: Store) -> Iterator[str]:
+    """The standing opinions, and the pictures that they are about, a line each."""
+    opinions, known = store.standing(), store.pictures()
+    for name in dict.fromkeys(name for opinion in opinions for name in opinion.pictures):
+        yield line(known.get(name, Picture(name)))
+    yield from map(line, opinions)
+
+
+def import_lines(store: Store, path: Path) -> Imported:
+    """Takes in an exported file, all of it or nothing. What is there already, by its id, is left as it is.
+
+    Raises:
+        Damaged: the file, with the line that is wrong.
+        Unwritable: see `Store`.
+    """
+    pictures: list[dict] = []
+    opinions: list[dict] = []
+
+    def row_check(row: dict) -> None:
+        if set(row) == {"picture"}:
+            picture_of(row["picture"])
+            pictures.append(row["picture"])
+        elif set(row) == {"opinion"}:
+            own = {"id": ("32 hexadecimal digits", lambda value: isinstance(value, str))}
+            check(row["opinion"], dict, own)  # without an id it would come in again each time
+            opinion_of(row["opinion"])
+            opinions.append(row["opinion"])
+        else:
+            raise ValueError("is neither a picture nor an opinion")
+
+    json_lines.read_lines(path, row_check, logger.warning, votes.FIX)
+    return _kept(store, opinions, pictures)
+
+
+def import_votes(store: Store, folder: Path) -> Imported:
+    """Takes in a folder of votes, as pairs: each picture that was better than another one of its prompt. Videos are left out.
+
+    A vote that was imported before is not imported again. Votes that contradict each other count in their order.
+
+    Raises:
+        Damaged: votes.jsonl, with the line that is wrong.
+        Unwritable: see `Store`.
+    """
+    known: dict[str, Picture | None] = {}
+    opinions: list[dict] = []
+    unread = 0
+    for vote in votes.standing(votes.read(folder / votes.FILE)):
+        for name in vote.pictures:
+            if name not in known:
+                known[name] = _picture(folder / name, vote.prompt)
+        for number, (better, worse) in enumerate(vote.pairs):
+            chosen, rejected = known[vote.pictures[better]], known[vote.pictures[worse]]
+            if chosen is None or rejected is None:
+                unread += 1
+                continue
+            pair = Opinion(PAIR, chosen.id, True, rejected.id, _pair_id(vote.id, number), vote.time)
+            opinions.append(pair.as_json())
+    return _kept(store, opinions, [picture.as_json() for picture in known.values() if picture], unread)
+
+
+def _kept(store: Store, opinions: list[dict], pictures: list[dict], unread: int = 0) -> Imported:
+    before = store.count()
+    store.give(opinions, pictures)
+    new = store.count() - before
+    return Imported(new, len(opinions) - new, unread)
+
+
+def _pair_id(vote: str, number: int) -> str:
+    """The same in each import: a vote has an id, and its pairs have an order."""
+    return hashlib.sha256(f"{vote} {number}".encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _picture(path: Path, prompt: str) -> Picture | None:
+    """None for a video, and for a picture that is gone or damaged."""
+    try:
+        content = files.read_bytes(path)
+        if content is None:
+            return None
+        return Picture(picture_id(content), prompt, str(path))
+    except (files.Damaged, ValueError):
+        return None
