@@ -29,7 +29,6 @@ from ...host import paths
 from ...host.access import opening
 from ...host.access.folders import OURS
 from ...host.files import write_bytes
-from ...host.places import place
 from ...trainer.opinions.identity import pixels_id
 from ...trainer.pictures.media import upright
 from . import facts
@@ -55,11 +54,6 @@ create table if not exists pictures (
 create index if not exists by_time on pictures (changed desc, id);
 create index if not exists by_hash on pictures (hash);
 """
-
-
-@place("gallery", "what the gallery has read of the pictures, and small pictures of them; it can be made again")
-def _gallery_of(folder_paths: Any) -> Path | None:
-    return Path(folder_paths.get_output_directory()) / "otca_gallery" if folder_paths else None
 
 
 @dataclass(frozen=True)
@@ -263,6 +257,10 @@ class Index:
             return self._place(file).read_bytes()
         return self._make_small(file)
 
+    def looked(self) -> bool:
+        """Whether every folder was looked through once."""
+        return all(str(folder) in self._scanned for folder in self.folders())
+
     def wait_until_read(self, seconds: float = 60.0) -> None:
         """Until all is read, for tests and benchmarks."""
         deadline = time.monotonic() + seconds
@@ -340,6 +338,7 @@ class Index:
         known = (digest, note, note, note, file.id, file.changed, file.size)
         setters = "small = 1, hash = ?, note = case when ? = '' then note when instr(note, ?) then note else ltrim(note || '; ' || ?, '; ') end"
         self._execute(f"update pictures set {setters} where id = ? and changed = ? and size = ?", known)
+        self.version += bool(note)
         return made
 
     def _place(self, file: File) -> Path:

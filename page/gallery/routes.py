@@ -5,19 +5,18 @@ content.
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from ...host.access import opening
-from ...host.files import Damaged
 from ...host.paths import ASSETS
 from ...host.text import quoted
 from ..requests import Field, Refused, answered, body, count, query, text, word
-from .index import Index
+from .index import File, Index
 from .opinions import ABOUT, Opinions
 from .selection import Selection
 
@@ -53,10 +52,35 @@ SAY = {
 }
 
 
-def add_gallery_routes(
-    routes: web.RouteTableDef, gallery: Callable[[], Index], opinions: Callable[[], Opinions], pack: str
-) -> None:
-    """Adds them all. `pack` is the folder of this pack as ComfyUI's page names it."""
+class Gallery:
+    """What the routes ask. The index is opened when the gallery is, and not when ComfyUI starts.
+
+    Args:
+        home: the folder that the index is kept in.
+        folders: of pictures.
+        pack: the folder of this pack as ComfyUI's page names it.
+    """
+
+    def __init__(self, home: Path, folders: Callable[[], Iterable[Path]], opinions: Opinions, pack: str):
+        self.opinions, self.pack = opinions, pack
+        self._opening, self._home, self._folders = threading.Lock(), home, folders
+        self._index: Index | None = None
+
+    @property
+    def index(self) -> Index:
+        with self._opening:
+            self._index = self._index or Index(self._home, self._folders)
+            return self._index
+
+    def close(self) -> None:
+        with self._opening:
+            if self._index is not None:
+                self._index.close()
+
+
+def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
+    """Adds them all."""
+    opinions = gallery.opinions
 
     def served(function: Callable[..., Any], fields: Mapping[str, Any]) -> Callable:
         """Answers what a function says, in a thread, of these fields of the request's body or query."""
@@ -68,42 +92,39 @@ def add_gallery_routes(
         return answered(handler)
 
     def state() -> dict[str, Any]:
-        gallery().look()
-        return {"version": gallery().version, "opinions": opinions().state(), **gallery().progress()}
+        gallery.index.look()
+        return {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
 
     def listed(**asked: Any) -> dict[str, Any]:
-        gallery().look(patience=1.0)
-        version, said = gallery().version, opinions().state()
-        return {"version": version, "opinions": said, **Selection(**asked).of(gallery(), opinions())}
+        gallery.index.look(patience=1.0)
+        version, said = gallery.index.version, opinions.state()
+        return {"version": version, "opinions": said, **Selection(**asked).of(gallery.index, opinions)}
 
     def details(ids: list[str]) -> dict[str, Any]:
-        known = gallery().details(ids)
-        said = opinions().of(found["hash"] for found in known.values())
+        known = gallery.index.details(ids)
+        said = opinions.of(found["hash"] for found in known.values())
         return {"pictures": {id: _shown(found, said) for id, found in known.items()}}
 
     def say(**asked: Any) -> dict[str, Any]:
-        return opinions().say(gallery(), **asked)
+        return opinions.say(gallery.index, **asked)
 
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
-        text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{pack}")
+        text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{gallery.pack}")
         headers = {"Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'"}
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def picture(request: web.Request) -> web.Response:
-        file, content = await asyncio.to_thread(_opened, gallery(), request.match_info["name"])
+        file, content = await asyncio.to_thread(_opened, gallery.index, request.match_info["name"])
         kind = next((kind for start, kind in KINDS.items() if content.startswith(start)), None)
         if kind is None:
             raise Refused(404, f"{quoted(file.name)} is not a PNG, JPEG or WebP picture. Fix: look at another one")
-        return _tagged(request, content, kind, f"{file.id}-{file.changed:x}-{file.size:x}")
+        return _tagged(request, content, kind, _tag(file))
 
     async def small(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        file = _known(gallery(), name)
-        tag = f"{file.id}-{file.changed:x}-{file.size:x}"
-        if _has(request, tag):
-            return _tagged(request, b"", "image/webp", tag)
-        return _tagged(request, await asyncio.to_thread(gallery().small, name) or NOTHING, "image/webp", tag)
+        given = request.headers.get("If-None-Match", "")
+        tag, content = await asyncio.to_thread(_small, gallery.index, request.match_info["name"], given)
+        return _tagged(request, content, "image/webp", tag)
 
     routes.get("/otca/gallery")(answered(page))
     routes.get("/otca/gallery/state")(served(state, {}))
@@ -126,14 +147,14 @@ def _shown(found: dict[str, Any], said: Mapping[str, dict]) -> dict[str, Any]:
     }
 
 
-def _known(gallery: Index, name: str):
+def _known(gallery: Index, name: str) -> File:
     found = gallery.files([name])
     if name not in found:
         raise Refused(404, f"picture {quoted(name)} is not in the gallery any more. Fix: reload the page")
     return found[name]
 
 
-def _opened(gallery: Index, name: str):
+def _opened(gallery: Index, name: str) -> tuple[File, bytes]:
     _known(gallery, name)
     try:
         return gallery.content(name)
@@ -144,13 +165,20 @@ def _opened(gallery: Index, name: str):
         raise Refused(404, f"the picture cannot be read ({why}). Fix: put the file back, or reload the page") from error
 
 
-def _has(request: web.Request, tag: str) -> bool:
-    return f'"{tag}"' in request.headers.get("If-None-Match", "")
+def _tag(file: File) -> str:
+    """Another one for each content of a file."""
+    return f'"{file.id}-{file.changed:x}-{file.size:x}"'
+
+
+def _small(gallery: Index, name: str, given: str) -> tuple[str, bytes]:
+    """The tag of a small picture, and its content unless the browser has that."""
+    tag = _tag(_known(gallery, name))
+    return tag, b"" if tag in given else gallery.small(name) or NOTHING
 
 
 def _tagged(request: web.Request, content: bytes, kind: str, tag: str) -> web.Response:
     """The picture, or that the browser's is still the same."""
-    headers = {"ETag": f'"{tag}"', "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
-    if _has(request, tag):
+    headers = {"ETag": tag, "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'"}
+    if tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
     return web.Response(body=content, content_type=kind, headers=headers)

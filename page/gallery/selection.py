@@ -75,7 +75,8 @@ class Selection:
             shown = f"{row[3]} · {row[5]}" if self.group == "graph" and label else label
             groups.setdefault(label, (shown.strip(" ·")[:LONGEST_LABEL], []))[1].append(row[0])
         return {
-            "total": len(gallery.rows("id")) if len(where) > 1 else len(rows),
+            "total": gallery.progress()["pictures"],
+            "complete": gallery.looked(),
             "groups": [
                 [hashlib.sha256(key.encode()).hexdigest()[:12], label, len(ids)] for key, (label, ids) in groups.items()
             ],
