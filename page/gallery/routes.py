@@ -16,6 +16,7 @@ from ...host.access import opening
 from ...host.paths import ASSETS
 from ...host.text import quoted
 from ..requests import Field, Refused, answered, body, count, query, text, word
+from . import asking
 from .index import File, Index
 from .opinions import ABOUT, Opinions
 from .selection import Selection
@@ -108,6 +109,9 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     def say(**asked: Any) -> dict[str, Any]:
         return opinions.say(gallery.index, **asked)
 
+    def compared(skip: int) -> dict[str, Any]:
+        return {"pairs": asking.pairs(gallery.index, opinions, skip)}
+
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
         text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{gallery.pack}")
@@ -129,6 +133,7 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery")(answered(page))
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
+    routes.get("/otca/gallery/pairs")(served(compared, {"skip": count(0)}))
     routes.get("/otca/gallery/pictures/{name}")(answered(picture))
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))

@@ -5,6 +5,7 @@ import { GAP, layout, lineOf, linesBetween } from "../lib/gallerylayout.js";
 import { marksOf } from "../lib/opinions.js";
 import { h, setText } from "../sidebar/dom.js";
 
+const NARROW = 420; // pixels of a list in the sidebar, where tiles are smaller
 const MARGIN = 400; // pixels above and below what is seen, in which tiles are ready
 
 /**
@@ -55,7 +56,7 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
 
   function arrange() {
     const seen = ids[place] ?? null;
-    laid = layout(groups, inner.clientWidth, width, headings);
+    laid = layout(groups, inner.clientWidth, inner.clientWidth < NARROW ? width * 0.6 : width, headings);
     inner.style.height = `${laid.height}px`;
     show();
     if (seen) reveal();
@@ -174,7 +175,9 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
     const line = lineOf(laid, place);
     if (!line) return;
     const bottom = element.scrollTop + element.clientHeight;
-    if (line.top < element.scrollTop) element.scrollTop = line.top - GAP;
+    const head = headings && laid.lines[laid.lines.indexOf(line) - 1];
+    const top = head && !head.count ? head.top : line.top; // the heading, too
+    if (top < element.scrollTop) element.scrollTop = top;
     else if (line.top + line.height > bottom) element.scrollTop = line.top + line.height - element.clientHeight + GAP;
   }
 

@@ -21,6 +21,7 @@ const MOST_DONE = 200; // opinions that Z goes back through
 
 const TEXT = {
   search: t("Words of prompts, names, models, tags"),
+  filters: t("Groups, order, filters"),
   group: t("Group"),
   groups: /** @type {[string, string][]} */ ([["", t("none")], ["prompt", t("same prompt")], ["graph", t("same graph")]]),
   order: t("Order"),
@@ -126,7 +127,7 @@ export function galleryView(server, { own, openWorkflow }) {
         !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: TEXT.tabTitle }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), TEXT.tab),
       ),
       search,
-      h("div.otca-gallery-filters", {}, filters),
+      h("details.otca-gallery-more", { open: own }, h("summary", {}, TEXT.filters), h("div.otca-gallery-filters", {}, filters)),
       taste.element,
       status,
       error,
