@@ -16,6 +16,7 @@ from aiohttp import web
 from ..host import files
 from ..host.paths import BUNDLES
 from ..host.text import plain_name, quoted, shortened
+from ..trainer.pictures.media import PICTURES
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
 from .jobs import Jobs, as_json
@@ -92,7 +93,12 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
 
 ZIP = ".zip"
 MOST_OF_ONE_NAME = 100
-BUNDLE = {"prompt": Field(json_object, required=True), "name": Field(plain_name), "hashes": Field(flag, default=True)}
+BUNDLE = {
+    "prompt": Field(json_object, required=True),
+    "name": Field(plain_name),
+    "hashes": Field(flag, default=True),
+    "pictures": Field(flag, default=False),
+}
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,9 @@ class Bundles:
     _making: threading.Lock = field(default_factory=threading.Lock)
     _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
-    def make(self, prompt: dict, name: str | None, hashes: bool) -> dict[str, Any]:
-        """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written."""
+    def make(self, prompt: dict, name: str | None, hashes: bool, pictures: bool) -> dict[str, Any]:
+        """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written; or, with their names,
+        where it would contain pictures, and `pictures` does not say that the user has seen that."""
         from ..bundle import contents, making  # here, since it is a quarter of what the pack takes to import
 
         if not self._making.acquire(blocking=False):
@@ -115,6 +122,9 @@ class Bundles:
             if problems := errors(contents.problems_of(workflow)):
                 raise WorkflowError(problems)
             held = contents.collect(workflow, name)
+            if not pictures and (named := sorted(each for each in held.copied if each.lower().endswith(PICTURES))):
+                message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
+                raise Refused(409, message, pictures=named)
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
             described = making.make(held, target, with_hashes=hashes, progress=self._count)

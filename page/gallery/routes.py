@@ -15,7 +15,7 @@ from aiohttp import web
 from ...host.access import opening
 from ...host.paths import ASSETS
 from ...host.text import quoted
-from ..requests import Field, Refused, answered, body, count, query, text, word
+from ..requests import Field, Refused, answered, body, count, optional, query, text, word
 from . import asking
 from .index import File, Index
 from .opinions import ABOUT, Opinions
@@ -47,7 +47,7 @@ DETAILS = {"ids": Field(ids, required=True)}
 SAY = {
     "id": Field(text(32, "give 32 hexadecimal digits"), required=True),
     "kind": Field(text(10, "give thumb, stars, pair, region, tag or undo"), required=True),
-    "picture": Field(text(16, "give the picture's id")),
+    "picture": Field(optional(text(16, "give the picture's id"))),
     "other": Field(text(100, "give what the kind says", least=0), default=""),
     "value": Field(lambda value: value),
 }

@@ -19,7 +19,7 @@ from comfyui_otca.page.gallery.texts import MOST_TEXT
 from comfyui_otca.tests.page.strange_pictures import SCRIPT, bomb, by_exif, graph, huge, png, strange, with_chunk
 from comfyui_otca.trainer.opinions.identity import picture_id
 
-FEW, MANY = 36, 300
+FEW, MANY = 24, 300
 
 
 def read(content):
@@ -172,7 +172,9 @@ def test_the_index_is_kept_and_a_damaged_one_is_made_anew(folder, opened, tmp_pa
     opened().close()
     with monkeypatch.context() as patch:
         patch.setattr(facts, "read", None)  # nothing is read again
-        assert opened().rows("prompt") == [("kept",)]
+        again = opened()
+        assert again.rows("prompt") == [("kept",)]
+        again.close()
     file = tmp_path / "index" / "index.sqlite"
     for damage in (b"no database" * 1000, file.read_bytes()[:5000]):
         for ending in ("-wal", "-shm"):
@@ -180,6 +182,7 @@ def test_the_index_is_kept_and_a_damaged_one_is_made_anew(folder, opened, tmp_pa
         file.write_bytes(damage)
         gallery = opened()
         assert gallery.rows("prompt") == [("kept",)] and gallery.problem == ""
+        gallery.close()
 
 
 def test_where_nothing_can_be_written_the_index_is_in_memory(folder, tmp_path):

@@ -116,6 +116,8 @@ def good_bodies(graph):
         "/bypassed": {"prompt": graph, "workflow": {"nodes": []}},
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},
+        "/details": {"ids": ["0123456789abcdef"]},
+        "/say": {"id": "0" * 32, "kind": "thumb", "picture": "0123456789abcdef", "other": "", "value": 1},
         "/allow": asked,
         "/take_back": asked,
         "/bundle": {"prompt": graph, "name": "a", "hashes": False},
