@@ -30,10 +30,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -378,18 +379,34 @@ def learning(options: argparse.Namespace) -> None:
 
 
 def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
-    folder = options.output / f"{workflow.stem}-{seed}"
+    more = {"TrainingRun.evaluation_seeds": options.evaluation_seeds} if options.evaluation_seeds else {}
+    return train_one(workflow, seed, options.output, options.jobs, more)
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def train_one(
+    workflow: Path, seed: int, output: Path, jobs: int, more: Mapping = NOTHING, variables: Mapping = NOTHING
+) -> Path:
+    """The folder of one training by `otca train`, with its share of the threads. What is finished is not repeated.
+
+    Args:
+        more: inputs of nodes that are set, as in `--set`.
+        variables: of its environment.
+    """
+    folder = output / f"{workflow.stem}-{seed}"
     if (folder / "done").exists():
         return folder
     command = [sys.executable, "-m", "comfyui_otca", "train", str(workflow)]
     command += ["--seed", str(seed), "--output", str(folder)]
-    if options.evaluation_seeds:
-        command += ["--set", f"TrainingRun.evaluation_seeds={options.evaluation_seeds}"]
+    for name, value in more.items():
+        command += ["--set", f"{name}={value}"]
     command += ["--resume"] if (folder / "metrics.jsonl").exists() else []
-    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
-    options.output.mkdir(parents=True, exist_ok=True)
-    with open(options.output / f"{folder.name}.log", "a", encoding="utf-8") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / f"{folder.name}.log", "a", encoding="utf-8") as log:
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, **variables}
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
     (folder / "done").touch()
     return folder

@@ -15,6 +15,7 @@ _NODES = [
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
     data.PreferencePairs,
+    data.MyPictures,
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
     images.RewardMyTaste,
     *(images.RewardVariety, images.RewardRelativeWords),

@@ -2,8 +2,8 @@
 
 from ..canvas import results
 from ..host import devices, stopping
-from ..trainer.types import SamplerSettings
-from .inputs import Node, complaint, counter, integer, lines, seed, socket, switch, text
+from ..trainer.types import FORMS, SamplerSettings
+from .inputs import Node, choice, complaint, counter, integer, lines, number, seed, socket, switch, text
 from .rewards.stack import reward_sockets
 from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images
 from .training import TRAIN
@@ -156,5 +156,118 @@ class PreferencePairs(Node):
             seed=seed,
             rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
             on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
+        )
+        return taken, advantages, advantages.scores, as_images(taken.images)
+
+
+class MyPictures(Node):
+    TITLE = "My Pictures"
+    CATEGORY = "OTCA/more"
+    DESCRIPTION = (
+        "Learns from what you think of pictures that are there already: thumbs, stars, pairs and regions of the gallery. "
+        "Nothing is sampled."
+    )
+    SEARCH_ALIASES = ["gallery", "opinions", "thumbs", "stars", "dpo", "preference", "offline", "output folder", *TRAIN]
+    RETURN_TYPES = PreferencePairs.RETURN_TYPES
+    RETURN_NAMES = PreferencePairs.RETURN_NAMES
+    OUTPUT_TOOLTIPS = (
+        "The pictures' latents and noise levels. For Update: Matching.",
+        "How much each picture is liked, from -1 to 1; of a pair 1 and -1. At every noise level alike.",
+        "The same as scores from 0 to 1, where a credit node and a fusion node should weigh the noise levels.",
+        "The pictures as they are trained on.",
+    )
+    FUNCTION = "take"
+
+    REQUIRED = {
+        "model": socket("OTCA_MODEL"),
+        "learn_from": choice(FORMS, FORMS[0]).tip(
+            "pairs: a better and a worse picture of one prompt, also made of thumbs and stars; for the losses dpo and dgpo. "
+            "pictures: each one by its thumb, stars, pairs or regions; for nft and awm."
+        ),
+        "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; or twice as many pictures."),
+        **{name: PreferencePairs.REQUIRED[name] for name in ("index", "shuffle", "seed", "width", "height", "levels")},
+        "shift": SHIFT,
+        "guidance": GUIDANCE,
+    }
+    OPTIONAL = {
+        "tag": text(hint="all of them").tip("Only pictures with this tag. Empty: all that you have an opinion about."),
+        "folder": text(suggest="pair_folders", hint="my own opinions").tip(
+            "A folder with opinions.jsonl and its pictures, as a bundle has it. Empty: what you clicked in the gallery."
+        ),
+        "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share").tip(
+            "Share of the prompts that is never trained on: by them is measured how often the model agrees with you."
+        ),
+        "check_every": integer(10, 0, 10000, label="measure every", advanced=True).tip(
+            "Iterations between two measurements of that agreement. 0: never."
+        ),
+        "negative_prompt": NEGATIVE_PROMPT,
+        "guidance_2": GUIDANCE_2,
+        "batch_size": BATCH_SIZE,
+        **reward_sockets(
+            "A reward that judges evaluations. Its switch held out has to be on: opinions are what is trained on."
+        ),
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, tag="", folder=""):
+        from ..trainer.pairs.plan import read_source
+
+        if tag is None or folder is None:
+            return True  # linked: what comes is known only when the graph runs
+        return complaint("folder" if folder else "tag", read_source, folder, tag) or True
+
+    @classmethod
+    def WANTS(cls, folder="", **_):
+        from ..host.access.permissions import PAIRS
+        from ..host.access.wants import reads
+
+        return reads(folder, PAIRS, "folder", always=True)
+
+    @classmethod
+    def IS_CHANGED(cls, folder="", prompt=None, **_):
+        from ..canvas import ownership
+        from ..trainer.pairs.plan import source_state
+
+        return source_state(folder), ownership.sampling_key(prompt)
+
+    @devices.outside_inference
+    def take(
+        self,
+        model,
+        learn_from,
+        pairs_per_iteration,
+        index,
+        shuffle,
+        seed,
+        tag="",
+        folder="",
+        held_out=0.2,
+        check_every=10,
+        prompt=None,
+        node_id="",
+        **options,
+    ):
+        from ..host import distributed
+        from ..trainer.pairs import learning, plan
+
+        model.make_room()
+        settings = SamplerSettings.of_pairs(options)
+        results.belongs(model, prompt, node_id, settings)
+        steps = stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows))
+        planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
+        plan.say(planned.said)
+        taken, advantages = learning.take(
+            planned,
+            model,
+            settings,
+            form=learn_from,
+            count=pairs_per_iteration,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            check_every=check_every,
+            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
+            on_step=steps,
         )
         return taken, advantages, advantages.scores, as_images(taken.images)

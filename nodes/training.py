@@ -189,6 +189,10 @@ class MatchingStep(_Step):
             "keep a group together. Changes memory and speed only."
         ),
         "ema_decay": EMA_DECAY,
+        "keep_winner": number(0.5, 0, 1, step=0.05, advanced=True).tip(
+            "dpo: at least this share of what the better sample gains stays, while the worse one is pushed away "
+            "(Diffusion-SDPO). 0: off."
+        ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 

@@ -27,7 +27,7 @@ from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run.folder import json_line
 from ..trainer.run.loop import only
-from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE, Advantages, Scores, StepCredit, Trajectories
+from ..trainer.types import GIVEN_NODES, SAMPLER_NODE, STACK_NODE, Advantages, Scores, StepCredit, Trajectories
 from ..trainer.workflow.running import Workflow, WorkflowError
 from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
@@ -134,9 +134,9 @@ def prepared(workflow: Workflow, adapter: Path | None) -> tuple[FlowModel, str, 
         raise ValueError("otca analyze runs in one process. Fix: start it without torchrun or accelerate launch")
     if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
         raise WorkflowError(errors)
-    if workflow.find(PAIRS_NODE):
+    if any(map(workflow.find, GIVEN_NODES)):
         raise ValueError(
-            "otca analyze looks at what a policy samples, and Preference Pairs gives pictures that are there already. Fix: a "
+            "otca analyze looks at what a policy samples, and here the pictures are there already. Fix: a "
             "workflow with an Sample Groups"
         )
     sampler, stack = only(workflow, SAMPLER_NODE), only(workflow, STACK_NODE)

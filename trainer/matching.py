@@ -298,6 +298,7 @@ class _Backward:
             advantage_limit=settings.advantage_limit,
             weight=self.weight[rows, positions].to(sigma),
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
+            keep_winner=settings.keep_winner,
         )
         counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)
         pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
@@ -324,10 +325,9 @@ class _Backward:
     def _statistics(self) -> list[str]:
         """Names of what this loss reports, which a process without any pair has to know too."""
         two = torch.zeros(2, 1, 1, 1)
-        ends = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
-        _, statistics = matching_loss(
-            self.settings.loss, two, two, two, torch.full((2,), 0.5), ends[0], old=two, reference=two, groups=ends[1]
-        )
+        ends, group = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
+        others = {"old": two, "reference": two, "groups": group, "keep_winner": self.settings.keep_winner}
+        _, statistics = matching_loss(self.settings.loss, two, two, two, torch.full((2,), 0.5), ends, **others)
         return list(statistics)
 
 

@@ -63,6 +63,7 @@ WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
+FORMS = ("pairs", "pictures")  # in which My Pictures gives opinions: better and worse ones, or each picture alone
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
 GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Update: Reward Gradient can add
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
@@ -86,8 +87,10 @@ STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", 
 MAKE_NODE, VOTE_NODE, SELECTING_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote", "OTCA_BestOfN"
 MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
 SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
-ASKING_NODES = (STACK_NODE, PAIRS_NODE)  # what rewards are connected to in a training
-TRAJECTORY_NODES = (SAMPLER_NODE, PAIRS_NODE)  # where trajectories come from: sampled, or made of given pictures
+PICTURES_NODE = "OTCA_MyPictures"
+GIVEN_NODES = (PAIRS_NODE, PICTURES_NODE)  # of pictures that are there already: their latents take the place of samples
+ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
+TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
 REPLACED = {  # node ids that are no more, and how to have what they did
     f"OTCA_{name}": f"take Step Credit (OTCA_StepCredit) with method = {method}"
     for name, method in {
@@ -167,14 +170,14 @@ class SamplerSettings:
 
     @classmethod
     def of_pairs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """The settings of Preference Pairs' inputs: its noise levels are those of a deterministic sampler of as many steps."""
+        """The settings of the inputs of one of GIVEN_NODES: its noise levels are those of a deterministic sampler of as many steps."""
         named = {name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs}
         return replace(cls(**named), kind="ode", eta=0.0, steps=inputs["levels"], shared_noise=False)
 
     @classmethod
     def of_node(cls, class_type: str, inputs: Mapping[str, Any]) -> SamplerSettings:
         """The settings of the inputs of one of TRAJECTORY_NODES."""
-        return cls.of_pairs(inputs) if class_type == PAIRS_NODE else cls.from_inputs(inputs)
+        return cls.of_pairs(inputs) if class_type in GIVEN_NODES else cls.from_inputs(inputs)
 
     @property
     def window_end(self) -> int:
@@ -224,6 +227,7 @@ class MatchingSettings:
     epochs: int = 1
     batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
     ema_decay: float = 0.0
+    keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
 
 
 ARTEFACTS = OFF, WARN, STOP = "off", "warn", "stop"

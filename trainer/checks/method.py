@@ -11,7 +11,7 @@ from ..types import (
     GRADIENT_NODE,
     LOAD_NODE,
     MATCHING_NODE,
-    PAIRS_NODE,
+    GIVEN_NODES,
     SELECTING_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
@@ -65,7 +65,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
         stack = node.links.get("scores", ("", 0))[0]
         if stack not in graph.of(*ASKING_NODES) or "rewards" not in _traits(graph, node_id):
             continue
-        if graph.nodes[stack].class_type == PAIRS_NODE:
+        if graph.nodes[stack].class_type in GIVEN_NODES:
             message = f"asks the rewards at every step, and the preferences of {graph.titles([stack])} come from none"
             yield graph.problem(node_id, "scores", message, "choose a credit that asks no reward")
             continue
@@ -87,7 +87,7 @@ def _update(graph: _Graph) -> Iterator[Problem]:
                 graph.values[step]["also"] != "grpo",
             )  # what the other gradient refuses, this does
         for sampler in sorted(graph.samplers[step]):
-            if graph.nodes[sampler].class_type == PAIRS_NODE:
+            if graph.nodes[sampler].class_type in GIVEN_NODES:
                 if kind != MATCHING_NODE:
                     message = f"{graph.titles([sampler])} gives pictures that no policy sampled"
                     yield graph.problem(step, "trajectories", message, "Update: Matching as the update")
@@ -170,7 +170,7 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
 
     for node_id in graph.of(*TRAJECTORY_NODES):
         counting, name = node_id, "pairs_per_iteration"
-        if graph.nodes[node_id].class_type != PAIRS_NODE:
+        if graph.nodes[node_id].class_type not in GIVEN_NODES:
             counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
         groups = graph.known(counting, name)
         if groups is None or groups % graph.processes == 0:

@@ -31,7 +31,7 @@ from ..types import (
     LOAD_NODE,
     MAKE_NODE,
     MODEL_NODES,
-    PAIRS_NODE,
+    GIVEN_NODES,
     RUN_NODE,
     SAMPLER_NODE,
     STACK_NODE,
@@ -251,7 +251,7 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
             elif reward and (other := named.setdefault(reward[0], name)) != name:
                 message = f"its reward is called {reward[0]!r}, as that of {other} is"
                 yield graph.problem(stack, name, message, "set different names on the two reward nodes")
-        if graph.nodes[stack].class_type == PAIRS_NODE:
+        if graph.nodes[stack].class_type in GIVEN_NODES:
             for name in trained:
                 message = f"{graph.titles([links[name][0]])} would be trained, and here pairs are: rewards only judge evaluations"
                 yield graph.problem(stack, name, message, "switch on held_out on its node")

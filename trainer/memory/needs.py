@@ -25,7 +25,7 @@ from ..types import (
     LOAD_NODE,
     MAKE_NODE,
     MATCHING_NODE,
-    PAIRS_NODE,
+    GIVEN_NODES,
     STEP_NODES,
     TRAJECTORY_NODES,
     VIDEO_FRAMES,
@@ -217,10 +217,10 @@ def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
     Raises:
         ValueError: a node that it takes is missing, or there are several.
     """
-    source = the_only(graph, "Sample Groups or Preference Pairs", *TRAJECTORY_NODES)
+    source = the_only(graph, "Sample Groups, Preference Pairs or My Pictures", *TRAJECTORY_NODES)
     update = the_only(graph, "Update: GRPO or Update: Matching", *STEP_NODES)
     sampler, step = plain(source["inputs"]), plain(update["inputs"])
-    pairs = source["class_type"] == PAIRS_NODE
+    pairs = source["class_type"] in GIVEN_NODES
     settings = SamplerSettings.of_node(source["class_type"], {"levels": 1, **sampler} if pairs else sampler)
     prompts = [plain(entry["inputs"]) for entry in graph.values() if entry["class_type"] == DATASET_NODE]
     count = prompts[0].get("prompts_per_iteration", 1) if prompts else 1

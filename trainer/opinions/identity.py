@@ -6,10 +6,16 @@ Imports no torch.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
+from ...host import files
+from ...host.access import opening
 from ..pictures import media
+from .kinds import Picture
+
+MOST_BYTES = 64 * 1024**2  # of a picture's file
 
 
 def picture_id(content: bytes) -> str:
@@ -28,3 +34,12 @@ def pixels_id(pixels: np.ndarray) -> str:
     """The same for uint8 pixels [H, W, 3]; begins with the digits that a folder of votes names the picture by."""
     shape = "x".join(map(str, pixels.shape))
     return hashlib.sha256(f"{shape}\n".encode() + pixels.tobytes()).hexdigest()
+
+
+def read_picture(picture: Picture) -> bytes:
+    """The file at a picture's path, whatever it holds by now. Raises OSError or ValueError if it is none that can be read."""
+    opening.check_name(picture.path)  # a list of a stranger's may have been imported
+    content = files.read_bytes(Path(picture.path), MOST_BYTES) if picture.path else None
+    if content is None:
+        raise FileNotFoundError(picture.path)
+    return content

@@ -21,7 +21,7 @@ from ..prompts import numbers_at
 from ..rewards.base import Reward, RewardError
 from ..rewards.overlap import Overlap
 from ..rollout import share_of, stream
-from ..types import Advantages, Prompts, SamplerSettings, Scores, Trajectories
+from ..types import Advantages, Prompts, SamplerSettings, Scores, StepCredit, Trajectories
 from .reading import Pair, PairFolder
 
 OBJECTIVE = "preference"
@@ -85,7 +85,7 @@ def take(
         RewardError: a reward that is not held out.
         ValueError: a size that the model cannot make.
     """
-    _check_rewards(rewards)
+    check_rewards(rewards)
     started = time.perf_counter()
     model.come_back()
     model.latent_shape(settings.height, settings.width)  # refuses a size before anything is read
@@ -96,22 +96,25 @@ def take(
     held = _latents.setdefault(model, Latents())
     final = held.of(keys, lambda rows: model.encode(images[list(rows)], settings.batch_size))
     prompts = Prompts(tuple(pair.prompt for pair in pairs), positions)
-    trajectories = _on_lines(model, settings, final, images, prompts, share, seed + index)
+    of_rows = [row // 2 for row in share.rows]
+    trajectories = on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
     trajectories = replace(trajectories, seconds=time.perf_counter() - started)
-    return trajectories, _advantages(trajectories, rewards)
+    chosen = torch.tensor([1.0 - row % 2 for row in share.rows])
+    return trajectories, of_scores(trajectories, chosen, rewards, distributed.whole(plain(trajectories)))
 
 
-def _on_lines(
+def on_lines(
     model: FlowModel,
     settings: SamplerSettings,
     final: Tensor,
     images: Tensor,
     prompts: Prompts,
     share: distributed.Share,
+    groups: Sequence[int],
     seed: int,
 ) -> Trajectories:
-    """Trajectories of the pictures with these latents [B, C, (F,) h, w], from the noise of their pair."""
-    groups, sigmas = [row // 2 for row in share.rows], model.sigmas(settings)
+    """Trajectories of the pictures with these latents [B, C, (F,) h, w], from the noise of their groups [B]."""
+    sigmas = model.sigmas(settings)
     noise = [torch.randn(final.shape[1:], generator=stream(seed, prompts.positions[group], 0)) for group in groups]
     steps = len(sigmas) - 1
     return Trajectories(
@@ -152,24 +155,24 @@ def _pictures(
     return torch.from_numpy(np.stack(images)).float() / 255, keys
 
 
-def _advantages(trajectories: Trajectories, rewards: Sequence[Reward]) -> Advantages:
-    """The advantages of the whole batch, of which these trajectories may be a share."""
-    member = torch.tensor([row % 2 for row in trajectories.share.rows])
+def of_scores(
+    trajectories: Trajectories, values: Tensor, rewards: Sequence[Reward], credit: StepCredit
+) -> Advantages:
+    """The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share."""
     scores = Scores(
-        values=(1.0 - member)[:, None],
+        values=values[:, None],
         names=(OBJECTIVE,),
         coefficients=(1.0,),
         groups=trajectories.groups,
-        held_out=torch.empty(len(member), 0),
+        held_out=torch.empty(len(values), 0),
         held_out_names=(),
         rewards=rewards,
         prompts=trajectories.prompts,
     )
-    credit = distributed.whole(plain(trajectories))
     return of_pairs(replace(distributed.whole(scores), plain=credit), credit)
 
 
-def _check_rewards(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[Reward]) -> None:
     if trained := [repr(reward.name) for reward in rewards if not reward.held_out]:
         raise RewardError(
             f"reward {', '.join(trained)}: pairs are learned from, and rewards only judge evaluations here. Fix: switch on "

@@ -35,6 +35,7 @@ def matching_loss(
     weight: Tensor | None = None,
     spatial: Tensor | None = None,
     clip: float | None = None,
+    keep_winner: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean over samples of weight × the kind's loss, at x_σ = (1-σ)·x0 + σ·noise; without KL terms.
 
@@ -56,6 +57,7 @@ def matching_loss(
         weight: [B], how many samples each one counts for; None: 1.
         spatial: [B, h, w] or [B, F, h, w], how much each place of the latent counts, of mean 1; None: all alike.
         clip: c of the brake of `awm` and `dgpo`; None: the kind's own.
+        keep_winner: `dpo`: μ of `loser_scale`, by which the loser's gradient is scaled; 0: it is not.
 
     Returns:
         The scalar loss, and detached scalars: `residual` (mean ℓ), `moved` (mean‖v - v_old‖²), and what the kind adds.
@@ -71,7 +73,7 @@ def matching_loss(
     samples = {"sigma": sigma, "advantage": advantage, "weight": weight, "groups": groups}
     numbers = {"beta": beta, "advantage_limit": advantage_limit, "clip": KINDS[kind].clip if clip is None else clip}
     _check(KINDS[kind], velocity, latents, samples, numbers, spatial)
-    point = _point(velocity, latents, samples, numbers, spatial)
+    point = _point(velocity, latents, samples, numbers, spatial, keep_winner)
     losses, statistics = KINDS[kind].loss(point)
     statistics |= {"residual": point.squared(point.residual), "moved": point.squared(point.residual - point.old)}
     return _mean(losses), {name: _mean(values.detach()) for name, values in statistics.items()}
@@ -93,6 +95,13 @@ class Point:
     advantage_limit: float
     clip: float  # c of the brake; 0 of a kind without one
     spatial: Tensor | None  # [B, 1, …]
+    keep_winner: float
+
+    @property
+    def slope(self) -> Tensor:
+        """[B, E], what ∂ℓ/∂v of each sample is proportional to, of E elements; without gradient."""
+        own = self.residual.detach()
+        return (own if self.spatial is None else own * self.spatial).flatten(1)
 
     def squared(self, apart: Tensor) -> Tensor:
         """Mean square over a sample's elements, places by their weight: [B, …] to [B]."""
@@ -155,13 +164,39 @@ def dgpo(point: Point) -> tuple[Tensor, dict]:
 def dpo(point: Point) -> tuple[Tensor, dict]:
     """Flow-DPO (2501.13918), of each pair: -log sigmoid(-(β/2)·[(ℓ_w - ℓ_ref,w) - (ℓ_l - ℓ_ref,l)]).
 
-    The mean is over the pairs; a pair counts for the mean weight of its two samples.
+    The mean is over the pairs; a pair counts for the mean weight of its two samples. With `keep_winner` the gradient of ℓ_l is
+    that times `loser_scale`; the value of the loss stays.
     """
     chosen = devices.upload(pairs(point.ranked, point.groups), point.residual.device)
     gained = point.squared(point.residual) - point.squared(point.reference)
-    behind = gained[chosen[:, 0]] - gained[chosen[:, 1]]  # how much worse the winner is fitted than the loser
+    better, worse = gained[chosen[:, 0]], gained[chosen[:, 1]]
+    statistics = {}
+    if point.keep_winner:
+        scale = loser_scale(point.slope[chosen[:, 0]], point.slope[chosen[:, 1]], point.keep_winner)
+        worse = torch.lerp(worse.detach(), worse, scale)
+        statistics["loser_scale"] = scale
+    behind = better - worse  # how much worse the winner is fitted than the loser
     losses = point.weight[chosen].mean(1) * softplus(point.beta / 2 * behind)
-    return losses, {"accuracy": (behind < 0).to(behind), "margin": -behind}
+    return losses, statistics | {"accuracy": (behind < 0).to(behind), "margin": -behind}
+
+
+def loser_scale(winner: Tensor, loser: Tensor, kept: float) -> Tensor:
+    """Diffusion-SDPO (2511.03317): λ [P] in [0, 1], how much of the loser's gradient leaves the winner what it gains.
+
+    A step of gradient descent on ℓ_w - λ·ℓ_l lowers ℓ_w, to first order, by η·(‖g_w‖² - λ·⟨g_w, g_l⟩). Of the η·‖g_w‖² that the
+    winner's own term gives, at least the share μ is to stay:
+
+        λ = min(1, (1 - μ)·‖g_w‖² / ⟨g_w, g_l⟩)  where ⟨g_w, g_l⟩ > 0,  else 1
+
+    The gradients are those by the velocities, in place of those by the weights: the same where both velocities answer to the
+    weights alike. The authors have one λ for all pairs of a batch; here each pair has its own, which is as safe for each of them.
+
+    Args:
+        winner, loser: [P, E], the slopes of ℓ_w and ℓ_l by the velocities, up to one common factor.
+        kept: μ in [0, 1]; the authors' scripts have 0.6 and 0.9.
+    """
+    most, shared = (1 - kept) * winner.square().sum(1), (winner * loser).sum(1)
+    return torch.where(shared > most, most / shared, 1.0)
 
 
 @dataclass(frozen=True)
@@ -214,7 +249,9 @@ def _mean(values: Tensor) -> Tensor:
     return values.sum() / max(1, len(values))
 
 
-def _point(velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, float], spatial: Tensor | None) -> Point:
+def _point(
+    velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, float], spatial: Tensor | None, keep_winner: float
+) -> Point:
     def wide(values: Tensor) -> Tensor:
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -238,6 +275,7 @@ def _point(velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, fl
         numbers["advantage_limit"],
         numbers["clip"],
         None if spatial is None else there(spatial).unsqueeze(1),
+        keep_winner,
     )
 
 

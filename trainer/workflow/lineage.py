@@ -20,6 +20,7 @@ from ..types import (
     MAKE_NODE,
     MODEL_NODES,
     PAIRS_NODE,
+    PICTURES_NODE,
     PREFIX,
     RUN_NODE,
     SAMPLER_NODE,
@@ -35,6 +36,7 @@ ADVANCING = {
     DATASET_NODE: {"index"},
     SAMPLER_NODE: {"seed"},
     PAIRS_NODE: {"index"},
+    PICTURES_NODE: {"index"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
 # They name the run, what it starts from and how it is kept: whose the result is, not how it is made.

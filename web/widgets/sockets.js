@@ -6,7 +6,7 @@
 import { socketsToShow } from "../lib/sockets.js";
 
 const PREFIX = "reward_";
-const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_PreferencePairs"];
+const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_PreferencePairs", "OTCA_MyPictures"];
 const INPUT = 1; // LiteGraph's name for the side of a node
 
 /** @type {OurWidget} */

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comfyui_otca.trainer.credit.sampled_steps import drawn, everywhere, inclusion
-from comfyui_otca.trainer.updates.matching_losses import KINDS, matching_loss, pairs
+from comfyui_otca.trainer.updates.matching_losses import KINDS, loser_scale, matching_loss, pairs
 
 SHAPE = (6, 2, 3, 4)  # two groups of three
 
@@ -395,3 +395,70 @@ def test_a_velocity_that_is_not_finite_ends_in_the_loss(case):
     """There it drops the update and is counted, as in GRPO; it is not a wrong input."""
     case["velocity"] = (case["velocity"].detach() * math.nan).requires_grad_()
     assert all(not matching_loss(kind, **case)[0].isfinite() for kind in KINDS)
+
+
+# --- the factor that keeps the winner ---------------------------------------------------------------------------------
+
+
+def test_the_losers_share_by_hand():
+    """g_w = (1, 2): ‖g_w‖² = 5. Against (3, 4), ⟨⟩ = 11: 5/11, and 2.5/11 if half is kept. (1, 1): 3 < 5, all of it, but 2.5/3 if
+    half is kept. (-1, 0): it helps the winner."""
+    winner = torch.tensor([[1.0, 2.0]] * 4)
+    loser = torch.tensor([[3.0, 4.0], [1.0, 1.0], [-1.0, 0.0], [0.0, 0.0]])
+    assert loser_scale(winner, loser, 0.0).tolist() == pytest.approx([5 / 11, 1.0, 1.0, 1.0])
+    assert loser_scale(winner, loser, 0.5).tolist() == pytest.approx([2.5 / 11, 2.5 / 3, 1.0, 1.0])
+    assert loser_scale(torch.zeros(1, 2), torch.ones(1, 2), 0.5).tolist() == [1.0]  # they share nothing
+
+
+def test_it_scales_the_losers_gradient_alone_and_a_place_counts_by_its_weight():
+    """One pair of two places; x0 and noise 0, so that v is the residual. ℓ = mean s·v², slopes s·v: winner (2·1, 0), loser (2·3, 0).
+
+    ⟨⟩ = 12, ‖g_w‖² = 4: λ = ½·4/12 = 1/6 if half is kept. ℓ_w = 1, ℓ_l = 9, β/2·(ℓ_w - ℓ_l) = -4: dL/dℓ_w = ½·σ(-4), and dL/dv = dL/dℓ·s·v.
+    """
+    velocity = torch.tensor([[[[1.0, 5.0]]], [[[3.0, 7.0]]]], requires_grad=True)
+    zero = torch.zeros_like(velocity)
+    spatial = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]])
+    ends, group = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
+    losses, found = {}, {}
+    for keep in (0.0, 0.5):
+        loss, told = matching_loss(
+            *("dpo", velocity, zero, zero, torch.full((2,), 0.5), ends),
+            reference=zero,
+            groups=group,
+            beta=1.0,
+            spatial=spatial,
+            keep_winner=keep,
+        )
+        losses[keep], found[keep] = loss.item(), gradient_of(loss, velocity).flatten().tolist()
+    pull = 0.5 / (1 + math.exp(4))
+    assert losses[0.5] == pytest.approx(losses[0.0]) == pytest.approx(math.log1p(math.exp(-4)))
+    assert found[0.0] == pytest.approx([pull * 2, 0, -pull * 6, 0], rel=1e-5)
+    assert found[0.5] == pytest.approx([pull * 2, 0, -pull * 1, 0], rel=1e-5)
+    assert told["loser_scale"].item() == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_winner_is_never_fitted_worse_where_plain_dpo_fits_it_worse(seed):
+    """A toy policy: one shift for all, so that both velocities answer to it alike. The loser's residual points the same way and is
+    larger, so plain dpo fits both worse and worse; with the factor the winner's ℓ never rises in 100 steps of 1e-2."""
+    own = normal(seed, 1, 1, 2, 2)
+    target = torch.cat([own, 3 * own + 0.1 * normal(seed + 100, 1, 1, 2, 2)])  # residuals at a shift of 0
+    ends, group, zero = torch.tensor([1.0, -1.0]).double(), torch.tensor([0, 0]), torch.zeros_like(target)
+    fits = {}
+    for keep in (0.0, 0.5):
+        shift = torch.zeros(1, 2, 2, dtype=torch.float64, requires_grad=True)
+        fits[keep] = []
+        for _ in range(100):
+            velocity = target + shift
+            loss, _ = matching_loss(
+                *("dpo", velocity, zero, zero, torch.full((2,), 0.5, dtype=torch.float64), ends),
+                reference=target,
+                groups=group,
+                beta=1.0,
+                keep_winner=keep,
+            )
+            (slope,) = torch.autograd.grad(loss, shift)
+            shift = (shift - 1e-2 * slope).detach().requires_grad_()
+            fits[keep].append((target[0] + shift).square().mean().item())
+    assert fits[0.0][-1] > fits[0.0][0]
+    assert all(after <= before + 1e-12 for before, after in zip(fits[0.5], fits[0.5][1:], strict=False))

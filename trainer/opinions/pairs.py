@@ -1,0 +1,45 @@
+"""Which picture is better than which, by thumbs and stars. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from .kinds import STARS, THUMB, Opinion
+
+APART = 0.5  # between two values, from which one picture is better: one star of five
+
+
+def values_of(opinions: Iterable[Opinion]) -> dict[str, float]:
+    """By picture the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1)."""
+    said: dict[str, list[float]] = {}
+    for opinion in opinions:
+        if opinion.kind in (THUMB, STARS):
+            value = opinion.value if opinion.kind == THUMB else (opinion.value - 3) / 2
+            said.setdefault(opinion.picture, []).append(value)
+    return {name: float(np.mean(values)) for name, values in said.items()}
+
+
+def made_pairs(
+    values: Mapping[str, float], groups: Mapping[str, str], left_out: Collection[str] = ()
+) -> list[tuple[str, str]]:
+    """(better, worse) of pictures of one group: the best with the worst, the second best with the second worst, and so on.
+
+    Each picture is in one pair at most, and in none if the other is not APART from it.
+
+    Args:
+        values: by picture, see `values_of`.
+        groups: by picture, such as its prompt.
+        left_out: pictures that are in no pair.
+    """
+    members: dict[str, list[str]] = {}
+    for name in values:
+        if name not in left_out:
+            members.setdefault(groups[name], []).append(name)
+    pairs = []
+    for names in members.values():
+        ranked = sorted(names, key=lambda name: (-values[name], name))
+        couples = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
+        pairs += [(better, worse) for better, worse in couples if values[better] - values[worse] >= APART]
+    return pairs

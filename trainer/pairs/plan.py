@@ -1,0 +1,335 @@
+"""What opinions teach: which pictures are pulled to and which pushed away from, where in them, and which are held out.
+
+A folder of opinions, such as a bundle has, holds `opinions.jsonl` as it is exported, and the pictures by their paths in it. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ...host import json_files, paths
+from ...host.access import folders, opening, permissions
+from ...host.access.opening import shown
+from ..opinions.identity import picture_id, read_picture
+from ..opinions.kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
+from ..opinions.pairs import made_pairs, values_of
+from ..opinions.store import FILE as STORE
+from ..opinions.store import Store
+from ..pictures import media
+from ..types import FORMS
+from .reading import PairError
+
+logger = logging.getLogger(__name__)
+
+FILE = "opinions.jsonl"
+PAIRS, PICTURES = FORMS
+MOST_LIST_BYTES, MOST_PICTURE_BYTES = 64 * 1024**2, 64 * 1024**2
+LEAST, FEW = 4, 20  # pairs or pictures to train on: with fewer nothing is trained; below FEW that is said
+OWN = "the opinions that you gave in the gallery"
+_PROMPTS = 5  # from so many on whole prompts are held out; of fewer, pictures
+
+
+@dataclass(frozen=True)
+class Source:
+    """Opinions and their pictures. `read` gives a picture's file, and raises OSError or ValueError if there is none."""
+
+    name: str
+    opinions: tuple[Opinion, ...]
+    pictures: Mapping[str, Picture]
+    read: Callable[[Picture], bytes]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture to learn from. `value` in [-1, 1] says how much it is liked; `regions` where, see `places`."""
+
+    picture: str
+    value: float
+    regions: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is noised alike: of the form `pairs` the better picture and the worse one, of `pictures` one alone."""
+
+    prompt: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained on, and what is not: `held_out` are pairs, whatever the form. `said` has what was left out, with numbers."""
+
+    source: Source
+    groups: tuple[Group, ...]
+    held_out: tuple[Group, ...]
+    said: str
+
+
+@functools.cache
+def say(said: str) -> None:
+    """Logs once what is trained on."""
+    logger.warning("My Pictures: %s", said)
+
+
+# --- where they come from ---------------------------------------------------------------------------------------------
+
+
+def read_source(folder: str, tag: str = "") -> Source:
+    """The opinions in a folder that a workflow names; without one the user's own.
+
+    Args:
+        tag: only opinions whose pictures all have it; empty: all.
+
+    Raises:
+        NotAllowed: a folder that workflows may not read.
+        PairError: none of that name, a list that is not one of opinions, or not an opinion.
+    """
+    source = _of_folder(folder) if folder else _of_store()
+    opinions = source.opinions
+    if tag:
+        tagged = {opinion.picture for opinion in opinions if opinion.kind == TAG and opinion.other == tag}
+        opinions = tuple(opinion for opinion in opinions if tagged.issuperset(opinion.pictures))
+    opinions = tuple(opinion for opinion in opinions if opinion.kind != TAG)
+    if not opinions:
+        which = f" about pictures with the tag {shown(tag)}" if tag else ""
+        raise PairError(f"{source.name} has no opinion{which}. Fix: open Pictures in the sidebar, and give some")
+    return Source(source.name, opinions, source.pictures, source.read)
+
+
+def source_state(folder: str) -> str:
+    """Another one when an opinion is given or taken back. Raises as `read_source`."""
+    if not folder:
+        return Store(paths.opinions_folder() / STORE).state()
+    path = _found(folder)
+    stat = os.stat(path / FILE)
+    return f"{stat.st_mtime_ns}:{stat.st_size}"
+
+
+def _of_store() -> Source:
+    store = Store(paths.opinions_folder() / STORE)
+    try:
+        return Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
+    except OSError as error:
+        raise PairError(str(error)) from error
+
+
+def _found(folder: str) -> Path:
+    try:
+        path = opening.in_time(lambda: folders.input_folder(folder, permissions.PAIRS))
+    except FileNotFoundError as error:
+        raise PairError(f"{error}. Fix: give a folder that holds {FILE} and its pictures, or none") from error
+    if not (path / FILE).is_file():
+        raise PairError(f"{path} holds no {FILE}. Fix: give the folder of opinions of a bundle, or none")
+    return path
+
+
+def _of_folder(folder: str) -> Source:
+    path, state = _found(folder), source_state(folder)
+    return _listed(path, state)
+
+
+@functools.lru_cache(maxsize=4)
+def _listed(path: Path, state: str) -> Source:
+    """`state` is that of the list, and only says whether this is still the answer."""
+    opinions: list[Opinion] = []
+    pictures: dict[str, Picture] = {}
+    try:
+        lines = folders.read_below(path, FILE, MOST_LIST_BYTES).split(b"\n")
+    except (OSError, opening.Refused) as error:
+        raise PairError(f"{path / FILE} cannot be read ({error}). Fix: put a plain file there") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json_files.parse(line)
+            json_files.check(row, dict, {})
+            if "picture" in row:
+                picture = picture_of(row["picture"])
+                pictures[picture.id] = picture
+            else:
+                opinions.append(opinion_of(row.get("opinion")))
+        except ValueError as error:
+            raise PairError(f"{path / FILE}, line {number} {error}. Fix: correct or remove that line") from error
+    return Source(
+        str(path), tuple(opinions), pictures, lambda picture: folders.read_below(path, picture.path, MOST_PICTURE_BYTES)
+    )
+
+
+# --- what they teach --------------------------------------------------------------------------------------------------
+
+
+def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], None] = lambda: None) -> Plan:
+    """What to train on and what to hold out, in an order that further opinions do not change.
+
+    A picture's value is the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1). Of the form `pairs` there are the pairs that
+    were given, and of the other pictures of a prompt the best with the worst, the second best with the second worst and so on,
+    where their values differ. Of the form `pictures` each picture is alone: by its value, else by its pairs (chosen 1, rejected
+    -1), else by its regions; with a value of 0 it is left out.
+
+    Held out are whole prompts, or pictures where there are few prompts, by a hash of them: an opinion that is added moves no other
+    from one side to the other.
+
+    Args:
+        form: one of FORMS.
+        held_out: the share of prompts that is never trained on.
+        on_picture: called before each picture is looked at; may raise to stop.
+
+    Raises:
+        PairError: fewer than LEAST are left to train on.
+    """
+    there = {}
+    for name in dict.fromkeys(name for opinion in source.opinions for name in opinion.pictures):
+        on_picture()
+        picture = source.pictures.get(name, Picture(name))
+        if (size := _size(source, picture)) is not None:
+            there[name] = Picture(name, picture.prompt, picture.path, picture.models, *size)
+    opinions = [opinion for opinion in source.opinions if all(name in there for name in opinion.pictures)]
+    gone = len(source.opinions) - len(opinions)
+    source = Source(source.name, tuple(opinions), there, source.read)
+    values, regions = values_of(opinions), _regions(opinions)
+    as_pairs = _pairs(opinions, there, values, regions)
+    alone = _alone(opinions, there, values, regions)
+    is_held = _holding(as_pairs, alone, there, held_out)
+    used = as_pairs if form == PAIRS else alone
+    groups = tuple(group for group in used if not is_held(group))
+    held = tuple(group for group in as_pairs if is_held(group))
+    said = f"{len(groups)} {form} from {len(opinions)} opinions, {len(held)} pairs held out"
+    if gone:
+        said += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
+    if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
+        said += f"; {single} pictures have no other one of their prompt to be better or worse than: learn_from = pictures takes them"
+    if len(groups) < LEAST:
+        other = "give more opinions" + (", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else "")
+        raise PairError(f"{source.name}: {said}. That is too few to train on, which takes {LEAST}. Fix: {other}")
+    if len(groups) < FEW:
+        said += f". That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
+    return Plan(source, groups, held, said)
+
+
+_sizes: dict[tuple[str, str, int, int], tuple[int, int] | None] = {}  # by picture, path, time and bytes
+
+
+def _size(source: Source, picture: Picture) -> tuple[int, int] | None:
+    """Width and height of a picture whose file still has its pixels, else None. A file is decoded once, until it changes."""
+    try:
+        state = os.stat(picture.path) if os.path.isabs(picture.path) else None
+        key = (picture.id, picture.path, state.st_mtime_ns, state.st_size) if state else None
+        if key in _sizes:
+            return _sizes[key]
+        content = source.read(picture)
+        same = picture_id(content) == picture.id
+        found = media.upright(content).size if same else None
+    except (OSError, ValueError, opening.Refused):
+        return None
+    if key:
+        _sizes[key] = found
+    return found
+
+
+def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    said: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    for opinion in opinions:
+        if opinion.kind == REGION:
+            said[opinion.picture] = (*said.get(opinion.picture, ()), opinion.value)
+    return said
+
+
+def _pairs(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:
+    given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
+    prompts = {name: picture.prompt for name, picture in there.items()}
+    return [
+        Group(
+            prompts[better],
+            (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))),
+        )
+        for better, worse in [*given, *made_pairs(values, prompts, set(itertools.chain.from_iterable(given)))]
+    ]
+
+
+def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:
+    wins: dict[str, list[float]] = {}
+    for opinion in opinions:
+        for name, value in zip(opinion.pictures, (1.0, -1.0), strict=False) if opinion.kind == PAIR else ():
+            wins.setdefault(name, []).append(value)
+    items = []
+    for name in there:
+        own = regions.get(name, ())
+        value = values.get(name, float(np.mean(wins[name])) if name in wins else None)
+        if value is None:  # regions alone: what is liked pulls, and what is disliked pushes
+            items += [Item(name, 1.0 if like else -1.0, own) for like in dict.fromkeys(region["like"] for region in own)]
+        elif value:
+            items.append(Item(name, value, own))
+    return [Group(there[item.picture].prompt, (item,)) for item in items]
+
+
+def _holding(pairs: Sequence[Group], alone: Sequence[Group], there: Mapping, share: float) -> Callable[[Group], bool]:
+    """Says whether a group is held out."""
+    prompts = {group.prompt for group in (*pairs, *alone)}
+    joined = {name: name for name in there}  # of few prompts: pictures that were compared are on one side together
+
+    def first(name: str) -> str:
+        while joined[name] != name:
+            name = joined[name]
+        return name
+
+    for group in pairs:
+        low, high = sorted(first(item.picture) for item in (group.items[0], group.items[-1]))
+        joined[high] = low
+
+    def is_held(group: Group) -> bool:
+        unit = group.prompt if len(prompts) >= _PROMPTS else first(group.items[0].picture)
+        digest = hashlib.sha256(unit.encode(errors="surrogatepass")).digest()
+        return int.from_bytes(digest[:8], "big") < share * 2**64
+
+    return is_held
+
+
+# --- where in the picture ---------------------------------------------------------------------------------------------
+
+
+def places(item: Item, picture: Picture, size: tuple[int, int], grid: tuple[int, int]) -> np.ndarray:
+    """How much each place of the latent counts, [h, w] of mean 1, of a picture that is fitted to `size` (width, height).
+
+    Regions that agree with the item (liked of a liked picture, disliked of a disliked one) are the only places that count, if it
+    has any; those that disagree do not count. Without a place that is left, all count alike.
+    """
+    agree = item.value > 0
+    mine = [_drawn(region, picture) for region in item.regions if region["like"] == agree]
+    other = [_drawn(region, picture) for region in item.regions if region["like"] != agree]
+    shape = (picture.height, picture.width)
+    weight = functools.reduce(np.maximum, mine) if mine else np.ones(shape, np.float32)
+    for drawn in other:
+        weight = weight * (1 - drawn)
+    # As `media.fit`, but with hard edges: a filter for photographs would let a region count a little outside of itself.
+    drawn = ImageOps.fit(Image.fromarray((weight * 255).astype(np.uint8)), size, Image.Resampling.BOX)
+    fitted = np.asarray(drawn, np.float32)
+    cells = np.asarray(Image.fromarray(fitted).resize(grid[::-1], Image.Resampling.BOX))
+    return cells / cells.mean() if cells.mean() > 0 else np.ones(grid, np.float32)
+
+
+def _drawn(region: Mapping[str, Any], picture: Picture) -> np.ndarray:
+    """1 inside and 0 outside, [H, W] of the picture."""
+    drawn = np.zeros((picture.height, picture.width), np.float32)
+    if "box" in region:
+        left, top, right, bottom = region["box"]
+        columns = slice(int(left * picture.width), max(int(np.ceil(right * picture.width)), 1))
+        rows = slice(int(top * picture.height), max(int(np.ceil(bottom * picture.height)), 1))
+        drawn[rows, columns] = 1
+        return drawn
+    mask = region["mask"]
+    inside = np.repeat(np.arange(len(mask["runs"])) % 2, mask["runs"]).reshape(mask["height"], mask["width"])
+    scaled = Image.fromarray(inside.astype(np.uint8) * 255).resize((picture.width, picture.height), Image.Resampling.NEAREST)
+    return np.asarray(scaled, np.float32) / 255
