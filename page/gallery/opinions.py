@@ -59,7 +59,7 @@ class Opinions:
                 raise Refused(404, f"picture {missing[0]!r} cannot be shown, or is gone. Fix: reload the page")
             row = {"id": id, "kind": kind, "picture": hashes[named[0]], "value": value}
             row["other"] = hashes[other] if kind == PAIR else other
-            self.store.give([row], [_picture(hashes[name], known[name]) for name in named])
+            self.store.give([row], [picture_row(hashes[name], known[name]) for name in named])
         except ValueError as error:
             if isinstance(error, Damaged):
                 raise Refused(409, str(error)) from error
@@ -69,7 +69,8 @@ class Opinions:
         return {"opinions": self.state()}
 
 
-def _picture(hash: str, known: dict[str, Any]) -> dict[str, Any]:
+def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:
+    """What the store keeps of a picture, by what the index knows."""
     models = [name for name in (known["model"], *known["loras"]) if name]
     return {
         "id": hash,

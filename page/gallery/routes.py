@@ -20,6 +20,7 @@ from . import asking
 from .index import File, Index
 from .opinions import ABOUT, Opinions
 from .selection import Selection
+from .taste import SAVE, Taste, score_of
 
 MOST_IDS = 200  # of one request for details
 PAGE = ASSETS / "gallery.html"
@@ -63,7 +64,7 @@ class Gallery:
     """
 
     def __init__(self, home: Path, folders: Callable[[], Iterable[Path]], opinions: Opinions, pack: str):
-        self.opinions, self.pack = opinions, pack
+        self.opinions, self.pack, self.taste = opinions, pack, Taste(opinions.store)
         self._opening, self._home, self._folders = threading.Lock(), home, folders
         self._index: Index | None = None
 
@@ -99,18 +100,21 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     def listed(**asked: Any) -> dict[str, Any]:
         gallery.index.look(patience=1.0)
         version, said = gallery.index.version, opinions.state()
-        return {"version": version, "opinions": said, **Selection(**asked).of(gallery.index, opinions)}
+        return {"version": version, "opinions": said, **Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)}
 
     def details(ids: list[str]) -> dict[str, Any]:
         known = gallery.index.details(ids)
         said = opinions.of(found["hash"] for found in known.values())
-        return {"pictures": {id: _shown(found, said) for id, found in known.items()}}
+        return {"pictures": {id: _shown(found, said, gallery.taste.scores) for id, found in known.items()}}
 
     def say(**asked: Any) -> dict[str, Any]:
         return opinions.say(gallery.index, **asked)
 
     def compared(skip: int) -> dict[str, Any]:
-        return {"pairs": asking.pairs(gallery.index, opinions, skip)}
+        return {"pairs": asking.pairs(gallery.index, opinions, gallery.taste, skip)}
+
+    def taste(encoder: str) -> dict[str, Any]:
+        return gallery.taste.told(gallery.index, encoder)
 
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
@@ -134,13 +138,15 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
     routes.get("/otca/gallery/pairs")(served(compared, {"skip": count(0)}))
+    routes.get("/otca/gallery/taste")(served(taste, {"encoder": word("")}))
     routes.get("/otca/gallery/pictures/{name}")(answered(picture))
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))
     routes.post("/otca/gallery/say")(served(say, SAY))
+    routes.post("/otca/gallery/taste")(served(gallery.taste.save, SAVE))
 
 
-def _shown(found: dict[str, Any], said: Mapping[str, dict]) -> dict[str, Any]:
+def _shown(found: dict[str, Any], said: Mapping[str, dict], scores: Mapping[str, float]) -> dict[str, Any]:
     """Without the folder's path, which the page need not know."""
     names = "name size width height prompt negative seed model loras about note".split()
     return {
@@ -149,6 +155,7 @@ def _shown(found: dict[str, Any], said: Mapping[str, dict]) -> dict[str, Any]:
         "changed": found["changed"] / 1e9,
         "animated": bool(found["animated"]),
         "said": said.get(found["hash"]) or ABOUT(),
+        "taste": score_of(scores, found["hash"]),
     }
 
 

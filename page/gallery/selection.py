@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..requests import Refused
 from .index import Index
 from .opinions import ABOUT, Opinions
+from .taste import score_of
 
 LONGEST_LABEL = 300  # characters of a group's heading
 MOST_MODELS = 200  # names in the list of models
@@ -45,7 +46,7 @@ class Selection:
             if value not in known:
                 raise Refused(400, f"{name} = {value[:80]!r} is not known. Fix: one of {', '.join(map(repr, known))}")
 
-    def of(self, gallery: Index, opinions: Opinions, taste: dict[str, float] | None = None) -> dict[str, Any]:
+    def of(self, gallery: Index, opinions: Opinions, taste: Mapping[str, float]) -> dict[str, Any]:
         """{total, groups: [[key, label, count]], ids, models: [[name, count]]}; ids one group after the other."""
         columns = "id, hash, prompt, model, graph, about, lower(prompt || ' ' || name || ' ' || model || ' ' || loras)"
         where, values = ["1"], []
@@ -67,8 +68,7 @@ class Selection:
         if self.order == "stars":
             chosen.sort(key=lambda row: _rank(said.get(row[1], nothing)), reverse=True)
         elif self.order == "taste":
-            scores = taste or {}
-            chosen.sort(key=lambda row: scores.get(row[1], float("-inf")), reverse=True)
+            chosen.sort(key=lambda row: score_of(taste, row[1]) or -1.0, reverse=True)
         groups: dict[str, tuple[str, list[str]]] = {}
         for row in chosen:
             label = {"": "", "prompt": row[2], "graph": row[4]}[self.group]

@@ -31,11 +31,12 @@ def graph(prompt="a cat", seed=7, **more):
     return {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in (nodes | more).items()}
 
 
-def png(texts=None, seed=0, side=24):
+def png(texts=None, seed=0, side=24, pixels=None):
     info = PngInfo()
     for key, text in (texts or {}).items():
         info.add_text(key, text)
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    if pixels is None:
+        pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, "PNG", pnginfo=info)
     return written.getvalue()

@@ -10,6 +10,7 @@ import sqlite3
 import time
 import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -371,3 +372,32 @@ def test_a_damaged_or_full_store_is_a_line(site, shown, monkeypatch):
 
 def _full(*_, **__):
     raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp_path):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    text = {"prompt": json.dumps(graph("a cat"))}
+    red, blue = (np.full((24, 24, 3), color, np.uint8) for color in ((220, 30, 30), (30, 30, 220)))
+    ids = []
+    for number in range(12):
+        noise = np.random.default_rng(number).integers(0, 20, (24, 24, 3), dtype=np.uint8)
+        (site.output / f"{number}.png").write_bytes(png(text, pixels=(red, blue)[number % 2] + noise))
+        ids.append(id_of(str(site.output), f"{number}.png"))
+    shown("last.png")
+    told = site.get("/otca/gallery/taste").json
+    assert told["encoders"][-1] == "shapes-clip"
+    assert until(lambda: not site.get("/otca/gallery/taste").json["works"]) and told["agreement"] is None
+    assert site.post("/otca/gallery/taste", {"name": "mine"}).status == 409
+    for number in range(8):  # red is liked
+        assert say(site, ids[number], "thumb", 1 if number % 2 == 0 else -1).status == 200
+    told = until(lambda: (answer := site.get("/otca/gallery/taste").json)["scored"] == 13 and answer)
+    mean, _, pairs = told["agreement"]
+    assert mean > 0.9 and pairs >= 4
+    found = site.post("/otca/gallery/details", {"ids": ids}).json["pictures"]
+    scores = [found[id]["taste"] for id in ids[8:]]  # of pictures that nothing was said about
+    assert min(scores[0::2]) > 0.5 > max(scores[1::2])
+    first = listed(site, order="taste")["ids"]
+    assert [ids.index(id) % 2 for id in first if id in ids] == [0] * 6 + [1] * 6
+    assert len(site.get("/otca/gallery/pairs").json["pairs"]) == 1  # the one that tells most of that prompt
+    assert [site.post("/otca/gallery/taste", {"name": "mine"}).json["file"] for _ in range(2)] == ["mine.safetensors", "mine-2.safetensors"]
+    assert site.get("/otca/gallery/taste?encoder=..%2fetc").status == 400 and site.post("/otca/gallery/taste", {"name": "../x"}).status == 400

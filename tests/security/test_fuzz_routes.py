@@ -116,6 +116,7 @@ def good_bodies(graph):
         "/bypassed": {"prompt": graph, "workflow": {"nodes": []}},
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},
+        "/taste": {"name": "mine"},
         "/details": {"ids": ["0123456789abcdef"]},
         "/say": {"id": "0" * 32, "kind": "thumb", "picture": "0123456789abcdef", "other": "", "value": 1},
         "/allow": asked,

@@ -167,6 +167,5 @@ export function pictureView(server, { say, pressed }) {
       setText(prompt, found?.prompt ?? "");
       showFacts();
     },
-    dispose() {},
   };
 }

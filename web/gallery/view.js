@@ -104,7 +104,7 @@ export function galleryView(server, { own, openWorkflow }) {
     marked: (id) => showMarked(id),
   });
   const viewer = pictureView(server, { say: (id, kind, other, value) => say(id, kind, other, value), pressed });
-  const taste = tasteBar(server, { changed: () => read(true), failed });
+  const taste = tasteBar(server, { changed: () => (order.value === "taste" ? read(true).catch(failed) : forget()), failed });
   const filters = [
     field(TEXT.group, group),
     field(TEXT.order, order),
@@ -433,8 +433,6 @@ export function galleryView(server, { own, openWorkflow }) {
   read(true)
     .catch(failed)
     .then(() => follow.refresh());
-  taste.soon();
-
   return {
     element,
     focus: () => list.element.focus(),
@@ -443,7 +441,7 @@ export function galleryView(server, { own, openWorkflow }) {
       follow.end();
       box.end();
       list.dispose();
-      viewer.dispose();
+      taste.dispose();
       document.removeEventListener("visibilitychange", follow.refresh);
     },
   };
