@@ -512,7 +512,8 @@ def say(page: Page, comfyui, count: int, kills: int) -> None:
 
 def gallery(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as base, sync_playwright() as driver:
-        comfyui = server.ComfyUI(server.installations()[-1], Path(base) / "comfyui")
+        newest = max(server.installations(), key=lambda one: one.age)
+        comfyui = server.ComfyUI(newest, Path(base) / "comfyui")
         try:
             make_pictures(comfyui.base / "output", options.pictures)
             comfyui.wait_until_up()

@@ -202,9 +202,10 @@ class Index:
         slow = [Path(folder).name for folder, (thread, since) in self._scans.items() if thread.is_alive() and now - since > 3]
         return {"pictures": count, "read": int(read), "small": int(small), "slow": slow, "problem": self.problem}
 
-    def rows(self, columns: str = "*", where: str = "1", values: Iterable = ()) -> list[tuple]:
-        """Rows of pictures, the newest first."""
-        return self._execute(f"select {columns} from pictures where {where} order by changed desc, id", values)
+    def rows(self, columns: str = "*", where: str = "1", values: Iterable = (), limit: int = -1) -> list[tuple]:
+        """Rows of pictures, the newest first; -1: all of them."""
+        asked = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
+        return self._execute(asked, values)
 
     def models(self, most: int) -> list[tuple[str, int]]:
         """Models' files and how many pictures are of each, the most frequent first."""
@@ -299,7 +300,7 @@ class Index:
             self._wake.set()
 
     def _work(self) -> None:
-        self._trim()
+        trimmed = False
         while not self._ended:
             self._wake.wait()
             self._wake.clear()
@@ -311,6 +312,9 @@ class Index:
                 for row in rows:
                     if not self._ended:
                         self._make_small(File(*row))
+            if self.looked() and not trimmed:
+                self._trim()
+                trimmed = True
 
     def _read_facts(self, files: Iterable[File]) -> None:
         found = [(file, _facts(file)) for file in files]
@@ -349,6 +353,8 @@ class Index:
         """Removes the oldest small pictures where there are too many."""
         found = []
         for path in (self.home / "small").glob("*/*"):
+            if self._ended:
+                return
             with contextlib.suppress(OSError):
                 state = path.stat()
                 found.append((state.st_mtime, state.st_size, path))

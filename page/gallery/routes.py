@@ -98,9 +98,12 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         return {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
 
     def listed(**asked: Any) -> dict[str, Any]:
-        gallery.index.look(patience=1.0)
+        if not gallery.index.rows("1", limit=1):
+            gallery.index.look(patience=1.0)
         version, said = gallery.index.version, opinions.state()
-        return {"version": version, "opinions": said, **Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)}
+        chosen = Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)
+        gallery.index.look()  # after what is known: a look at ten thousand files would slow it down
+        return {"version": version, "opinions": said, **chosen}
 
     def details(ids: list[str]) -> dict[str, Any]:
         known = gallery.index.details(ids)

@@ -48,7 +48,8 @@ class Selection:
 
     def of(self, gallery: Index, opinions: Opinions, taste: Mapping[str, float]) -> dict[str, Any]:
         """{total, groups: [[key, label, count]], ids, models: [[name, count]]}; ids one group after the other."""
-        columns = "id, hash, prompt, model, graph, about, lower(prompt || ' ' || name || ' ' || model || ' ' || loras)"
+        text = "lower(prompt || ' ' || name || ' ' || model || ' ' || loras)" if self.words else "''"
+        columns = f"id, hash, prompt, model, graph, about, {text}"
         where, values = ["1"], []
         if self.model:
             where, values = [*where, "model = ?"], [*values, self.model]
