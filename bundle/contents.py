@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN,
 from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.families.given import KEY as IMAGE
-from ..trainer.pairs import reading
+from ..trainer.opinions.kinds import Picture, line
+from ..trainer.pairs import plan, reading
 from ..trainer.policy.files import ADAPTER
-from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
+from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
 from ..trainer.workflow.problem import Problem, WorkflowError
@@ -54,6 +55,7 @@ class Contents:
         variables: environment variables that hold what is secret: their names alone.
         comfyui: what ComfyUI has to bring; None if the graph does without it.
         notes: what a person should know, a sentence each.
+        pictures: paths here of the user's own pictures that are copied, which a person has to agree to.
     """
 
     graph: dict[str, dict]
@@ -64,6 +66,7 @@ class Contents:
     variables: list[str] = field(default_factory=list)
     comfyui: foreign.Needs | None = None
     notes: list[str] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
 
 
 def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
@@ -149,6 +152,8 @@ class _Collector:
                 refused.add(name)
         if entry["class_type"] == VOTE_NODE:
             self._votes(entry["inputs"])
+        if entry["class_type"] == PICTURES_NODE and not entry["inputs"].get("folder"):
+            self._opinions(entry["inputs"])
         self._secrets(node_id, entry)
         for name, value in constants(entry).items():
             is_prose = name in declared and bool(declared[name].options.get("multiline"))
@@ -189,7 +194,8 @@ class _Collector:
         if want.why == PROMPTS:
             return self._copy_prompts(value)
         if want.why == PAIRS:
-            return self._copy_pairs(value)
+            opinions = self.workflow.nodes[node_id].class_type == PICTURES_NODE
+            return self._copy_opinions(value, "") if opinions else self._copy_pairs(value)
         if want.why == ADAPTER_WHY:
             return self._copy_adapter(value)
         if want.why in (GUIDE_WHY, PICTURES):
@@ -245,6 +251,32 @@ class _Collector:
             for file in pair.files:
                 taken.picture(pair, file)  # a link out of the folder is refused here
                 self.contents.copied[f"{below}/{os.path.normpath(file)}"] = taken.path / file
+        return name
+
+    def _opinions(self, inputs: dict[str, Any]) -> None:
+        """The opinions of this machine become a folder of the bundle."""
+        inputs["folder"] = self._copy_opinions("", inputs.get("tag") or "")
+        inputs["tag"] = ""
+
+    def _copy_opinions(self, value: str, tag: str) -> str:
+        """Copies opinions and those of their pictures that can be read, and returns the name of their folder in the bundle."""
+        source = plan.read_source(value, tag)
+        if value and (own := _name_in_pack(Path(source.name), paths.ASSETS / "prompts")):
+            return own
+        name = self._name(Path(source.name) if value else Path("my_pictures"), INPUTS)
+        rows = []
+        for each in dict.fromkeys(each for opinion in source.opinions for each in opinion.pictures):
+            known = source.pictures.get(each, Picture(each))
+            try:
+                content = source.read(known)
+            except (OSError, ValueError, opening.Refused):
+                continue  # it is gone; what is said of it is left out there, as here
+            file = f"{each}{Path(known.path).suffix.lower()}"
+            self.contents.copied[f"{INPUTS}/{name}/{file}"] = content
+            self.contents.pictures.append(known.path)
+            rows.append(line(replace(known, path=file)))
+        text = "".join(f"{row}\n" for row in (*rows, *map(line, source.opinions)))
+        self.contents.copied[f"{INPUTS}/{name}/{plan.FILE}"] = text.encode()
         return name
 
     def _copy_adapter(self, value: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..host import files, paths
 from ..host.files import Damaged
-from ..host.text import plain_name, printable, quoted
+from ..host.text import plain_name, printable, quoted, shortened
 from ..trainer.memory import needs
 from ..trainer.memory.case import GB
 from ..trainer.run.folder import METRICS, WORKFLOW, read_lines, read_own
@@ -34,6 +34,7 @@ RENAMED = {"dockerignore": ".dockerignore"}  # which a package of Python would l
 README, SETTINGS = "README.md", "settings.sh"
 RUNS = ("run.sh",)  # what may be executed
 ZIP = ".zip"
+MOST_OF_ONE_PATH = 300  # characters
 ZIP_DATE = time.mktime(
     (2020, 1, 1, 0, 0, 0, 0, 0, -1)
 )  # of every file in it: two bundles of one workflow are the same to the byte
@@ -61,6 +62,7 @@ def make(
     target: Path,
     *,
     with_hashes: bool = True,
+    with_pictures: bool = False,
     progress: Progress = lambda count: None,
     comfyui: Path | None = None,
     run: Path | None = None,
@@ -70,14 +72,21 @@ def make(
     Args:
         target: a folder that is empty or not there yet, or a .zip that is not there yet.
         with_hashes: also of the models; without them, a check there compares sizes only.
+        with_pictures: whether the person agreed that their own pictures are copied.
         progress: called with the bytes of models that were read.
         comfyui: whose models are looked at for the estimate of memory.
         run: a folder in which this workflow was trained.
 
     Raises:
-        ValueError: something is in the way, or a package is missing.
+        ValueError: something is in the way, a package is missing, or nobody agreed that these pictures are copied.
         OSError: it cannot be written.
     """
+    if contents.pictures and not with_pictures:
+        listed = "".join(f"\n  {shortened(printable(path), MOST_OF_ONE_PATH)}" for path in contents.pictures)
+        raise ValueError(
+            f"this bundle would contain {len(contents.pictures)} of your own pictures, their prompts, and what you said of them:"
+            f"{listed}\nFix: look at the list, and add --with-pictures (on the page: agree to it) if whoever trains may see them"
+        )
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".otca-bundle-", dir=target.parent))

@@ -22,6 +22,7 @@ from .options import COMFYUI, PERMISSIONS, SET, arg, command, count, flag, many
     count("--gpus", "check the workflow for N processes", 1),
     arg("--check", "check that bundle, the models and this machine", type=options.folder, metavar="FOLDER"),
     many("--models", "PATH", "with --check: a folder of models, beside $OTCA_MODELS", type=options.folder),
+    flag("--with-pictures", "also the pictures of My Pictures and what was said of them, which are listed otherwise"),
     flag("--no-hash", "only the sizes of models, which takes no time"),
     *(COMFYUI, PERMISSIONS),
 )
@@ -51,6 +52,7 @@ def bundle(arguments: argparse.Namespace) -> int:
             held,
             arguments.output,
             with_hashes=not arguments.no_hash,
+            with_pictures=arguments.with_pictures,
             progress=progress,
             comfyui=options.comfyui_folder(arguments),
             run=arguments.workflow if arguments.workflow.is_dir() else None,

@@ -93,11 +93,12 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
 
 ZIP = ".zip"
 MOST_OF_ONE_NAME = 100
+ID_LENGTH = 64  # of what opinions know a picture by
 BUNDLE = {
     "prompt": Field(json_object, required=True),
     "name": Field(plain_name),
     "hashes": Field(flag, default=True),
-    "pictures": Field(flag, default=False),
+    "with_pictures": Field(flag, default=False),
 }
 
 
@@ -110,9 +111,9 @@ class Bundles:
     _making: threading.Lock = field(default_factory=threading.Lock)
     _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
-    def make(self, prompt: dict, name: str | None, hashes: bool, pictures: bool) -> dict[str, Any]:
+    def make(self, prompt: dict, name: str | None, hashes: bool, with_pictures: bool) -> dict[str, Any]:
         """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written; or, with their names,
-        where it would contain pictures, and `pictures` does not say that the user has seen that."""
+        where it would contain pictures, and `with_pictures` does not say that the user has seen that."""
         from ..bundle import contents, making  # here, since it is a quarter of what the pack takes to import
 
         if not self._making.acquire(blocking=False):
@@ -122,12 +123,14 @@ class Bundles:
             if problems := errors(contents.problems_of(workflow)):
                 raise WorkflowError(problems)
             held = contents.collect(workflow, name)
-            if not pictures and (named := sorted(each for each in held.copied if each.lower().endswith(PICTURES))):
+            # Pictures of opinions are named by where they are here, since in the bundle they have no names of their own.
+            others = [each for each in held.copied if each.lower().endswith(PICTURES) and len(Path(each).stem) != ID_LENGTH]
+            if not with_pictures and (named := [*held.pictures, *sorted(others)]):
                 message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
                 raise Refused(409, message, pictures=named)
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
-            described = making.make(held, target, with_hashes=hashes, progress=self._count)
+            described = making.make(held, target, with_hashes=hashes, with_pictures=with_pictures, progress=self._count)
         except WorkflowError as error:
             message = "\n".join(map(str, error.problems))
             raise Refused(400, message, problems=as_json(error.problems)) from error

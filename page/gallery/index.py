@@ -217,8 +217,11 @@ class Index:
         return {row[0]: File(*row) for row in self._rows_of(ids, "id, folder, name, changed, size")}
 
     def _rows_of(self, ids: Iterable[str], columns: str) -> list[tuple]:
-        wanted = list(ids)
-        return self._execute(f"select {columns} from pictures where id in ({','.join('?' * len(wanted))})", wanted)
+        wanted, found = list(ids), []
+        for begin in range(0, len(wanted), 500):  # SQLite takes only so many values at a time
+            some = wanted[begin : begin + 500]
+            found += self._execute(f"select {columns} from pictures where id in ({','.join('?' * len(some))})", some)
+        return found
 
     def details(self, ids: list[str]) -> dict[str, dict[str, Any]]:
         """What is known of pictures; what was not read yet is read now."""

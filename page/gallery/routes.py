@@ -15,7 +15,8 @@ from aiohttp import web
 from ...host.access import opening
 from ...host.paths import ASSETS
 from ...host.text import quoted
-from ..requests import Field, Refused, answered, body, count, optional, query, text, word
+from ...trainer.opinions.store import Unwritable
+from ..requests import Check, Field, Refused, answered, body, count, optional, query, text, word
 from . import asking
 from .index import File, Index
 from .opinions import ABOUT, Opinions
@@ -38,13 +39,23 @@ LIST = {
 NOTHING = bytes.fromhex("524946461e000000574542505650384c110000002f000000000750c00216b0ff8188e87f0000")
 
 
-def ids(value: Any) -> list[str]:
-    if not (isinstance(value, list) and len(value) <= MOST_IDS and all(isinstance(one, str) for one in value)):
-        raise ValueError(f"must be a list of ids. Fix: give at most {MOST_IDS}")
-    return value
+def list_of_ids(most: int) -> Check:
+    """A check for at most so many ids of pictures."""
+
+    def check(value: Any) -> list[str]:
+        if not (isinstance(value, list) and len(value) <= most and all(isinstance(one, str) for one in value)):
+            raise ValueError(f"must be a list of ids. Fix: give at most {most}")
+        return value
+
+    return check
 
 
-DETAILS = {"ids": Field(ids, required=True)}
+DETAILS = {"ids": Field(list_of_ids(MOST_IDS), required=True)}
+MOST_CHOSEN = 20_000  # pictures of one training
+WORKFLOW = {
+    "ids": Field(list_of_ids(MOST_CHOSEN), default=[]),
+    "model": Field(text(40, "give the name of a template"), default="my_pictures"),
+}
 SAY = {
     "id": Field(text(32, "give 32 hexadecimal digits"), required=True),
     "kind": Field(text(10, "give thumb, stars, pair, region, tag or undo"), required=True),
@@ -78,6 +89,30 @@ class Gallery:
         with self._opening:
             if self._index is not None:
                 self._index.close()
+
+
+def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> dict[str, Any]:
+    """The workflow that learns from what was said of these pictures, none: of all, and what it costs. Raises Refused (400, 507)."""
+    from ...trainer.pairs import plan, recipe
+
+    known = gallery.details(ids) if ids else {}
+    try:
+        made = recipe.write(opinions.store, (found["hash"] for found in known.values() if found["hash"]), model)
+    except Unwritable as error:
+        raise Refused(507, f"the tag could not be kept ({error})") from error
+    except (plan.PairError, ValueError) as error:
+        raise Refused(400, str(error)) from error
+    return {
+        "prompt": made.graph,
+        "name": f"my_pictures_{model}" if model != recipe.TEMPLATE else recipe.TEMPLATE,
+        "learn_from": made.learn_from,
+        "items": made.items,
+        "held_out": made.held_out,
+        "forwards": made.forwards,
+        "memory": made.memory,
+        "said": made.said,
+        "models": [list(each) for each in recipe.MODELS.items()],
+    }
 
 
 def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
@@ -146,6 +181,7 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))
     routes.post("/otca/gallery/say")(served(say, SAY))
+    routes.post("/otca/gallery/workflow")(served(lambda **asked: workflow(opinions, gallery.index, **asked), WORKFLOW))
     routes.post("/otca/gallery/taste")(served(gallery.taste.save, SAVE))
 
 

@@ -9,13 +9,18 @@ import shutil
 import subprocess
 import zipfile
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from comfyui_otca.__main__ import parser
 from comfyui_otca.bundle import making, manifest, packages
 from comfyui_otca.host import paths
-from comfyui_otca.tests.bundle.conftest import read_json
+from comfyui_otca.tests.bundle.conftest import inputs_of, read_json
 from comfyui_otca.tests.test_registry import archived, tracked
+from comfyui_otca.trainer.opinions.identity import pixels_id
+from comfyui_otca.trainer.opinions.store import Store
+from comfyui_otca.trainer.pairs import plan
 from comfyui_otca.trainer.workflow.foreign import Needs
 
 __all__ = ["archived", "tracked"]
@@ -159,3 +164,35 @@ def test_packages_are_those_that_are_installed_and_lines_of_the_readme_commands(
     options = parser().parse_args(words[words.index("train") :])
     assert str(options.output) == "runs/$RUN_NAME" and "@" not in text
     subprocess.run(["bash", "-n"], input=line, text=True, check=True)
+
+
+def test_own_pictures_are_listed_and_copied_only_if_a_person_agrees(places, small_graph, collected, tmp_path, monkeypatch):
+    """What was said of a picture that is gone goes along, and says nothing there."""
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
+    store, ids = Store(tmp_path / "opinions.sqlite"), []
+    for number in range(10):
+        pixels = np.full((8, 8, 3), 20 * number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"private {number}.png")
+        ids.append(pixels_id(pixels))
+        store.remember([{"id": ids[-1], "prompt": "a cat", "path": str(tmp_path / f"private {number}.png")}])
+    store.give([{"kind": "pair", "picture": a, "other": b, "value": True} for a, b in zip(ids[::2], ids[1::2], strict=True)])
+    (tmp_path / "private 9.png").unlink()
+    graph = small_graph(source="my_pictures.json")
+    inputs_of(graph, "OTCA_MyPictures")["folder"] = ""
+    held = collected(graph)
+    assert inputs_of(held.graph, "OTCA_MyPictures")["folder"] == "my_pictures"
+    copied = {f"inputs/my_pictures/{name}.png" for name in ids[:9]}
+    assert set(held.copied) == {*copied, "inputs/my_pictures/opinions.jsonl"}
+    assert str(tmp_path).encode() not in held.copied["inputs/my_pictures/opinions.jsonl"]
+    with pytest.raises(ValueError, match=r"(?s)would contain 9 of your own pictures.*private 0\.png.*--with-pictures"):
+        making.make(held, tmp_path / "bundle", with_hashes=False)
+    assert not (tmp_path / "bundle").exists()
+    making.make(held, tmp_path / "bundle", with_hashes=False, with_pictures=True)
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path / "bundle" / "inputs"))
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path / "elsewhere"))
+    assert len(plan.plan(plan.read_source("my_pictures"), "pairs", 0.0).groups) == 4
+
+
+def test_the_packs_own_opinions_need_no_agreement(places, small_graph, collected):
+    held = collected(small_graph(source="my_pictures.json"))
+    assert not held.pictures and inputs_of(held.graph, "OTCA_MyPictures")["folder"] == "shapes_pairs"

@@ -74,6 +74,6 @@ def test_pictures_are_named_and_asked_for_before_they_are_in_it(site, small_grap
     refused = site.post("/otca/bundle", asked)
     assert (refused.status, refused.json["pictures"]) == (409, ["inputs/mine.png"]) and "1 of your pictures" in refused.error
     assert not (site.output / BUNDLES).exists()
-    assert site.post("/otca/bundle", {**asked, "pictures": True}).status == 200
+    assert site.post("/otca/bundle", {**asked, "with_pictures": True}).status == 200
     with zipfile.ZipFile(site.output / BUNDLES / "from the graph.zip") as archive:
         assert "from the graph/inputs/mine.png" in archive.namelist()

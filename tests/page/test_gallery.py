@@ -401,3 +401,20 @@ def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp
     assert len(site.get("/otca/gallery/pairs").json["pairs"]) == 1  # the one that tells most of that prompt
     assert [site.post("/otca/gallery/taste", {"name": "mine"}).json["file"] for _ in range(2)] == ["mine.safetensors", "mine-2.safetensors"]
     assert site.get("/otca/gallery/taste?encoder=..%2fetc").status == 400 and site.post("/otca/gallery/taste", {"name": "../x"}).status == 400
+
+
+def test_train_on_these_is_a_workflow_with_its_cost(site, shown):
+    text = {"prompt": json.dumps(graph("a cat"))}
+    ids = [shown(f"{number}.png", png(text, number)) for number in range(6)]
+    asked = site.post("/otca/gallery/workflow", {})
+    assert asked.status == 400 and "Fix: " in asked.error
+    for number, id in enumerate(ids):
+        assert say(site, id, "thumb", 1 if number % 2 else -1).status == 200
+    made = site.post("/otca/gallery/workflow", {}).json
+    assert made["items"] > 0 and made["forwards"] > 0 and made["said"] and made["models"][0][0] == "my_pictures"
+    kinds = {entry["class_type"] for entry in made["prompt"].values()}
+    assert {"OTCA_MyPictures", "OTCA_MatchingStep", "OTCA_TrainingRun", "OTCA_SaveLoRA"} <= kinds
+    assert site.post("/otca/gallery/workflow", {"ids": ids}).status == 200
+    tagged = [opinion for opinion in site.gallery.opinions.store.standing("tag") if opinion.other == "train"]
+    assert len(tagged) == 6
+    assert site.post("/otca/gallery/workflow", {"model": "sd1"}).status == 400

@@ -117,6 +117,7 @@ def good_bodies(graph):
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},
         "/taste": {"name": "mine"},
+        "/gallery/workflow": {"ids": ["0123456789abcdef"], "model": "my_pictures"},
         "/details": {"ids": ["0123456789abcdef"]},
         "/say": {"id": "0" * 32, "kind": "thumb", "picture": "0123456789abcdef", "other": "", "value": 1},
         "/allow": asked,

@@ -122,7 +122,7 @@ export function galleryView(server, { own, openWorkflow }) {
       h(
         "div.otca-toolbar",
         {},
-        button("pi-play", TEXT.train, () => guard(() => trainDialog(server, openWorkflow)), { class: "otca-button otca-primary" }),
+        button("pi-play", TEXT.train, () => guard(() => trainDialog(server, { ids: list.ids(), openWorkflow })), { class: "otca-button otca-primary" }),
         button("pi-arrows-h", TEXT.compare, () => guard(() => comparePairs(server, { say })), { title: TEXT.compareTitle }),
         !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: TEXT.tabTitle }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), TEXT.tab),
       ),

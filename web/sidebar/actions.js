@@ -75,7 +75,7 @@ export async function exportHeadless(comfy) {
   const failed = answer.problems.some((/** @type {Problem} */ { severity }) => severity === "error");
   if (!failed) download();
   const bundle = (/** @type {boolean} */ hashes, /** @type {boolean} */ pictures) =>
-    comfy.postJson("/otca/bundle", { prompt: output, hashes, pictures });
+    comfy.postJson("/otca/bundle", { prompt: output, hashes, with_pictures: pictures });
   exportDialog(comfy, { answer, failed, download, bundle });
 }
 
