@@ -17,9 +17,9 @@ the clicks: *Templates*, the pack, the template by its shown name, *Run*, until 
 iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
 as the page lets it be made, so the seconds are the machine's.
 
-`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls through all of them
-while the browser tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started again.
-Then it counts those in the file.
+`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls while the browser
+tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started again. Then it counts
+those in the file.
 
 `imports` starts ComfyUI `--rounds` times with the pack and with an empty custom node, and gives the seconds that ComfyUI says it
 took to import each.
@@ -418,6 +418,7 @@ def imports(options: argparse.Namespace) -> None:
     print(f"load {psutil.getloadavg()[0]:.1f} in the last minute\n")
     print(table(("custom node", "seconds"), [(name, spread(taken)) for name, taken in seconds.items()]))
 
+
 # --- the gallery ------------------------------------------------------------------------------------------------------
 
 WORDS, THINGS = ("red", "green", "golden", "tiny", "old"), ("cat", "castle", "forest", "robot", "boat")
@@ -429,7 +430,8 @@ FIRST_VIEW = """() => {
 }"""
 WATCH = """() => {
     window.longest = [];
-    new PerformanceObserver(list => longest.push(...list.getEntries().map(entry => entry.duration))).observe({ type: "longtask" });
+    const seen = list => longest.push(...list.getEntries().map(entry => entry.duration));
+    new PerformanceObserver(seen).observe({ type: "longtask" });
 }"""
 SCROLL = """async () => {
     const list = document.querySelector(".otca-gallery-list");
@@ -459,7 +461,16 @@ def make_pictures(folder: Path, count: int, side: int = 256) -> None:
             draw.ellipse(box, tuple(noise.randrange(256) for _ in range(3)))
         prompt = f"a {noise.choice(WORDS)} {noise.choice(THINGS)}, number {number // 8}"
         graph = {
-            "3": ("KSampler", {"seed": number, "model": ["4", 0], "positive": ["6", 0], "negative": ["7", 0], "latent_image": ["5", 0]}),
+            "3": (
+                "KSampler",
+                {
+                    "seed": number,
+                    "model": ["4", 0],
+                    "positive": ["6", 0],
+                    "negative": ["7", 0],
+                    "latent_image": ["5", 0],
+                },
+            ),
             "4": ("CheckpointLoaderSimple", {"ckpt_name": noise.choice(("one.safetensors", "two.safetensors"))}),
             "5": ("EmptyLatentImage", {"width": side, "height": side, "batch_size": 1}),
             "6": ("CLIPTextEncode", {"text": prompt, "clip": ["4", 1]}),
@@ -468,7 +479,10 @@ def make_pictures(folder: Path, count: int, side: int = 256) -> None:
             "9": ("SaveImage", {"filename_prefix": "ComfyUI", "images": ["8", 0]}),
         }
         texts = PngInfo()
-        texts.add_text("prompt", json.dumps({name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in graph.items()}))
+        texts.add_text(
+            "prompt",
+            json.dumps({name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in graph.items()}),
+        )
         texts.add_text("workflow", canvas)
         picture.save(folder / f"ComfyUI_{number:05d}_.png", pnginfo=texts, compress_level=1)
 
@@ -536,7 +550,10 @@ def gallery(options: argparse.Namespace) -> None:
             frames, at, height, tiles = page.evaluate(SCROLL)
             page.wait_for_timeout(500)
             scrolling = page.evaluate("longest")
-            times |= {"longest task while it opens, ms": max(before, default=0), "longest task while it scrolls, ms": max(scrolling, default=0)}
+            times |= {
+                "longest task while it opens, ms": max(before, default=0),
+                "longest task while it scrolls, ms": max(scrolling, default=0),
+            }
             times |= {"frames scrolled": frames, "share of the list scrolled": at / height, "tiles in the page": tiles}
             page.keyboard.press("Home")
             page.locator(".otca-gallery-list").focus()

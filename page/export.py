@@ -124,7 +124,9 @@ class Bundles:
                 raise WorkflowError(problems)
             held = contents.collect(workflow, name)
             # Pictures of opinions are named by where they are here, since in the bundle they have no names of their own.
-            others = [each for each in held.copied if each.lower().endswith(PICTURES) and len(Path(each).stem) != ID_LENGTH]
+            others = [
+                each for each in held.copied if each.lower().endswith(PICTURES) and len(Path(each).stem) != ID_LENGTH
+            ]
             if not with_pictures and (named := [*held.pictures, *sorted(others)]):
                 message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
                 raise Refused(409, message, pictures=named)

@@ -1,1 +1,1 @@
-"""The gallery: the pictures in ComfyUI's folders, what their files say of how they were made, and what the user thinks of them."""
+"""The gallery: the pictures in ComfyUI's folders, how they were made, and what the user thinks of them."""

@@ -28,7 +28,9 @@ def pairs(gallery: Index, opinions: Opinions, taste: Taste, skip: int) -> list[d
     generator.shuffle(several)
     found = taste.pairs(several[:MOST], MOST)
     for _ in range(TRIES if several and not found else 0):
-        pair = tuple(generator.sample(generator.choice(several), 2))
-        if frozenset(pair) not in said | set(map(frozenset, found)):
-            found.append(pair)
-    return [{"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]} for pair in found[:MOST]]
+        one, other = generator.sample(generator.choice(several), 2)
+        if frozenset((one, other)) not in said | set(map(frozenset, found)):
+            found.append((one, other))
+    return [
+        {"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]} for pair in found[:MOST]
+    ]

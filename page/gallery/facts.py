@@ -26,10 +26,36 @@ SEEDS = ("seed", "noise_seed", "value", "int", "number")
 MODELS = ("ckpt_name", "unet_name", "model_name", "gguf_name", "base_ckpt_name", "model", "checkpoint")
 # Where no prompt comes from, and no model.
 NOT_TEXT = frozenset(
-    ("negative", "model", "clip", "vae", "latent_image", "latent", "samples", "pixels", "image", "images", "mask", "control_net")
+    (
+        "negative",
+        "model",
+        "clip",
+        "vae",
+        "latent_image",
+        "latent",
+        "samples",
+        "pixels",
+        "image",
+        "images",
+        "mask",
+        "control_net",
+    )
 )
 NOT_MODEL = frozenset(
-    ("positive", "negative", "conditioning", "clip", "vae", "latent_image", "latent", "samples", "image", "images", "noise", "sigmas")
+    (
+        "positive",
+        "negative",
+        "conditioning",
+        "clip",
+        "vae",
+        "latent_image",
+        "latent",
+        "samples",
+        "image",
+        "images",
+        "noise",
+        "sigmas",
+    )
 )
 SAMPLES = ("latent_image", "latent", "samples")
 ASKS = ("positive", "guider", "conditioning")  # inputs by which a node that samples has its prompt
@@ -83,7 +109,9 @@ def shown(text: str, most: int) -> str:
 
 def _of_graph(found: Carried) -> dict[str, Any]:
     try:
-        content = json_files.parse(found.texts["prompt"].replace("[NaN]", "[null]"))  # which ComfyUI writes of IS_CHANGED
+        content = json_files.parse(
+            found.texts["prompt"].replace("[NaN]", "[null]")
+        )  # which ComfyUI writes of IS_CHANGED
     except ValueError as error:
         found.left_out.append(f"its graph {shown(str(error), 200)}")
         return {}
@@ -220,7 +248,7 @@ def _about(graph: Graph, sampler: str) -> str:
 
 
 def _of_parameters(text: str) -> dict[str, Any]:
-    """Prompt, `Negative prompt:`, and a last line `Steps: …, Seed: …, Model: …`; LoRAs are named in the prompt as <lora:NAME:1>."""
+    """Prompt, `Negative prompt:`, and a last line `Steps: …, Seed: …, Model: …`; LoRAs are in the prompt, as <lora:NAME:1>."""
     before, found, settings = text.rpartition("\nSteps: ")
     if not found:
         before, settings = ("", text) if text.startswith("Steps: ") else (text, "")

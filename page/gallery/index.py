@@ -2,7 +2,7 @@
 thousand files takes a minute. It can be made again from the pictures, so a damaged one is thrown away.
 
 Three kinds of threads: one a folder that looks for files, since a network drive may hang; one that reads what is new, the newest
-first; and whoever asks, who waits for none of them.
+first; and the page's requests, which do not wait for them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ def files_in(folder: str) -> Iterator[File]:
                 left -= 1
                 if left < 0:
                     return
-                if not entry.name.lower().endswith(SUFFIXES) or entry.name[0] == "." or not entry.is_file(follow_symlinks=False):
+                if (
+                    not entry.name.lower().endswith(SUFFIXES)
+                    or entry.name[0] == "."
+                    or not entry.is_file(follow_symlinks=False)
+                ):
                     continue
                 with contextlib.suppress(OSError):  # it has just been removed
                     state = entry.stat(follow_symlinks=False)
@@ -146,14 +150,16 @@ class Index:
                 os.unlink(f"{file}{ending}")
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
-        self.problem = f"the gallery's index cannot be kept ({error}). Fix: make room in {self.home}, or make it writable"
+        self.problem = (
+            f"the gallery's index cannot be kept ({error}). Fix: make room in {self.home}, or make it writable"
+        )
         logger.warning("%s", self.problem)
         base = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         base.executescript(TABLES)
         return base
 
     def _execute(self, text: str, values: Iterable = (), many: bool = False) -> list[tuple]:
-        """Rows of a statement. Of a damaged index or a full disk, a new index has them."""
+        """Rows of a statement. If the index is damaged or the disk is full, a new index gives them."""
         with self._lock:
             for _ in range(3):
                 try:
@@ -199,7 +205,11 @@ class Index:
         """{pictures, read, small: how many; slow: names of folders that take long to answer; problem}."""
         (count, read, small), *_ = self._execute("select count(*), total(read), total(small != 0) from pictures")
         now = time.monotonic()
-        slow = [Path(folder).name for folder, (thread, since) in self._scans.items() if thread.is_alive() and now - since > 3]
+        slow = [
+            Path(folder).name
+            for folder, (thread, since) in self._scans.items()
+            if thread.is_alive() and now - since > 3
+        ]
         return {"pictures": count, "read": int(read), "small": int(small), "slow": slow, "problem": self.problem}
 
     def rows(self, columns: str = "*", where: str = "1", values: Iterable = (), limit: int = -1) -> list[tuple]:
@@ -227,7 +237,8 @@ class Index:
         """What is known of pictures; what was not read yet is read now."""
         if unread := {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}:
             self._read_facts(self.files(unread).values())
-        columns = "id folder name changed size hash width height animated prompt negative seed model loras graph about note".split()
+        columns = "id folder name changed size hash width height animated".split()
+        columns += "prompt negative seed model loras graph about note".split()
         found = {}
         for row in self._rows_of(ids, ", ".join(columns)):
             known = dict(zip(columns, row, strict=True))
@@ -270,7 +281,9 @@ class Index:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             told = self.progress()
-            if told["pictures"] == told["read"] == told["small"] and not any(t.is_alive() for t, _ in self._scans.values()):
+            if told["pictures"] == told["read"] == told["small"] and not any(
+                t.is_alive() for t, _ in self._scans.values()
+            ):
                 return
             time.sleep(0.02)
         raise TimeoutError(f"the gallery was not read in {seconds:g} s: {self.progress()}")
@@ -287,7 +300,10 @@ class Index:
 
     def _scan(self, folder: str) -> None:
         there = {file.id: file for file in files_in(folder)}
-        known = {row[0]: row[1:] for row in self._execute("select id, changed, size from pictures where folder = ?", [folder])}
+        known = {
+            row[0]: row[1:]
+            for row in self._execute("select id, changed, size from pictures where folder = ?", [folder])
+        }
         if self._ended:
             return
         new = [file for file in there.values() if known.get(file.id) != (file.changed, file.size)]
@@ -309,9 +325,13 @@ class Index:
             self._wake.clear()
             columns = "id, folder, name, changed, size"
             newest = "order by changed desc limit"
-            while not self._ended and (rows := self._execute(f"select {columns} from pictures where not read {newest} {BATCH}")):
+            while not self._ended and (
+                rows := self._execute(f"select {columns} from pictures where not read {newest} {BATCH}")
+            ):
                 self._read_facts(File(*row) for row in rows)
-            while not self._ended and (rows := self._execute(f"select {columns} from pictures where not small {newest} 8")):
+            while not self._ended and (
+                rows := self._execute(f"select {columns} from pictures where not small {newest} 8")
+            ):
                 for row in rows:
                     if not self._ended:
                         self._make_small(File(*row))
@@ -327,11 +347,13 @@ class Index:
             for file, made in found
         ]
         setters = ", ".join(f"{name} = ?" for name in [*names, "loras"])
-        self._execute(f"update pictures set read = 1, {setters} where id = ? and changed = ? and size = ?", values, many=True)
+        self._execute(
+            f"update pictures set read = 1, {setters} where id = ? and changed = ? and size = ?", values, many=True
+        )
         self.version += 1
 
     def _make_small(self, file: File) -> bytes | None:
-        """Writes down the small picture and the hash of its pixels, or why there are none."""
+        """Writes down the small picture and the hash of its pixels, or why there cannot be any."""
         digest, note, made = "", "", None
         try:
             picture = upright(_content(file))
@@ -343,7 +365,8 @@ class Index:
         except (OSError, ValueError, opening.Refused) as error:
             note = f"cannot be shown: {_why(error)}"
         known = (digest, note, note, note, file.id, file.changed, file.size)
-        setters = "small = 1, hash = ?, note = case when ? = '' then note when instr(note, ?) then note else ltrim(note || '; ' || ?, '; ') end"
+        joined = "case when ? = '' or instr(note, ?) then note else ltrim(note || '; ' || ?, '; ') end"
+        setters = f"small = 1, hash = ?, note = {joined}"
         self._execute(f"update pictures set {setters} where id = ? and changed = ? and size = ?", known)
         self.version += bool(note)
         return made

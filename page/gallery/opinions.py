@@ -26,9 +26,9 @@ class Opinions:
     def __init__(self, store: Store):
         self.store = store
 
-    def state(self) -> list[int]:
+    def state(self) -> str:
         """Changes with every opinion."""
-        return list(self.store.state())
+        return self.store.state()
 
     def of(self, hashes: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What is said of each of these pictures: see `ABOUT`."""

@@ -1,4 +1,4 @@
-"""The routes of the gallery. A picture is named by an id that says nothing of where it is; what the user thinks of one is kept by its
+"""The routes of the gallery. A picture is named by an id that does not say where it is; what the user thinks of one is kept by its
 content.
 """
 
@@ -92,7 +92,7 @@ class Gallery:
 
 
 def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> dict[str, Any]:
-    """The workflow that learns from what was said of these pictures, none: of all, and what it costs. Raises Refused (400, 507)."""
+    """The workflow that learns from what was said of these pictures (no ids: of all), and its cost. Raises Refused: 400, 507."""
     from ...trainer.pairs import plan, recipe
 
     known = gallery.details(ids) if ids else {}
@@ -157,7 +157,9 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
         text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{gallery.pack}")
-        headers = {"Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'"}
+        headers = {
+            "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'"
+        }
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def picture(request: web.Request) -> web.Response:

@@ -42,7 +42,11 @@ class Selection:
     order: str
 
     def __post_init__(self) -> None:
-        for name, value, known in (("said", self.said, SAID), ("group", self.group, GROUPS), ("order", self.order, ORDERS)):
+        for name, value, known in (
+            ("said", self.said, SAID),
+            ("group", self.group, GROUPS),
+            ("order", self.order, ORDERS),
+        ):
             if value not in known:
                 raise Refused(400, f"{name} = {value[:80]!r} is not known. Fix: one of {', '.join(map(repr, known))}")
 

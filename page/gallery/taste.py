@@ -1,5 +1,5 @@
-"""My Taste from clicks, for the gallery: what a head that was fitted to the opinions would say of each picture. It is begun when the
-user asks for it, and works in a thread, the newest pictures first.
+"""My Taste from clicks, for the gallery: what a head that was fitted to the opinions would say of each picture. It begins when
+the user asks for it, and works in a thread, the newest pictures first.
 """
 
 from __future__ import annotations
@@ -83,16 +83,22 @@ class Taste:
         head = self._clicked.head() if self._clicked else None
         folders = paths.reward_folders()
         if head is None:
-            raise Refused(409, "too little is known of your taste. Fix: like and dislike a few more pictures of the same prompt")
+            raise Refused(
+                409, "too little is known of your taste. Fix: like and dislike a few more pictures of the same prompt"
+            )
         if not folders:
-            raise Refused(409, "there is no folder for reward models. Fix: start ComfyUI with the pack, or set OTCA_MODELS")
+            raise Refused(
+                409, "there is no folder for reward models. Fix: start ComfyUI with the pack, or set OTCA_MODELS"
+            )
         stem = name.removesuffix(".safetensors")
         names = (f"{each}.safetensors" for each in (stem, *(f"{stem}-{number}" for number in _ENDINGS)))
         path = next(Path(folders[-1], each) for each in names if not files.present(Path(folders[-1], each)))
         try:
             head.save(path)
         except OSError as error:
-            raise Refused(409, f"it was not saved ({error}). Fix: make room in {path.parent}, or make it writable") from error
+            raise Refused(
+                409, f"it was not saved ({error}). Fix: make room in {path.parent}, or make it writable"
+            ) from error
         return {"file": path.name}
 
     def _work(self, gallery: Index) -> None:
@@ -105,7 +111,11 @@ class Taste:
             state = self.store.state()
             if state != self._state:
                 agreement = self._clicked.agreement()
-                told = agreement and [agreement.mean, None if math.isnan(agreement.error) else agreement.error, agreement.pairs]
+                told = agreement and [
+                    agreement.mean,
+                    None if math.isnan(agreement.error) else agreement.error,
+                    agreement.pairs,
+                ]
                 self._told = {"agreement": told, "problem": ""}
                 self.scores = self._scored(list(self.scores)) if agreement else {}
                 self._state = state
@@ -126,7 +136,10 @@ class Taste:
 
     def _scored(self, hashes: Iterable[str]) -> dict[str, float]:
         assert self._clicked is not None
-        return {name: 1 / (1 + math.exp(-max(-50.0, min(50.0, odds)))) for name, odds in self._clicked.scores(hashes).items()}
+        return {
+            name: 1 / (1 + math.exp(-max(-50.0, min(50.0, odds))))
+            for name, odds in self._clicked.scores(hashes).items()
+        }
 
 
 def score_of(scores: Mapping[str, float], hash: str) -> float | None:

@@ -36,7 +36,7 @@ def carried(file: BinaryIO) -> Carried:
     """What a PNG, JPEG or WebP file carries.
 
     Raises:
-        ValueError: it is none of them, or ends too early.
+        ValueError: it is another kind of file, or ends too early.
     """
     start = file.read(12)
     found = Carried()
@@ -59,7 +59,11 @@ def carried(file: BinaryIO) -> Carried:
 
 
 def _png(file: BinaryIO, found: Carried) -> None:
-    readers: dict[bytes, Callable[[bytes, Carried], None]] = {b"tEXt": _plain, b"zTXt": _packed, b"iTXt": _international}
+    readers: dict[bytes, Callable[[bytes, Carried], None]] = {
+        b"tEXt": _plain,
+        b"zTXt": _packed,
+        b"iTXt": _international,
+    }
     for _ in range(MOST_PARTS):
         head = file.read(8)
         if len(head) < 8:  # cut short: what came before it stands

@@ -19,7 +19,10 @@ SCRIPT = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</scri
 def graph(prompt="a cat", seed=7, **more):
     """A graph of ComfyUI's nodes in API form, and what a Save Image needs."""
     nodes = {
-        "3": ("KSampler", {"seed": seed, "model": ["10", 0], "positive": ["6", 0], "negative": ["7", 0], "latent_image": ["5", 0]}),
+        "3": (
+            "KSampler",
+            {"seed": seed, "model": ["10", 0], "positive": ["6", 0], "negative": ["7", 0], "latent_image": ["5", 0]},
+        ),
         "4": ("CheckpointLoaderSimple", {"ckpt_name": "base.safetensors"}),
         "5": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
         "6": ("CLIPTextEncode", {"text": prompt, "clip": ["4", 1]}),
@@ -61,7 +64,11 @@ def bomb(kind=b"zTXt", size=64 * 1024**2):
 
 def huge():
     """A PNG that says it has 100,000 x 100,000 pixels."""
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)) + chunk(b"IDAT", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", b"")
+    )
 
 
 def animated():
@@ -80,7 +87,25 @@ def by_exif(format, tags):
     return written.getvalue()
 
 
-VALUES = [None, True, -1, 2**70, 1e308, "", "\ud800", "\0", SCRIPT, [], ["3", 0], [["3"]], {}, {"lora": 5}, "x" * 10_000, ["3"], ["nowhere", 0]]
+VALUES = [
+    None,
+    True,
+    -1,
+    2**70,
+    1e308,
+    "",
+    "\ud800",
+    "\0",
+    SCRIPT,
+    [],
+    ["3", 0],
+    [["3"]],
+    {},
+    {"lora": 5},
+    "x" * 10_000,
+    ["3"],
+    ["nowhere", 0],
+]
 
 
 def strange(number):
@@ -102,24 +127,68 @@ def strange(number):
         whole = png({"prompt": json.dumps(graph())}, number)
         content = whole[: chance.randrange(len(whole))]
     elif kind == 4:  # bytes exchanged
-        whole = bytearray(chance.choice([png({"prompt": json.dumps(graph())}, number), by_exif("JPEG", {0x0110: "prompt:" + json.dumps(graph())}), animated()]))
+        whole = bytearray(
+            chance.choice(
+                [
+                    png({"prompt": json.dumps(graph())}, number),
+                    by_exif("JPEG", {0x0110: "prompt:" + json.dumps(graph())}),
+                    animated(),
+                ]
+            )
+        )
         for _ in range(chance.randrange(1, 20)):
             whole[chance.randrange(len(whole))] = chance.randrange(256)
         content = bytes(whole)
     elif kind == 5:
         content = bomb(chance.choice([b"zTXt", b"iTXt"]), 64 * 1024**2)
     elif kind == 6:
-        content = chance.choice([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"RIFF\0\0\0\0WEBP", huge(), b"<svg onload=alert(1)>", b"GIF89a"])
+        content = chance.choice(
+            [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"RIFF\0\0\0\0WEBP", huge(), b"<svg onload=alert(1)>", b"GIF89a"]
+        )
     elif kind == 7:
-        content = by_exif(chance.choice(["WEBP", "JPEG"]), {chance.choice([0x010E, 0x010F, 0x0110]): chance.choice(["prompt:" + json.dumps(graph()), "prompt:{", "Workflow:" + "[" * 500, SCRIPT])})
+        content = by_exif(
+            chance.choice(["WEBP", "JPEG"]),
+            {
+                chance.choice([0x010E, 0x010F, 0x0110]): chance.choice(
+                    ["prompt:" + json.dumps(graph()), "prompt:{", "Workflow:" + "[" * 500, SCRIPT]
+                )
+            },
+        )
     elif kind == 8:
-        content = png({"parameters": f"{SCRIPT} <lora:{'x' * chance.randrange(1000)}:1>\nNegative prompt: n\nSteps: 20, Seed: {'9' * chance.randrange(1, 60)}, Model: {SCRIPT}"}, number)
+        content = png(
+            {
+                "parameters": f"{SCRIPT} <lora:{'x' * chance.randrange(1000)}:1>\nNegative prompt: n\n"
+                f"Steps: 20, Seed: {'9' * chance.randrange(1, 60)}, Model: {SCRIPT}"
+            },
+            number,
+        )
     elif kind == 9:
         content = animated()
     elif kind == 10:  # links in a ring, and to nodes that are not there
-        ring = {str(one): {"class_type": "CLIPTextEncode", "inputs": {"text": [str((one + 1) % 50), 0], "positive": [str(one - 1), 0]}} for one in range(50)}
-        content = png({"prompt": json.dumps(graph() | ring | {"6": {"class_type": "X", "inputs": {"text": ["7", 0]}}})}, number)
+        ring = {
+            str(one): {
+                "class_type": "CLIPTextEncode",
+                "inputs": {"text": [str((one + 1) % 50), 0], "positive": [str(one - 1), 0]},
+            }
+            for one in range(50)
+        }
+        content = png(
+            {"prompt": json.dumps(graph() | ring | {"6": {"class_type": "X", "inputs": {"text": ["7", 0]}}})}, number
+        )
     else:
-        content = with_chunk(b"tEXt", b"prompt\0" + json.dumps({"1": {"class_type": "x", "inputs": {"text": "y" * chance.choice([100, 5 * 1024**2])}}}).encode(), number)
-    names = [f"{number}.png", f"{number} 花 'x'.png", f"{number}&amp;<b>.webp", f"{number}\u202egnp.jpg", f"{number}#%2e.jpeg"]
+        content = with_chunk(
+            b"tEXt",
+            b"prompt\0"
+            + json.dumps(
+                {"1": {"class_type": "x", "inputs": {"text": "y" * chance.choice([100, 5 * 1024**2])}}}
+            ).encode(),
+            number,
+        )
+    names = [
+        f"{number}.png",
+        f"{number} 花 'x'.png",
+        f"{number}&amp;<b>.webp",
+        f"{number}\u202egnp.jpg",
+        f"{number}#%2e.jpeg",
+    ]
     return names[number % 5], content

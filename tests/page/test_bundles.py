@@ -70,9 +70,14 @@ def test_pictures_are_named_and_asked_for_before_they_are_in_it(site, small_grap
     (site.input / "mine.png").write_bytes(png())
     (site.input / "p.jsonl").write_text(json.dumps({"prompt": "a", "image": "mine.png"}))
     asked = {"prompt": small_graph({**GRAPH, "OTCA_PromptDataset": {"file": "p.jsonl"}}), "hashes": False}
-    monkeypatch.setattr(contents, "problems_of", lambda workflow: [])  # whether the model takes pictures is not the question
+    monkeypatch.setattr(
+        contents, "problems_of", lambda workflow: []
+    )  # whether the model takes pictures is not the question
     refused = site.post("/otca/bundle", asked)
-    assert (refused.status, refused.json["pictures"]) == (409, ["inputs/mine.png"]) and "1 of your pictures" in refused.error
+    assert (refused.status, refused.json["pictures"]) == (
+        409,
+        ["inputs/mine.png"],
+    ) and "1 of your pictures" in refused.error
     assert not (site.output / BUNDLES).exists()
     assert site.post("/otca/bundle", {**asked, "with_pictures": True}).status == 200
     with zipfile.ZipFile(site.output / BUNDLES / "from the graph.zip") as archive:

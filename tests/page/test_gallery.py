@@ -43,7 +43,10 @@ def test_a_graph_says_prompt_seed_model_and_loras():
 
 def test_links_are_followed_through_any_node():
     custom = {
-        "3": ("SamplerCustomAdvanced", {"noise": ["11", 0], "guider": ["12", 0], "latent_image": ["5", 0], "sampler": ["20", 0]}),
+        "3": (
+            "SamplerCustomAdvanced",
+            {"noise": ["11", 0], "guider": ["12", 0], "latent_image": ["5", 0], "sampler": ["20", 0]},
+        ),
         "11": ("RandomNoise", {"noise_seed": 42}),
         "12": ("CFGGuider", {"model": ["10", 0], "positive": ["13", 0], "negative": ["7", 0], "cfg": 3.5}),
         "13": ("FluxGuidance", {"conditioning": ["6", 0], "guidance": 3.5}),
@@ -51,7 +54,14 @@ def test_links_are_followed_through_any_node():
         "14": ("PrimitiveString", {"value": "short"}),
         "15": ("SomebodysReroute", {"anything": ["16", 0]}),
         "16": ("TheirText", {"string": "a long text"}),
-        "10": ("Power Lora Loader", {"lora_1": {"on": True, "lora": "on.safetensors"}, "lora_2": {"on": False, "lora": "off.safetensors"}, "model": ["4", 0]}),
+        "10": (
+            "Power Lora Loader",
+            {
+                "lora_1": {"on": True, "lora": "on.safetensors"},
+                "lora_2": {"on": False, "lora": "off.safetensors"},
+                "model": ["4", 0],
+            },
+        ),
         "4": ("UNETLoader", {"unet_name": "flux.safetensors"}),
     }
     found = of_graph(graph(**custom))
@@ -61,7 +71,10 @@ def test_links_are_followed_through_any_node():
 
 def test_of_two_samplers_the_last_one_counts():
     second = {
-        "30": ("KSampler", {"seed": 8, "model": ["4", 0], "positive": ["31", 0], "negative": ["7", 0], "latent_image": ["3", 0]}),
+        "30": (
+            "KSampler",
+            {"seed": 8, "model": ["4", 0], "positive": ["31", 0], "negative": ["7", 0], "latent_image": ["3", 0]},
+        ),
         "31": ("CLIPTextEncode", {"text": "refined", "clip": ["4", 1]}),
         "8": ("VAEDecode", {"samples": ["30", 0], "vae": ["4", 2]}),
     }
@@ -71,7 +84,9 @@ def test_of_two_samplers_the_last_one_counts():
 
 def test_the_same_graph_is_the_same_whatever_its_values_and_numbers():
     one, other = of_graph(graph("a", 1)), of_graph(graph("b", 2))
-    assert one.graph == other.graph != "" and one.graph != of_graph(graph(**{"10": ("Other", {"model": ["4", 0]})})).graph
+    assert (
+        one.graph == other.graph != "" and one.graph != of_graph(graph(**{"10": ("Other", {"model": ["4", 0]})})).graph
+    )
 
 
 def test_webp_and_jpeg_say_it_by_exif():
@@ -87,7 +102,8 @@ def test_webp_and_jpeg_say_it_by_exif():
 
 
 def test_the_text_of_other_programs():
-    said = "a dog <lora:fur:0.8>,\nsitting\nNegative prompt: ugly\nSteps: 20, Sampler: Euler a, Seed: 123, Model hash: ab, Model: v1-5, Size: 8x8"
+    said = "a dog <lora:fur:0.8>,\nsitting\nNegative prompt: ugly\n"
+    said += "Steps: 20, Sampler: Euler a, Seed: 123, Model hash: ab, Model: v1-5, Size: 8x8"
     found = read(png({"parameters": said}))
     assert (found.prompt, found.negative, found.seed) == ("a dog <lora:fur:0.8>,\nsitting", "ugly", "123")
     assert (found.model, found.loras, found.graph) == ("v1-5", ("fur",), "")
@@ -105,7 +121,12 @@ def test_packed_texts_are_read_and_bombs_are_not():
 
 
 def test_what_is_not_a_picture_is_refused():
-    for content, why in ((b"", "empty"), (b"GIF89a", "not a PNG"), (b"\x89PNG\r\n\x1a\n", "how large"), (b"\xff\xd8\xff", "how large")):
+    for content, why in (
+        (b"", "empty"),
+        (b"GIF89a", "not a PNG"),
+        (b"\x89PNG\r\n\x1a\n", "how large"),
+        (b"\xff\xd8\xff", "how large"),
+    ):
         with pytest.raises(ValueError, match=why):
             read(content)
 
@@ -244,13 +265,21 @@ def listed(site, **asked):
 
 
 def say(site, picture, kind, value=None, other="", id=None):
-    row = {"id": id or f"{random.getrandbits(128):032x}", "kind": kind, "picture": picture, "value": value, "other": other}
+    row = {
+        "id": id or f"{random.getrandbits(128):032x}",
+        "kind": kind,
+        "picture": picture,
+        "value": value,
+        "other": other,
+    }
     return site.post("/otca/gallery/say", row)
 
 
 def test_what_is_listed_and_what_is_not(site, shown, tmp_path):
     cat = shown("cat.png", png({"prompt": json.dumps(graph("a cat"))}, 1))
-    dog = shown("dog.png", png({"prompt": json.dumps(graph("a DOG", **{"4": ("UNETLoader", {"unet_name": "flux"})}))}, 2))
+    dog = shown(
+        "dog.png", png({"prompt": json.dumps(graph("a DOG", **{"4": ("UNETLoader", {"unet_name": "flux"})}))}, 2)
+    )
     other = shown("b.png", png(seed=3), site.input)
     for number, path in enumerate((site.output / "cat.png", site.output / "dog.png", site.input / "b.png")):
         os.utime(path, (1000 + number, 1000 + number))
@@ -274,7 +303,9 @@ def test_pictures_are_named_by_ids_alone(site, shown, tmp_path):
     picture = shown("a.png")
     assert site.get(f"/otca/gallery/pictures/{picture}").content == png()
     small = site.get(f"/otca/gallery/small/{picture}")
-    assert Image.open(io.BytesIO(small.content)).size == (24, 24) and small.headers["X-Content-Type-Options"] == "nosniff"
+    assert (
+        Image.open(io.BytesIO(small.content)).size == (24, 24) and small.headers["X-Content-Type-Options"] == "nosniff"
+    )
     for route in ("pictures", "small"):
         again = site.get(f"/otca/gallery/{route}/{picture}", **{"If-None-Match": small.headers["ETag"]})
         assert (again.status, again.content) == (304, b"")
@@ -315,12 +346,26 @@ def test_an_opinion_is_kept_once(site, shown):
 
 
 def test_all_kinds_of_opinions_are_told_again(site, shown):
-    one, two, other = (shown(f"{n}.png", png({"prompt": json.dumps(graph(text))}, n)) for n, text in ((1, "a"), (2, "a"), (3, "b")))
+    one, two, other = (
+        shown(f"{n}.png", png({"prompt": json.dumps(graph(text))}, n)) for n, text in ((1, "a"), (2, "a"), (3, "b"))
+    )
     region = {"like": False, "box": [0.1, 0.2, 0.5, 0.6]}
-    for kind, value, about in (("stars", 4, ""), ("tag", True, "hands"), ("region", region, "f" * 32), ("pair", True, two)):
+    for kind, value, about in (
+        ("stars", 4, ""),
+        ("tag", True, "hands"),
+        ("region", region, "f" * 32),
+        ("pair", True, two),
+    ):
         assert say(site, one, kind, value, about).status == 200
     said = site.post("/otca/gallery/details", {"ids": [one, two]}).json["pictures"]
-    assert said[one]["said"] == {"thumb": 0, "stars": 4, "tags": ["hands"], "regions": {"f" * 32: region}, "better": 1, "worse": 0}
+    assert said[one]["said"] == {
+        "thumb": 0,
+        "stars": 4,
+        "tags": ["hands"],
+        "regions": {"f" * 32: region},
+        "better": 1,
+        "worse": 0,
+    }
     assert said[two]["said"]["worse"] == 1 and listed(site, words="hands")["ids"] == [one]
     assert listed(site, order="stars")["ids"][0] == one and listed(site, said="stars4")["ids"] == [one]
     assert say(site, one, "pair", True, other).status == 400  # of other prompts
@@ -329,7 +374,9 @@ def test_all_kinds_of_opinions_are_told_again(site, shown):
 
 
 def test_pairs_are_of_one_prompt_and_asked_once(site, shown):
-    ids = {n: shown(f"{n}.png", png({"prompt": json.dumps(graph(text))}, n)) for n, text in ((1, "a"), (2, "a"), (3, "b"))}
+    ids = {
+        n: shown(f"{n}.png", png({"prompt": json.dumps(graph(text))}, n)) for n, text in ((1, "a"), (2, "a"), (3, "b"))
+    }
     (asked,) = site.get("/otca/gallery/pairs").json["pairs"]
     assert set(asked["pair"]) == {ids[1], ids[2]} and asked["prompt"] == "a"
     assert say(site, ids[1], "pair", True, ids[2]).status == 200
@@ -356,7 +403,12 @@ def test_strange_files_are_told_of_in_a_line(site, everything):
     for id in ids[:: max(1, len(ids) // 40)]:
         assert site.get(f"/otca/gallery/small/{id}").status == 200
         assert site.get(f"/otca/gallery/pictures/{id}").status in (200, 404)
-    assert SCRIPT in site.post("/otca/gallery/details", {"ids": [id_of(str(site.output), "1 花 'x'.png")]}).json["pictures"].popitem()[1]["prompt"]
+    assert (
+        SCRIPT
+        in site.post("/otca/gallery/details", {"ids": [id_of(str(site.output), "1 花 'x'.png")]})
+        .json["pictures"]
+        .popitem()[1]["prompt"]
+    )
 
 
 def test_a_damaged_or_full_store_is_a_line(site, shown, monkeypatch):
@@ -399,11 +451,18 @@ def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp
     first = listed(site, order="taste")["ids"]
     assert [ids.index(id) % 2 for id in first if id in ids] == [0] * 6 + [1] * 6
     assert len(site.get("/otca/gallery/pairs").json["pairs"]) == 1  # the one that tells most of that prompt
-    assert [site.post("/otca/gallery/taste", {"name": "mine"}).json["file"] for _ in range(2)] == ["mine.safetensors", "mine-2.safetensors"]
-    assert site.get("/otca/gallery/taste?encoder=..%2fetc").status == 400 and site.post("/otca/gallery/taste", {"name": "../x"}).status == 400
+    assert [site.post("/otca/gallery/taste", {"name": "mine"}).json["file"] for _ in range(2)] == [
+        "mine.safetensors",
+        "mine-2.safetensors",
+    ]
+    assert (
+        site.get("/otca/gallery/taste?encoder=..%2fetc").status == 400
+        and site.post("/otca/gallery/taste", {"name": "../x"}).status == 400
+    )
 
 
-def test_train_on_these_is_a_workflow_with_its_cost(site, shown):
+def test_train_on_these_is_a_workflow_with_its_cost(site, shown, monkeypatch, tmp_path):
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
     text = {"prompt": json.dumps(graph("a cat"))}
     ids = [shown(f"{number}.png", png(text, number)) for number in range(6)]
     asked = site.post("/otca/gallery/workflow", {})
@@ -411,6 +470,7 @@ def test_train_on_these_is_a_workflow_with_its_cost(site, shown):
     for number, id in enumerate(ids):
         assert say(site, id, "thumb", 1 if number % 2 else -1).status == 200
     made = site.post("/otca/gallery/workflow", {}).json
+    assert "error" not in made, made
     assert made["items"] > 0 and made["forwards"] > 0 and made["said"] and made["models"][0][0] == "my_pictures"
     kinds = {entry["class_type"] for entry in made["prompt"].values()}
     assert {"OTCA_MyPictures", "OTCA_MatchingStep", "OTCA_TrainingRun", "OTCA_SaveLoRA"} <= kinds
