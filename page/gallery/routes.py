@@ -1,5 +1,5 @@
-"""The routes of the gallery. A picture is named by an id that does not say where it is; what the user thinks of one is kept by its
-content.
+"""The routes of the gallery. A picture is named by an id that does not say where it is; what the user thinks of it is kept by
+its content.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ import { boxBetween } from "../lib/opinions.js";
 import { newId } from "../lib/outbox.js";
 import { h, setText } from "../sidebar/dom.js";
 
+const SMALL = 200; // pixels; a lower picture is magnified
+
 const TEXT = {
   none: t("Choose a picture"),
   cannot: t("This picture cannot be shown."),
@@ -69,6 +71,7 @@ export function pictureView(server, { say, pressed }) {
     say(id, "tag", text, true);
     tag.value = "";
   });
+  image.addEventListener("load", () => (image.style.height = image.naturalHeight < SMALL ? `${SMALL}px` : ""));
   image.addEventListener("error", () => setText(none, TEXT.cannot));
   stage.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || !id || /** @type {HTMLElement} */ (event.target).closest("button")) return;
