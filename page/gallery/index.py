@@ -115,7 +115,6 @@ class Index:
         self._scanned: dict[str, float] = {}  # when that ended
         self._worker: threading.Thread | None = None
         self._ended = False
-        self._failed: set[tuple[str, int, int]] = set()  # files whose small picture could not be made
         self._base = self._opened()
 
     # --- the table --------------------------------------------------------------------------------------------------
@@ -187,18 +186,20 @@ class Index:
     def look(self, patience: float = 0.0) -> None:
         """Has the folders looked at again, unless that was just done. Waits for it for at most `patience` seconds."""
         now = time.monotonic()
-        for folder in map(str, self.folders()):
-            thread, _ = self._scans.get(folder, (None, 0.0))
-            if (thread is None or not thread.is_alive()) and now - self._scanned.get(folder, -AGAIN) >= AGAIN:
-                thread = threading.Thread(target=self._scan, args=(folder,), name="otca gallery looks", daemon=True)
-                self._scans[folder] = thread, now
-                thread.start()
-        for thread, _ in list(self._scans.values()):
-            thread.join(max(0.0, patience - (time.monotonic() - now)))
         with self._lock:
+            for folder in map(str, self.folders()):
+                thread, _ = self._scans.get(folder, (None, 0.0))
+                rested = now - self._scanned.get(folder, -AGAIN) >= AGAIN
+                if rested and (thread is None or not thread.is_alive()):
+                    thread = threading.Thread(target=self._scan, args=(folder,), name="otca gallery looks", daemon=True)
+                    self._scans[folder] = thread, now
+                    thread.start()
+            scans = [thread for thread, _ in self._scans.values()]
             if self._worker is None or not self._worker.is_alive():
                 self._worker = threading.Thread(target=self._work, name="otca gallery reads", daemon=True)
                 self._worker.start()
+        for thread in scans:
+            thread.join(max(0.0, patience - (time.monotonic() - now)))
         self._wake.set()
 
     def progress(self) -> dict[str, Any]:
@@ -275,18 +276,6 @@ class Index:
     def looked(self) -> bool:
         """Whether every folder was looked through once."""
         return all(str(folder) in self._scanned for folder in self.folders())
-
-    def wait_until_read(self, seconds: float = 60.0) -> None:
-        """Until all is read, for tests and benchmarks."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            told = self.progress()
-            if told["pictures"] == told["read"] == told["small"] and not any(
-                t.is_alive() for t, _ in self._scans.values()
-            ):
-                return
-            time.sleep(0.02)
-        raise TimeoutError(f"the gallery was not read in {seconds:g} s: {self.progress()}")
 
     def close(self) -> None:
         self._ended = True

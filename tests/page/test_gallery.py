@@ -23,6 +23,18 @@ from comfyui_otca.trainer.opinions.identity import picture_id
 FEW, MANY = 24, 300
 
 
+def read_all(gallery, seconds=60.0):
+    """Waits until the index has read all that it knows of."""
+    deadline = time.monotonic() + seconds
+    while (
+        (told := gallery.progress())["small"] < told["pictures"]
+        or told["read"] < told["pictures"]
+        or gallery._wake.is_set()
+    ):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.02)
+
+
 def read(content):
     return facts.read(io.BytesIO(content))
 
@@ -148,7 +160,7 @@ def opened(tmp_path, folder):
     def open_index():
         made.append(Index(tmp_path / "index", lambda: [folder]))
         made[-1].look(5)
-        made[-1].wait_until_read()
+        read_all(made[-1])
         return made[-1]
 
     yield open_index
@@ -171,7 +183,7 @@ def test_the_newest_come_first_and_what_is_removed_goes(folder, opened, monkeypa
     (folder / "b.png").unlink()
     (folder / "a.png").write_bytes(png({"prompt": json.dumps(graph("changed"))}, seed=9))
     gallery.look(5)
-    gallery.wait_until_read()
+    read_all(gallery)
     assert names(gallery) == ["a.png", "c.png"] and gallery.version > before
     assert gallery.details([id_of(str(folder), "a.png")]).popitem()[1]["prompt"] == "changed"
 
@@ -212,7 +224,7 @@ def test_where_nothing_can_be_written_the_index_is_in_memory(folder, tmp_path):
     (tmp_path / "index").write_text("a file where the folder should be")
     gallery = Index(tmp_path / "index", lambda: [folder])
     gallery.look(5)
-    gallery.wait_until_read()
+    read_all(gallery)
     assert gallery.rows("prompt") == [("seen",)] and "Fix: make room" in gallery.progress()["problem"]
     gallery.close()
 
@@ -254,7 +266,7 @@ def shown(site):
         (folder / name).write_bytes(png() if content is None else content)
         site.gallery.index._scanned.clear()
         site.gallery.index.look(5)
-        site.gallery.index.wait_until_read()
+        read_all(site.gallery.index)
         return id_of(str(folder), name)
 
     return put
@@ -390,7 +402,7 @@ def test_strange_files_are_told_of_in_a_line(site, everything):
         (site.output / name).write_bytes(content)
     (site.output / "huge.png").write_bytes(huge())
     site.gallery.index.look(5)
-    site.gallery.index.wait_until_read(300)
+    read_all(site.gallery.index, 300)
     ids = listed(site, group="prompt")["ids"]
     # One name in five is left out: it turns the direction of writing.
     assert len(ids) == count + 1 - sum(number % 5 == 3 for number in range(count))
