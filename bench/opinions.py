@@ -4,8 +4,9 @@
     python -m comfyui_otca.bench.opinions train FOLDER [--methods NAME …] [--seeds 0 1 2] [--jobs N]
     python -m comfyui_otca.bench.opinions table FOLDER
 
-`make` lets scenes-flux draw training prompts and an exact judge choose: of two pictures of a prompt one is what was asked, and the
-other is not. From the same pairs it fits a taste on scenes-clip. It writes the pairs, the taste, and a workflow for each method.
+`make` lets scenes-flux draw training prompts and an exact judge choose: of two pictures of a prompt one is what was asked, and
+the other is not. From the same pairs it fits a taste on scenes-clip. It writes the pairs, the taste, and a workflow for each
+method.
 
 `train` trains them, each run a process of its own; finished runs are not repeated. `table` prints the judge's share of right
 pictures on 384 pairs of prompt and noise that no training sees, before and after, with standard errors clustered by training
@@ -152,7 +153,7 @@ def followed() -> Graph:
             width=SIZE,
             height=SIZE,
             kind="ode",
-            eta=0.0,
+            eta=0.3,  # which `ode` does not use
             shift=0.0,
             guidance=3.5,
             seed=0,
@@ -185,7 +186,7 @@ def train(options: argparse.Namespace) -> None:
     folder = options.folder.resolve()
     own = {"OTCA_INPUT": str(folder), "OTCA_MODELS": str(folder)}  # where workflows may read
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda run: train_one(*run, folder / "runs", options.jobs, variables=own), runs))
+        list(pool.map(lambda run: train_one(run[0], run[1], folder / "runs", options.jobs, variables=own), runs))
 
 
 def show(options: argparse.Namespace) -> None:

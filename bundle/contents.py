@@ -21,7 +21,7 @@ from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN,
 from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.families.given import KEY as IMAGE
-from ..trainer.opinions.kinds import Picture, line
+from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
 from ..trainer.policy.files import ADAPTER
 from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE
@@ -266,7 +266,7 @@ class _Collector:
         name = self._name(Path(source.name) if value else Path("my_pictures"), INPUTS)
         rows = []
         for each in dict.fromkeys(each for opinion in source.opinions for each in opinion.pictures):
-            known = source.pictures.get(each, Picture(each))
+            known = source.pictures.get(each, kinds.Picture(each))
             try:
                 content = source.read(known)
             except (OSError, ValueError, opening.Refused):
@@ -274,8 +274,8 @@ class _Collector:
             file = f"{each}{Path(known.path).suffix.lower()}"
             self.contents.copied[f"{INPUTS}/{name}/{file}"] = content
             self.contents.pictures.append(known.path)
-            rows.append(line(replace(known, path=file)))
-        text = "".join(f"{row}\n" for row in (*rows, *map(line, source.opinions)))
+            rows.append(kinds.line(replace(known, path=file)))
+        text = "".join(f"{row}\n" for row in (*rows, *map(kinds.line, source.opinions)))
         self.contents.copied[f"{INPUTS}/{name}/{plan.FILE}"] = text.encode()
         return name
 

@@ -78,14 +78,14 @@ def make(
         run: a folder in which this workflow was trained.
 
     Raises:
-        ValueError: something is in the way, a package is missing, or nobody agreed that these pictures are copied.
+        ValueError: something is in the way, a package is missing, or the user did not agree that these pictures are copied.
         OSError: it cannot be written.
     """
     if contents.pictures and not with_pictures:
         listed = "".join(f"\n  {shortened(printable(path), MOST_OF_ONE_PATH)}" for path in contents.pictures)
         raise ValueError(
             f"this bundle would contain {len(contents.pictures)} of your own pictures, their prompts, and what you said of them:"
-            f"{listed}\nFix: look at the list, and add --with-pictures (on the page: agree to it) if whoever trains may see them"
+            f"{listed}\nFix: look at the list, and add --with-pictures (on the page: agree) if the one who trains may see them"
         )
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)

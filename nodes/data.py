@@ -190,12 +190,14 @@ class MyPictures(Node):
         "guidance": GUIDANCE,
     }
     OPTIONAL = {
-        "tag": text(hint="all of them").tip("Only pictures with this tag. Empty: all that you have an opinion about."),
-        "folder": text(suggest="pair_folders", hint="my own opinions").tip(
+        "tag": text(hint="all of them", advanced=True).tip(
+            "Only pictures with this tag. Empty: all that you have an opinion about."
+        ),
+        "folder": text(suggest="pair_folders", hint="my own opinions", advanced=True).tip(
             "A folder with opinions.jsonl and its pictures, as a bundle has it. Empty: what you clicked in the gallery."
         ),
-        "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share").tip(
-            "Share of the prompts that is never trained on: by them is measured how often the model agrees with you."
+        "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share", advanced=True).tip(
+            "Share of the prompts on which nothing is trained: by them is measured how often the model agrees with you."
         ),
         "check_every": integer(10, 0, 10000, label="measure every", advanced=True).tip(
             "Iterations between two measurements of that agreement. 0: never."

@@ -165,7 +165,7 @@ def fuse_gains(
 def of_pairs(scores: Scores, credit: StepCredit) -> Advantages:
     """Pictures of which is known how good they are, by scores s in [0, 1]: z = 2·s - 1, and Ã_j = w_j·z.
 
-    Of a pair z is 1 and -1. Nothing is divided by a spread: that of two samples is always the same.
+    A pair has z of 1 and -1. Nothing is divided by a spread: that of two samples is always the same.
     """
     started, groups = time.perf_counter(), scores.groups
     valid = _valid(scores.usable, credit.similarity)

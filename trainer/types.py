@@ -170,7 +170,7 @@ class SamplerSettings:
 
     @classmethod
     def of_pairs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """The settings of the inputs of one of GIVEN_NODES: its noise levels are those of a deterministic sampler of as many steps."""
+        """The settings of a node of GIVEN_NODES: its noise levels are those of a deterministic sampler of as many steps."""
         named = {name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs}
         return replace(cls(**named), kind="ode", eta=0.0, steps=inputs["levels"], shared_noise=False)
 

@@ -166,7 +166,9 @@ def test_packages_are_those_that_are_installed_and_lines_of_the_readme_commands(
     subprocess.run(["bash", "-n"], input=line, text=True, check=True)
 
 
-def test_own_pictures_are_listed_and_copied_only_if_a_person_agrees(places, small_graph, collected, tmp_path, monkeypatch):
+def test_own_pictures_are_listed_and_copied_only_if_a_person_agrees(
+    places, small_graph, collected, tmp_path, monkeypatch
+):
     """What was said of a picture that is gone goes along, and says nothing there."""
     monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
     store, ids = Store(tmp_path / "opinions.sqlite"), []
@@ -175,7 +177,9 @@ def test_own_pictures_are_listed_and_copied_only_if_a_person_agrees(places, smal
         Image.fromarray(pixels).save(tmp_path / f"private {number}.png")
         ids.append(pixels_id(pixels))
         store.remember([{"id": ids[-1], "prompt": "a cat", "path": str(tmp_path / f"private {number}.png")}])
-    store.give([{"kind": "pair", "picture": a, "other": b, "value": True} for a, b in zip(ids[::2], ids[1::2], strict=True)])
+    store.give(
+        [{"kind": "pair", "picture": a, "other": b, "value": True} for a, b in zip(ids[::2], ids[1::2], strict=True)]
+    )
     (tmp_path / "private 9.png").unlink()
     graph = small_graph(source="my_pictures.json")
     inputs_of(graph, "OTCA_MyPictures")["folder"] = ""

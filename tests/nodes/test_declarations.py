@@ -104,7 +104,7 @@ def test_what_shows_something_runs_without_a_training_below():
     outputs = {node_id for node_id, node in NODES if getattr(node, "OUTPUT_NODE", False)}
     worth_seeing = {"OTCA_SCORES", "OTCA_CREDIT", "OTCA_ADVANTAGES"}
     seen = {node_id for node_id, node in NODES if worth_seeing & set(node.RETURN_TYPES)}
-    seen.remove("OTCA_PreferencePairs")  # whose scores are always 1 and 0
+    seen -= {"OTCA_PreferencePairs", "OTCA_MyPictures"}  # whose scores were there before
     assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages", "OTCA_RewardGradientStep"} | seen
 
 

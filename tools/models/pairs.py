@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def write_opinions(folder: Path) -> None:
-    """The same pairs as opinions, of the template my_pictures. Their ids and times are fixed, so that the file is the same again."""
+    """The same pairs as opinions, of the template my_pictures. Ids and times are fixed, so that the file is the same again."""
     pictures, opinions = [], []
     for number, pair in enumerate(reading.read_folder(str(folder)).pairs):
         ids = []

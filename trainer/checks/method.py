@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..types import (
     ASKING_NODES,
+    GIVEN_NODES,
     GRADIENT_NODE,
     LOAD_NODE,
     MATCHING_NODE,
-    GIVEN_NODES,
     SELECTING_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,

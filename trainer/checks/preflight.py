@@ -28,10 +28,10 @@ from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,
     DATASET_NODE,
+    GIVEN_NODES,
     LOAD_NODE,
     MAKE_NODE,
     MODEL_NODES,
-    GIVEN_NODES,
     RUN_NODE,
     SAMPLER_NODE,
     STACK_NODE,

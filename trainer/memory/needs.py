@@ -21,11 +21,11 @@ from ..policy.files import opened
 from ..schedule import step_kinds
 from ..types import (
     DATASET_NODE,
+    GIVEN_NODES,
     GRADIENT_NODE,
     LOAD_NODE,
     MAKE_NODE,
     MATCHING_NODE,
-    GIVEN_NODES,
     STEP_NODES,
     TRAJECTORY_NODES,
     VIDEO_FRAMES,

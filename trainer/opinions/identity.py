@@ -22,7 +22,7 @@ def picture_id(content: bytes) -> str:
     """64 hexadecimal digits for a picture's file: of the pixels as they are looked at, in red, green and blue.
 
     A copy, a new name, or a file that was saved again without loss (PNG to PNG or to lossless WebP, with or without its texts)
-    keeps it. Saved again with loss (as JPEG), scaled or cropped, it is another picture. Of an animation the first frame counts.
+    keeps it. Saved again with loss (as JPEG), scaled or cropped, it is another picture. The first frame of an animation counts.
 
     Raises:
         ValueError: it is not a picture, is damaged, or would take too much memory.
@@ -37,7 +37,7 @@ def pixels_id(pixels: np.ndarray) -> str:
 
 
 def read_picture(picture: Picture) -> bytes:
-    """The file at a picture's path, whatever it holds by now. Raises OSError or ValueError if it is none that can be read."""
+    """The file at a picture's path, whatever it holds by now. Raises OSError or ValueError if it cannot be read."""
     opening.check_name(picture.path)  # a list of a stranger's may have been imported
     content = files.read_bytes(Path(picture.path), MOST_BYTES) if picture.path else None
     if content is None:

@@ -1,20 +1,20 @@
 """The one file of opinions: SQLite, each opinion a transaction of its own that is on disk before the answer. Imports no torch.
 
-A rollback journal, not write-ahead logging: that needs memory which processes share, and network drives have none. Each call opens
-the file, waits for whoever writes, and closes it again, so that two pages, two processes and a training can use it together. What
-a kill leaves half written is rolled back by the next one who opens it. Nothing is ever deleted: taking back is a mark.
+A rollback journal, not write-ahead logging: that needs memory which processes share, and network drives have none. Each call
+opens the file, waits for another one that writes, and closes it again, so that two pages, two processes and a training can use it
+together. What a kill leaves half written is rolled back by the next call. No row is ever deleted: taking back is a mark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...host.database import Connection, DatabaseError, OperationalError, open_database
 from ...host.files import Damaged
 from .kinds import KINDS, PAIR, Opinion, Picture, opinion_of, picture_of
 
@@ -49,7 +49,7 @@ class Store:
 
     Raises, in each method:
         Damaged: the file is not one of opinions, or of a newer version.
-        Unwritable: the disk is full, the folder may not be written, or somebody else wrote for WAIT seconds.
+        Unwritable: the disk is full, the folder may not be written, or another process wrote for WAIT seconds.
     """
 
     def __init__(self, file: Path):
@@ -85,7 +85,7 @@ class Store:
         """Undoes an opinion by its id; without one the last that stands. What it had replaced counts again.
 
         Returns:
-            It; None if there is none, or it was taken back before.
+            It; None if that id is not there, or was taken back before.
         """
         which = "id = ?" if name is not None else "number = (SELECT max(number) FROM opinions WHERE taken_back IS NULL)"
         given = () if name is None else (name,)
@@ -110,7 +110,9 @@ class Store:
         found: dict[str, list[Opinion]] = {name: [] for name in pictures}
         names = list(found)
         with self._reading() as open_file:
-            for part in (names[begin : begin + _ASKED] for begin in range(0, len(names), _ASKED) if open_file):
+            for part in (names[begin : begin + _ASKED] for begin in range(0, len(names), _ASKED)):
+                if open_file is None:
+                    break
                 among = f"({', '.join('?' * len(part))})"
                 asked = f"{_STANDING} AND (one.picture IN {among} OR one.other IN {among}) ORDER BY one.number"
                 for opinion in map(_opinion, open_file.execute(asked, [*part, *part])):
@@ -154,7 +156,7 @@ class Store:
     # --- the file -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self) -> Iterator[Connection]:
         """One transaction: all of it is on disk afterwards, or nothing."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,7 @@ class Store:
                 raise
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+    def _reading(self) -> Iterator[Connection | None]:
         """None before the first opinion."""
         if not self.file.exists() or not self.file.stat().st_size:
             yield None
@@ -186,20 +188,20 @@ class Store:
                     open_file.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _opened(self) -> Iterator[Connection]:
         try:
-            with contextlib.closing(sqlite3.connect(self.file, timeout=WAIT, isolation_level=None)) as open_file:
+            with contextlib.closing(open_database(self.file, WAIT)) as open_file:
                 # EXTRA: the folder is flushed too once the journal is gone, so that power may fail right after.
                 open_file.execute("PRAGMA synchronous = EXTRA")
                 yield open_file
-        except sqlite3.OperationalError as error:
+        except OperationalError as error:
             raise self._unwritable(str(error)) from error
-        except sqlite3.DatabaseError as error:
+        except DatabaseError as error:
             raise Damaged(
                 self.file, f"is not a file of opinions ({error})", "move it away, or put the file back"
             ) from error
 
-    def _check(self, open_file: sqlite3.Connection, make: bool = True) -> bool:
+    def _check(self, open_file: Connection, make: bool = True) -> bool:
         """Whether there are tables; makes them in a new file."""
         (version,) = open_file.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
@@ -213,11 +215,11 @@ class Store:
 
     def _unwritable(self, wrong: str) -> Unwritable:
         return Unwritable(
-            f"the opinion was not kept, and all before it are: {self.file} cannot be used ({wrong}). Fix: make room on that disk, "
-            "or make the folder writable, and click again"
+            f"the opinion was not kept, and all before it are: {self.file} cannot be used ({wrong}). Fix: make room on that "
+            "disk, or make the folder writable, and click again"
         )
 
-    def _remember(self, open_file: sqlite3.Connection, pictures: Sequence[Picture]) -> None:
+    def _remember(self, open_file: Connection, pictures: Sequence[Picture]) -> None:
         before = self._pictures(open_file, [picture.id for picture in pictures])
         for picture in pictures:
             known = before.get(picture.id, picture)
@@ -228,7 +230,7 @@ class Store:
                 "INSERT OR REPLACE INTO pictures VALUES (:id, :prompt, :path, :models, :width, :height)", row
             )
 
-    def _pictures(self, open_file: sqlite3.Connection, names: Sequence[str] | None) -> dict[str, Picture]:
+    def _pictures(self, open_file: Connection, names: Sequence[str] | None) -> dict[str, Picture]:
         asked, rows = "SELECT id, prompt, path, models, width, height FROM pictures", []
         if names is None:
             rows = open_file.execute(asked).fetchall()
@@ -245,7 +247,8 @@ def _check_prompts(known: dict[str, Picture], pair: Opinion) -> None:
     chosen, rejected = (known.get(name, Picture(name)).prompt for name in pair.pictures)
     if chosen != rejected:
         raise ValueError(
-            "is a pair of pictures of different prompts, of which nothing can be learned. Fix: choose between pictures of one prompt"
+            "is a pair of pictures of different prompts, of which nothing can be learned. Fix: choose between pictures of one "
+            "prompt"
         )
 
 

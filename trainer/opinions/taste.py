@@ -1,6 +1,6 @@
 """My Taste from clicks: the head of a frozen encoder, fitted to opinions, and what to ask next.
 
-The prompt plays no part in a taste. So pictures of one prompt are compared first, and what is left over then, whatever its prompt.
+The prompt plays no part in a taste. So pictures of one prompt are compared first, and then what is left over of all prompts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from ...host import files, paths
 from ..errors import standard_error
@@ -32,7 +34,7 @@ _MOST_ASKED = 64  # pictures of a prompt among which the next pair is looked for
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt (NaN for one), and pairs."""
+    """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt, and how many pairs."""
 
     mean: float
     error: float
@@ -174,10 +176,10 @@ class ClickedTaste:
         return {name: row for name in names if (row := self._rows[name]) is not None}
 
     def _read(self, picture: Picture) -> np.ndarray | None:
-        file = self._folder / f"{picture.id}.npy"
+        file = self._folder / f"{picture.id}.safetensors"
         try:
-            return np.load(file, allow_pickle=False).astype(np.float64)
-        except (OSError, ValueError, EOFError):  # not there, or cut short
+            return load_file(file)["features"].astype(np.float64)
+        except (OSError, SafetensorError, KeyError):  # not there, or cut short
             pass
         try:
             pixels = np.asarray(media.upright(read_picture(picture)))
@@ -193,16 +195,17 @@ def _keep(file: Path, row: np.ndarray) -> None:
     aside = files.beside(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as opened:
-            np.save(opened, row, allow_pickle=False)
+        save_file({"features": row}, aside)
         files.put_in_place(aside, file)
-    except OSError:
+    except (OSError, SafetensorError):
         aside.unlink(missing_ok=True)
 
 
 def _all_pairs(opinions: Sequence[Opinion], prompts: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all prompts."""
-    given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()]
+    given = [
+        opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()
+    ]
     pairs = [(better, worse) for better, worse in given]
     values = {name: value for name, value in values_of(opinions).items() if name in prompts}
     for groups in (prompts, dict.fromkeys(prompts, "")):

@@ -1,4 +1,4 @@
-"""Latents of pictures on disk: each picture is encoded once, for all trainings with that autoencoder, as long as there is room."""
+"""Latents of pictures on disk: each picture is encoded once, for all trainings with that autoencoder, while there is room."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class KeptLatents:
 
     def of(self, names: Sequence[str], encode: Callable[[Sequence[int]], Tensor]) -> Tensor:
         """[B, C, (F,) h, w] of B pictures by their ids. `encode` makes those of the rows that it is given."""
-        rows = {name: self._read(name) for name in dict.fromkeys(names)}
-        missing = [name for name, latent in rows.items() if latent is None]
+        read = {name: self._read(name) for name in dict.fromkeys(names)}
+        rows = {name: latent for name, latent in read.items() if latent is not None}
+        missing = [name for name in read if name not in rows]
         if missing:
             made = encode([names.index(name) for name in missing])
             for name, latent in zip(missing, made, strict=True):

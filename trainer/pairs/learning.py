@@ -127,7 +127,9 @@ def _gained(
 
     def error() -> Tensor:
         x = (1 - sigma) * clean + sigma * noise
-        velocity = model.velocity(x, torch.full((2,), sigma, dtype=torch.float64), condition, model.guidance_at(sigma, settings))
+        velocity = model.velocity(
+            x, torch.full((2,), sigma, dtype=torch.float64), condition, model.guidance_at(sigma, settings)
+        )
         return (velocity.float() - (noise - clean)).square().flatten(1).mean(1).cpu()
 
     with model.policy.reference():
@@ -140,7 +142,9 @@ def _images(plan: Plan, items: Sequence[Item], settings: SamplerSettings, on_ste
     images = []
     for item in items:
         on_step()
-        images.append(media.fitted(plan.source.read(plan.source.pictures[item.picture]), settings.width, settings.height))
+        images.append(
+            media.fitted(plan.source.read(plan.source.pictures[item.picture]), settings.width, settings.height)
+        )
     return torch.from_numpy(np.stack(images)).float() / 255
 
 
@@ -162,6 +166,6 @@ def _credit(trajectories: Trajectories, plan: Plan, items: Sequence[Item], setti
     if not any(item.regions for item in items):
         return credit
     shape, size = trajectories.final.shape[2:], (settings.width, settings.height)
-    masks = [places(item, plan.source.pictures[item.picture], size, tuple(shape[-2:])) for item in items]
+    masks = [places(item, plan.source.pictures[item.picture], size, (shape[-2], shape[-1])) for item in items]
     spatial = torch.from_numpy(np.stack(masks)).float()
     return replace(credit, spatial=spatial if len(shape) == 2 else spatial[:, None].expand(-1, *shape))

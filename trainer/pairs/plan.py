@@ -1,7 +1,7 @@
 """What opinions teach: which pictures are pulled to and which pushed away from, where in them, and which are held out.
 
-A folder of opinions, such as a bundle has, holds `opinions.jsonl` as it is exported, and the pictures by their paths in it. Imports
-no torch.
+A folder of opinions, such as a bundle has, holds `opinions.jsonl` as it is exported, and the pictures by their paths in it.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PROMPTS = 5  # from so many on whole prompts are held out; of fewer, pictures
 
 @dataclass(frozen=True)
 class Source:
-    """Opinions and their pictures. `read` gives a picture's file, and raises OSError or ValueError if there is none."""
+    """Opinions and their pictures. `read` gives a picture's file, and raises OSError or ValueError where that cannot be read."""
 
     name: str
     opinions: tuple[Opinion, ...]
@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained on, and what is not: `held_out` are pairs, whatever the form. `said` has what was left out, with numbers."""
+    """What is trained on, and what is not: `held_out` are pairs, whatever the form. `said`: what was left out."""
 
     source: Source
     groups: tuple[Group, ...]
@@ -95,7 +95,7 @@ def read_source(folder: str, tag: str = "") -> Source:
 
     Raises:
         NotAllowed: a folder that workflows may not read.
-        PairError: none of that name, a list that is not one of opinions, or not an opinion.
+        PairError: no such folder, a list that is not one of opinions, or not an opinion.
     """
     source = _of_folder(folder) if folder else _of_store()
     opinions = source.opinions
@@ -172,15 +172,15 @@ def _listed(path: Path, state: str) -> Source:
 
 
 def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], None] = lambda: None) -> Plan:
-    """What to train on and what to hold out, in an order that further opinions do not change.
+    """What to train on and what to hold out.
 
-    A picture's value is the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1). Of the form `pairs` there are the pairs that
-    were given, and of the other pictures of a prompt the best with the worst, the second best with the second worst and so on,
-    where their values differ. Of the form `pictures` each picture is alone: by its value, else by its pairs (chosen 1, rejected
-    -1), else by its regions; with a value of 0 it is left out.
+    A picture's value is the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1). The form `pairs` has the pairs that were
+    given, and from the other pictures of a prompt the best with the worst, the second best with the second worst and so on, where
+    their values differ. In the form `pictures` each picture is alone: by its value, else by its pairs (chosen 1, rejected -1),
+    else by its regions; with a value of 0 it is left out.
 
-    Held out are whole prompts, or pictures where there are few prompts, by a hash of them: an opinion that is added moves no other
-    from one side to the other.
+    Held out are whole prompts by a hash of them, so that a further opinion moves no other one to the other side; with fewer than
+    _PROMPTS of them pictures, those together that were compared.
 
     Args:
         form: one of FORMS.
@@ -210,9 +210,13 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     if gone:
         said += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
-        said += f"; {single} pictures have no other one of their prompt to be better or worse than: learn_from = pictures takes them"
+        said += (
+            f"; {single} pictures have no other one of their prompt to compare with: learn_from = pictures takes them"
+        )
     if len(groups) < LEAST:
-        other = "give more opinions" + (", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else "")
+        other = "give more opinions" + (
+            ", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else ""
+        )
         raise PairError(f"{source.name}: {said}. That is too few to train on, which takes {LEAST}. Fix: {other}")
     if len(groups) < FEW:
         said += f". That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
@@ -251,10 +255,7 @@ def _pairs(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Ma
     given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
     prompts = {name: picture.prompt for name, picture in there.items()}
     return [
-        Group(
-            prompts[better],
-            (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))),
-        )
+        Group(prompts[better], (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))))
         for better, worse in [*given, *made_pairs(values, prompts, set(itertools.chain.from_iterable(given)))]
     ]
 
@@ -269,7 +270,9 @@ def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Ma
         own = regions.get(name, ())
         value = values.get(name, float(np.mean(wins[name])) if name in wins else None)
         if value is None:  # regions alone: what is liked pulls, and what is disliked pushes
-            items += [Item(name, 1.0 if like else -1.0, own) for like in dict.fromkeys(region["like"] for region in own)]
+            items += [
+                Item(name, 1.0 if like else -1.0, own) for like in dict.fromkeys(region["like"] for region in own)
+            ]
         elif value:
             items.append(Item(name, value, own))
     return [Group(there[item.picture].prompt, (item,)) for item in items]
@@ -316,7 +319,7 @@ def places(item: Item, picture: Picture, size: tuple[int, int], grid: tuple[int,
     # As `media.fit`, but with hard edges: a filter for photographs would let a region count a little outside of itself.
     drawn = ImageOps.fit(Image.fromarray((weight * 255).astype(np.uint8)), size, Image.Resampling.BOX)
     fitted = np.asarray(drawn, np.float32)
-    cells = np.asarray(Image.fromarray(fitted).resize(grid[::-1], Image.Resampling.BOX))
+    cells = np.asarray(Image.fromarray(fitted).resize((grid[1], grid[0]), Image.Resampling.BOX))
     return cells / cells.mean() if cells.mean() > 0 else np.ones(grid, np.float32)
 
 
@@ -331,5 +334,7 @@ def _drawn(region: Mapping[str, Any], picture: Picture) -> np.ndarray:
         return drawn
     mask = region["mask"]
     inside = np.repeat(np.arange(len(mask["runs"])) % 2, mask["runs"]).reshape(mask["height"], mask["width"])
-    scaled = Image.fromarray(inside.astype(np.uint8) * 255).resize((picture.width, picture.height), Image.Resampling.NEAREST)
+    scaled = Image.fromarray(inside.astype(np.uint8) * 255).resize(
+        (picture.width, picture.height), Image.Resampling.NEAREST
+    )
     return np.asarray(scaled, np.float32) / 255

@@ -105,14 +105,14 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     forwards = iterations * 2 * mine["pairs_per_iteration"] * levels * (3 + others)
     memory, unknown = _memory(graph)
     said = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
-    return Recipe(
-        graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, said
-    )
+    return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, said)
 
 
 def _tag(store: Store, chosen: list[str], tag: str) -> None:
     before = {opinion.picture for opinion in store.standing(TAG) if opinion.other == tag}
-    changes = [(name, None) for name in before.difference(chosen)] + [(name, True) for name in chosen if name not in before]
+    changes = [(name, None) for name in before.difference(chosen)] + [
+        (name, True) for name in chosen if name not in before
+    ]
     store.give([{"kind": TAG, "picture": name, "other": tag, "value": value} for name, value in changes])
 
 
@@ -136,10 +136,13 @@ def _template(model: str) -> dict[str, dict]:
     for number, new in number_of.items():
         entry = copy.deepcopy(theirs[number])
         entry["inputs"] = {
-            name: [number_of[value[0]], value[1]] if is_link(value) else value for name, value in entry["inputs"].items()
+            name: [number_of[value[0]], value[1]] if is_link(value) else value
+            for name, value in entry["inputs"].items()
         }
         graph[new] = entry
-    same = {name: sampler[name] for name in ("width", "height", "shift", "guidance", "negative_prompt") if name in sampler}
+    same = {
+        name: sampler[name] for name in ("width", "height", "shift", "guidance", "negative_prompt") if name in sampler
+    }
     return _without_judges(
         graph,
         {

@@ -155,9 +155,7 @@ def _pictures(
     return torch.from_numpy(np.stack(images)).float() / 255, keys
 
 
-def of_scores(
-    trajectories: Trajectories, values: Tensor, rewards: Sequence[Reward], credit: StepCredit
-) -> Advantages:
+def of_scores(trajectories: Trajectories, values: Tensor, rewards: Sequence[Reward], credit: StepCredit) -> Advantages:
     """The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share."""
     scores = Scores(
         values=values[:, None],

@@ -183,8 +183,8 @@ def dpo(point: Point) -> tuple[Tensor, dict]:
 def loser_scale(winner: Tensor, loser: Tensor, kept: float) -> Tensor:
     """Diffusion-SDPO (2511.03317): λ [P] in [0, 1], how much of the loser's gradient leaves the winner what it gains.
 
-    A step of gradient descent on ℓ_w - λ·ℓ_l lowers ℓ_w, to first order, by η·(‖g_w‖² - λ·⟨g_w, g_l⟩). Of the η·‖g_w‖² that the
-    winner's own term gives, at least the share μ is to stay:
+    A step of gradient descent on ℓ_w - λ·ℓ_l lowers ℓ_w, to first order, by η·(‖g_w‖² - λ·⟨g_w, g_l⟩). At least the share μ
+    of the η·‖g_w‖² that the winner's own term gives is to stay:
 
         λ = min(1, (1 - μ)·‖g_w‖² / ⟨g_w, g_l⟩)  where ⟨g_w, g_l⟩ > 0,  else 1
 
@@ -250,7 +250,12 @@ def _mean(values: Tensor) -> Tensor:
 
 
 def _point(
-    velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, float], spatial: Tensor | None, keep_winner: float
+    velocity: Tensor,
+    latents: dict,
+    samples: dict,
+    numbers: dict[str, float],
+    spatial: Tensor | None,
+    keep_winner: float,
 ) -> Point:
     def wide(values: Tensor) -> Tensor:
         return values.to(torch.promote_types(values.dtype, torch.float32))

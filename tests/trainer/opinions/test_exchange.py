@@ -1,6 +1,7 @@
 """Opinions out and in: JSON lines, and folders of votes; and which picture is which."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -68,14 +69,14 @@ def test_what_is_exported_comes_in_elsewhere_once(tmp_path):
     [
         ('{"thumb": 1}', "neither a picture nor an opinion"),
         ('{"picture": {"id": "x"}}', "64 hexadecimal digits"),
-        ('{"opinion": {"kind": "thumb", "picture": "%s", "value": 1}}' % A, "has no 'id'"),
+        (json.dumps({"opinion": {"kind": "thumb", "picture": A, "value": 1}}), "has no 'id'"),
         ('{"opinion": ' + "[" * 500 + "]" * 500 + "}", "nested deeper"),
         ('{"opinion": 1}', "holds a number"),
     ],
 )
 def test_a_strangers_file_is_refused_with_its_line_and_nothing_comes_in(tmp_path, line, wrong):
     store, file = Store(tmp_path / "opinions.sqlite"), tmp_path / "in.jsonl"
-    good = '{"opinion": {"kind": "thumb", "picture": "%s", "value": 1, "id": "%s"}}' % (A, "0" * 32)
+    good = json.dumps({"opinion": {"kind": "thumb", "picture": A, "value": 1, "id": "0" * 32}})
     file.write_text(f"{good}\n{line}\n")
     with pytest.raises(Damaged, match=f"line 2 .*{wrong}"):
         exchange.import_lines(store, file)

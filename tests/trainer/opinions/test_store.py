@@ -243,7 +243,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 kept = []
 try:
     for number in range(100000):
-        kept += [opinion.id for opinion in store.give([{"kind": "tag", "picture": f"{number:064x}", "other": "x" * 99, "value": True}])]
+        tag = {"kind": "tag", "picture": f"{number:064x}", "other": "x" * 99, "value": True}
+        kept += [opinion.id for opinion in store.give([tag])]
 except Unwritable as error:
     print(json.dumps([kept, str(error)]))
 """

@@ -41,10 +41,18 @@ def say(store, kind, picture, value, other=""):
 
 
 def test_values_and_pairs_of_thumbs_and_stars_by_hand():
-    said = [Opinion(STARS, "a", 5), Opinion(THUMB, "b", -1), Opinion(STARS, "b", 4), Opinion(STARS, "c", 3), Opinion(STARS, "d", 1)]
+    said = [
+        Opinion(STARS, "a", 5),
+        Opinion(THUMB, "b", -1),
+        Opinion(STARS, "b", 4),
+        Opinion(STARS, "c", 3),
+        Opinion(STARS, "d", 1),
+    ]
     values = values_of([*said, Opinion(STARS, "e", 3)])
     assert values == {"a": 1.0, "b": -0.25, "c": 0.0, "d": -1.0, "e": 0.0}
-    assert made_pairs(values, dict.fromkeys("abcde", "p")) == [("a", "d")]  # c and b are a quarter apart, e is in the middle
+    assert made_pairs(values, dict.fromkeys("abcde", "p")) == [
+        ("a", "d")
+    ]  # c and b are a quarter apart, e is in the middle
     assert made_pairs(values, {**dict.fromkeys("ad", "p"), **dict.fromkeys("bce", "q")}, {"e"}) == [("a", "d")]
 
 

@@ -17,7 +17,9 @@ from comfyui_otca.trainer.pairs import kept, learning
 from comfyui_otca.trainer.pairs.plan import Group, Item, Plan, Source
 from comfyui_otca.trainer.types import MatchingSettings, SamplerSettings
 
-SETTINGS = SamplerSettings(kind="ode", eta=0.0, steps=4, width=40, height=40, shift=0.0, guidance=3.5, shared_noise=False)
+SETTINGS = SamplerSettings(
+    kind="ode", eta=0.0, steps=4, width=40, height=40, shift=0.0, guidance=3.5, shared_noise=False
+)
 TOP = ({"like": True, "box": [0, 0, 1, 0.5]},)
 
 
@@ -42,7 +44,12 @@ def planned(tmp_path, monkeypatch):
             items.append(Item(pixels_id(pixels), value, TOP if prompt == "a blue square" and value > 0 else ()))
         groups.append(Group(prompt, tuple(items)))
     pictures = {name: Picture(name, width=40, height=40) for name in files}
-    source = Source("test", (Opinion(PAIR, *list(files)[:1], True), Opinion(THUMB, *list(files)[:1], 1)), pictures, lambda one: files[one.id])
+    source = Source(
+        "test",
+        (Opinion(PAIR, *list(files)[:1], True), Opinion(THUMB, *list(files)[:1], 1)),
+        pictures,
+        lambda one: files[one.id],
+    )
     return Plan(source, tuple(groups[:3]), tuple(groups[3:]), "")
 
 
@@ -83,7 +90,9 @@ def test_each_picture_is_encoded_once_for_all_processes_and_what_is_damaged_is_m
     (folder,) = (kept.paths.opinions_folder() / "latents").iterdir()
     files = sorted(folder.iterdir())
     assert len(files) == 6
-    torch.testing.assert_close(load_file(folder / f"{planned.groups[0].items[0].picture}.safetensors")["latent"], first.final[0])
+    torch.testing.assert_close(
+        load_file(folder / f"{planned.groups[0].items[0].picture}.safetensors")["latent"], first.final[0]
+    )
     files[0].write_bytes(files[0].read_bytes()[:50])
     learning.take(planned, model, SETTINGS, **HOW)
     assert encoded == [1, 6, 1, 1]
@@ -108,14 +117,19 @@ def test_nobody_agrees_more_than_by_chance_before_training_and_it_rises_with_it(
     told = replace(planned, groups=planned.held_out)
     for index in range(6):
         taken = learning.take(told, model, SETTINGS, **HOW | {"index": index, "count": 1})
-        matching.update(model, *taken, MatchingSettings(3e-3, "dpo", old_policy="on_policy", sampled_steps=0, keep_winner=0.5))
+        matching.update(
+            model, *taken, MatchingSettings(3e-3, "dpo", old_policy="on_policy", sampled_steps=0, keep_winner=0.5)
+        )
     assert learning.agreement(model, planned, SETTINGS, 0)["opinions/agreement"] == 1.0
 
 
 def test_agreement_is_measured_as_often_as_asked(model, planned):
     measured = [
-        "opinions/agreement" in learning.take(planned, model, SETTINGS, **HOW | {"index": index, "check_every": every})[1].metrics
+        "opinions/agreement"
+        in learning.take(planned, model, SETTINGS, **HOW | {"index": index, "check_every": every})[1].metrics
         for index, every in ((0, 2), (1, 2), (2, 2), (0, 0))
     ]
     assert measured == [True, False, True, False]
-    assert math.isfinite(learning.agreement(model, replace(planned, held_out=planned.groups), SETTINGS, 0)["opinions/agreement"])
+    assert math.isfinite(
+        learning.agreement(model, replace(planned, held_out=planned.groups), SETTINGS, 0)["opinions/agreement"]
+    )

@@ -23,7 +23,13 @@ def store(tmp_path, monkeypatch):
         Image.fromarray(pixels).save(path)
         rows.append({"id": pixels_id(pixels), "prompt": f"prompt {number // 2}\nin two lines", "path": str(path)})
     store.ids = [row["id"] for row in rows]
-    store.give([{"kind": "pair", "picture": a, "other": b, "value": True} for a, b in zip(store.ids[::2], store.ids[1::2], strict=True)], rows)
+    store.give(
+        [
+            {"kind": "pair", "picture": a, "other": b, "value": True}
+            for a, b in zip(store.ids[::2], store.ids[1::2], strict=True)
+        ],
+        rows,
+    )
     return store
 
 
@@ -74,8 +80,17 @@ def test_each_models_own_loaders_and_size_take_the_place_of_the_tiny_ones(store,
     found = recipe.write(store, [], model)
     mine, theirs = inputs(found, "MyPictures"), recipe._read(model)
     sampler = next(entry["inputs"] for entry in theirs.values() if entry["class_type"] == "OTCA_SDESampler")
-    assert (mine["width"], mine["height"], mine["guidance"]) == (sampler["width"], sampler["height"], sampler["guidance"])
+    assert (mine["width"], mine["height"], mine["guidance"]) == (
+        sampler["width"],
+        sampler["height"],
+        sampler["guidance"],
+    )
     kinds = [entry["class_type"] for entry in found.graph.values()]
     assert "UNETLoader" in kinds and "VAELoader" in kinds and "OTCA_EmbeddedModel" not in kinds
-    assert all(value[0] in found.graph for entry in found.graph.values() for value in entry["inputs"].values() if isinstance(value, list))
+    assert all(
+        value[0] in found.graph
+        for entry in found.graph.values()
+        for value in entry["inputs"].values()
+        if isinstance(value, list)
+    )
     assert found.tag == "" and found.items + found.held_out == 10

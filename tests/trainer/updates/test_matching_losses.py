@@ -411,9 +411,10 @@ def test_the_losers_share_by_hand():
 
 
 def test_it_scales_the_losers_gradient_alone_and_a_place_counts_by_its_weight():
-    """One pair of two places; x0 and noise 0, so that v is the residual. ℓ = mean s·v², slopes s·v: winner (2·1, 0), loser (2·3, 0).
+    """One pair of two places; x0 and noise 0, so that v is the residual. ℓ = mean s·v²; slopes s·v: winner (2, 0), loser (6, 0).
 
-    ⟨⟩ = 12, ‖g_w‖² = 4: λ = ½·4/12 = 1/6 if half is kept. ℓ_w = 1, ℓ_l = 9, β/2·(ℓ_w - ℓ_l) = -4: dL/dℓ_w = ½·σ(-4), and dL/dv = dL/dℓ·s·v.
+    ⟨⟩ = 12, ‖g_w‖² = 4: λ = ½·4/12 = 1/6 if half is kept. ℓ_w = 1, ℓ_l = 9, β/2·(ℓ_w - ℓ_l) = -4: dL/dℓ_w = ½·σ(-4), and
+    dL/dv = dL/dℓ·s·v.
     """
     velocity = torch.tensor([[[[1.0, 5.0]]], [[[3.0, 7.0]]]], requires_grad=True)
     zero = torch.zeros_like(velocity)
@@ -439,8 +440,8 @@ def test_it_scales_the_losers_gradient_alone_and_a_place_counts_by_its_weight():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_winner_is_never_fitted_worse_where_plain_dpo_fits_it_worse(seed):
-    """A toy policy: one shift for all, so that both velocities answer to it alike. The loser's residual points the same way and is
-    larger, so plain dpo fits both worse and worse; with the factor the winner's ℓ never rises in 100 steps of 1e-2."""
+    """A toy policy: one shift for all, so that both velocities answer to it alike. The loser's residual points the same way and
+    is larger, so plain dpo fits both worse and worse; with the factor the winner's ℓ never rises in 100 steps of 1e-2."""
     own = normal(seed, 1, 1, 2, 2)
     target = torch.cat([own, 3 * own + 0.1 * normal(seed + 100, 1, 1, 2, 2)])  # residuals at a shift of 0
     ends, group, zero = torch.tensor([1.0, -1.0]).double(), torch.tensor([0, 0]), torch.zeros_like(target)
