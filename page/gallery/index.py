@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,8 @@ from PIL import Image
 from ...host import paths
 from ...host.access import opening
 from ...host.access.folders import OURS
-from ...host.files import write_bytes
+from ...host.database import Connection, DatabaseError, OperationalError, open_database
+from ...host.files import Damaged, read_bytes, write_bytes
 from ...trainer.opinions.identity import pixels_id
 from ...trainer.pictures.media import upright
 from . import facts
@@ -119,21 +119,21 @@ class Index:
 
     # --- the table --------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Connection:
         file = self.home / "index.sqlite"
         for attempt in range(2):
             base = None
             try:
                 self.home.mkdir(parents=True, exist_ok=True)
-                base = sqlite3.connect(file, timeout=10, check_same_thread=False, isolation_level=None)
+                base = open_database(file, 10, shared=True)
                 if base.execute("pragma user_version").fetchone()[0] not in (0, VERSION):
-                    raise sqlite3.DatabaseError("it is of another version")
+                    raise DatabaseError("it is of another version")
                 base.execute("pragma journal_mode = wal")
                 base.execute("pragma synchronous = normal")
                 base.executescript(f"pragma user_version = {VERSION}; {TABLES}")
                 base.execute("select count(*), max(note) from pictures").fetchone()
                 return base
-            except (OSError, sqlite3.DatabaseError) as error:
+            except (OSError, DatabaseError) as error:
                 if base is not None:
                     base.close()
                 if attempt or not _is_damage(error):
@@ -148,12 +148,12 @@ class Index:
             with contextlib.suppress(OSError):
                 os.unlink(f"{file}{ending}")
 
-    def _in_memory(self, error: Exception) -> sqlite3.Connection:
+    def _in_memory(self, error: Exception) -> Connection:
         self.problem = (
             f"the gallery's index cannot be kept ({error}). Fix: make room in {self.home}, or make it writable"
         )
         logger.warning("%s", self.problem)
-        base = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        base = open_database(":memory:", 10, shared=True)
         base.executescript(TABLES)
         return base
 
@@ -172,7 +172,7 @@ class Index:
                         raise
                     self._base.execute("commit")
                     return []
-                except sqlite3.DatabaseError as error:
+                except DatabaseError as error:
                     self._base.close()
                     damaged = _is_damage(error)
                     if damaged:
@@ -269,8 +269,9 @@ class Index:
     def small(self, id: str) -> bytes | None:
         """A small picture as WebP; None if the file cannot be shown: `note` then says why. Raises KeyError."""
         file = self.files([id])[id]
-        with contextlib.suppress(OSError):
-            return self._place(file).read_bytes()
+        with contextlib.suppress(Damaged):
+            if kept := read_bytes(self._place(file)):
+                return kept
         return self._make_small(file)
 
     def looked(self) -> bool:
@@ -382,7 +383,7 @@ class Index:
 
 def _is_damage(error: Exception) -> bool:
     """Whether a database is not one any more, and not only locked, full or unwritable."""
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+    return isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
 
 
 def _opened(file: File) -> int:

@@ -18,6 +18,7 @@ from comfyui_otca.page.gallery import facts, index
 from comfyui_otca.page.gallery.index import Index, id_of
 from comfyui_otca.page.gallery.texts import MOST_TEXT
 from comfyui_otca.tests.page.strange_pictures import SCRIPT, bomb, by_exif, graph, huge, png, strange, with_chunk
+from comfyui_otca.trainer.opinions import store as store_module
 from comfyui_otca.trainer.opinions.identity import picture_id
 
 FEW, MANY = 24, 300
@@ -426,7 +427,7 @@ def test_strange_files_are_told_of_in_a_line(site, everything):
 def test_a_damaged_or_full_store_is_a_line(site, shown, monkeypatch):
     picture = shown()
     store = site.gallery.opinions.store
-    monkeypatch.setattr(sqlite3, "connect", _full)
+    monkeypatch.setattr(store_module, "open_database", _full)
     answer = say(site, picture, "thumb", 1)
     assert answer.status == 507 and "could not be kept" in answer.error
     monkeypatch.undo()
