@@ -441,6 +441,7 @@ def _full(*_, **__):
 
 def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp_path):
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
     text = {"prompt": json.dumps(graph("a cat"))}
     red, blue = (np.full((24, 24, 3), color, np.uint8) for color in ((220, 30, 30), (30, 30, 220)))
     ids = []
