@@ -2,6 +2,7 @@
 
     python bench/page.py fluid [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
     python bench/page.py first-curve --comfyui ~/comfy/ComfyUI-0.33 [--front-end FOLDER] [--renderer nodes2] [--first-start]
+    python bench/page.py gallery [--pictures 10000] [--opinions 500]
     python bench/page.py imports --comfyui ~/comfy/ComfyUI-0.33 [--rounds 5]
 
 `fluid` makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this
@@ -15,6 +16,10 @@ install the requirements, starts ComfyUI and opens its page. From there it does 
 the clicks: *Templates*, the pack, the template by its shown name, *Run*, until Training Run shows the curve of the first
 iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
 as the page lets it be made, so the seconds are the machine's.
+
+`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls while the browser
+tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started again. Then it counts
+those in the file.
 
 `imports` starts ComfyUI `--rounds` times with the pack and with an empty custom node, and gives the seconds that ComfyUI says it
 took to import each.
@@ -32,6 +37,7 @@ import os
 import platform
 import random
 import re
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -41,12 +47,15 @@ from pathlib import Path
 
 import psutil
 import torch
+from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page, sync_playwright
 
 from comfyui_otca.bench.common import ROOT, spread, table
 from comfyui_otca.tests.comfyui import server
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, SETTINGS, Canvas, chromium
 from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.trainer.opinions.store import FILE, Store
 from comfyui_otca.trainer.pictures import grids
 
 REWARDS, HELD_OUT, STEPS, SHORT, EVALUATED_EVERY = ("clip_t", "colorfulness", "sharpness"), ("accuracy",), 7, 300, 50
@@ -410,6 +419,157 @@ def imports(options: argparse.Namespace) -> None:
     print(table(("custom node", "seconds"), [(name, spread(taken)) for name, taken in seconds.items()]))
 
 
+# --- the gallery ------------------------------------------------------------------------------------------------------
+
+WORDS, THINGS = ("red", "green", "golden", "tiny", "old"), ("cat", "castle", "forest", "robot", "boat")
+KILLS = 20
+FIRST_VIEW = """() => {
+    const shown = [...document.querySelectorAll(".otca-gallery-tile:not([hidden]) img")].filter(
+        img => img.getBoundingClientRect().top < innerHeight);
+    return shown.length > 3 && shown.every(img => img.complete && img.naturalWidth > 1);
+}"""
+WATCH = """() => {
+    window.longest = [];
+    const seen = list => longest.push(...list.getEntries().map(entry => entry.duration));
+    new PerformanceObserver(seen).observe({ type: "longtask" });
+}"""
+SCROLL = """async () => {
+    const list = document.querySelector(".otca-gallery-list");
+    let frames = 0;
+    for (const step of [120, 700, 3000]) {
+        for (let at = 0; at < 150; at++) {
+            list.scrollTop += step;
+            await new Promise(done => requestAnimationFrame(done));
+            frames += 1;
+        }
+    }
+    return [frames, list.scrollTop, list.scrollHeight, document.querySelectorAll(".otca-gallery-tile").length];
+}"""
+NOTHING_WAITS = "() => JSON.parse(sessionStorage.getItem('otca.gallery.waiting') ?? '[]').length === 0"
+
+
+def make_pictures(folder: Path, count: int, side: int = 256) -> None:
+    """PNGs as ComfyUI saves them: shapes on a ground, each with a graph of seven nodes and a canvas in it."""
+    noise = random.Random(0)
+    canvas = json.dumps({"nodes": [{"id": each, "widgets_values": ["value" * 10]} for each in range(30)], "links": []})
+    for number in range(count):
+        picture = Image.new("RGB", (side, side), tuple(noise.randrange(256) for _ in range(3)))
+        draw = ImageDraw.Draw(picture)
+        for _ in range(12):
+            left, top, size = noise.randrange(side), noise.randrange(side), noise.randrange(8, side // 3)
+            box = (left, top, left + size, top + size)
+            draw.ellipse(box, tuple(noise.randrange(256) for _ in range(3)))
+        prompt = f"a {noise.choice(WORDS)} {noise.choice(THINGS)}, number {number // 8}"
+        graph = {
+            "3": (
+                "KSampler",
+                {
+                    "seed": number,
+                    "model": ["4", 0],
+                    "positive": ["6", 0],
+                    "negative": ["7", 0],
+                    "latent_image": ["5", 0],
+                },
+            ),
+            "4": ("CheckpointLoaderSimple", {"ckpt_name": noise.choice(("one.safetensors", "two.safetensors"))}),
+            "5": ("EmptyLatentImage", {"width": side, "height": side, "batch_size": 1}),
+            "6": ("CLIPTextEncode", {"text": prompt, "clip": ["4", 1]}),
+            "7": ("CLIPTextEncode", {"text": "blurry", "clip": ["4", 1]}),
+            "8": ("VAEDecode", {"samples": ["3", 0], "vae": ["4", 2]}),
+            "9": ("SaveImage", {"filename_prefix": "ComfyUI", "images": ["8", 0]}),
+        }
+        texts = PngInfo()
+        texts.add_text(
+            "prompt",
+            json.dumps({name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in graph.items()}),
+        )
+        texts.add_text("workflow", canvas)
+        picture.save(folder / f"ComfyUI_{number:05d}_.png", pnginfo=texts, compress_level=1)
+
+
+def first_view(page: Page, url: str) -> float:
+    """Seconds from the request of the page until all pictures that it shows are there."""
+    begun = time.monotonic()
+    page.goto(f"{url}/otca/gallery")
+    page.wait_for_function(FIRST_VIEW, timeout=PATIENCE)
+    return time.monotonic() - begun
+
+
+def indexed(comfyui) -> float:
+    """Seconds until all pictures are read."""
+    begun = time.monotonic()
+    while (told := comfyui.get("/otca/gallery/state"))["small"] < told["pictures"] or not told["pictures"]:
+        time.sleep(1)
+    return time.monotonic() - begun
+
+
+def say(page: Page, comfyui, count: int, kills: int) -> None:
+    """That many opinions by the keyboard; meanwhile ComfyUI's process is killed and started again `kills` times."""
+    every = count // kills if kills else count + 1
+    for number in range(count):
+        page.keyboard.press("ArrowUp" if number % 3 else "12345"[number % 5])
+        page.keyboard.press("j")
+        if number % every == every - 1 and number // every < kills:
+            os.killpg(comfyui.process.pid, signal.SIGKILL)
+            comfyui.process.wait()
+            comfyui.start()
+            comfyui.wait_until_up()
+            if number // every % 2:
+                page.reload()
+                page.wait_for_function(FIRST_VIEW, timeout=PATIENCE)
+                page.keyboard.press("Home")
+                for _ in range(number + 1):
+                    page.keyboard.press("j")
+    comfyui.wait_until_up()
+    page.wait_for_function(NOTHING_WAITS, timeout=PATIENCE)
+
+
+def gallery(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as base, sync_playwright() as driver:
+        newest = max(server.installations(), key=lambda one: one.age)
+        comfyui = server.ComfyUI(newest, Path(base) / "comfyui")
+        try:
+            make_pictures(comfyui.base / "output", options.pictures)
+            comfyui.wait_until_up()
+            browser = driver.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
+            page = browser.new_page(viewport={"width": 1400, "height": 900})
+            errors: list[str] = []
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            times = {"first view, s, no index": first_view(page, comfyui.url), "all read, s": indexed(comfyui)}
+            for place in range(3):
+                comfyui.stop()
+                comfyui.start()
+                comfyui.wait_until_up()
+                page = browser.new_context(viewport={"width": 1400, "height": 900}).new_page()
+                page.on("pageerror", lambda error: errors.append(str(error)))
+                page.add_init_script(f"({WATCH})()")
+                times[f"first view, s, server just started, {place + 1}"] = first_view(page, comfyui.url)
+            page.wait_for_timeout(3000)
+            before = page.evaluate("longest")
+            page.evaluate("() => { longest.length = 0 }")
+            frames, at, height, tiles = page.evaluate(SCROLL)
+            page.wait_for_timeout(500)
+            scrolling = page.evaluate("longest")
+            times |= {
+                "longest task while it opens, ms": max(before, default=0),
+                "longest task while it scrolls, ms": max(scrolling, default=0),
+            }
+            times |= {"frames scrolled": frames, "share of the list scrolled": at / height, "tiles in the page": tiles}
+            page.keyboard.press("Home")
+            page.locator(".otca-gallery-list").focus()
+            page.keyboard.press("Home")
+            say(page, comfyui, options.opinions, KILLS)
+            store = Store(next(comfyui.base.rglob(FILE)))
+            times["opinions by keyboard"], times["opinions kept"] = options.opinions, len(store.standing())
+            times["killed meanwhile"], times["errors in the page"] = KILLS, len(errors)
+            browser.close()
+        finally:
+            comfyui.stop()
+    print(f"ComfyUI {comfyui.installation.version}, {options.pictures} pictures, {os.cpu_count()} processors")
+    print(table(("what", "value"), [(name, f"{value:.4g}") for name, value in times.items()]))
+    print(*errors, sep="\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
@@ -431,6 +591,10 @@ def main() -> None:
     third.add_argument("--comfyui", type=Path, required=True, help="a ComfyUI with its environment in .venv")
     third.add_argument("--rounds", type=int, default=5)
     third.set_defaults(work=imports)
+    fourth = parts.add_parser("gallery")
+    fourth.add_argument("--pictures", type=int, default=10_000)
+    fourth.add_argument("--opinions", type=int, default=500)
+    fourth.set_defaults(work=gallery)
     options = parser.parse_args()
     options.work(options)
 

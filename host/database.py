@@ -9,6 +9,7 @@ from sqlite3 import connect as _open
 __all__ = ["Connection", "DatabaseError", "OperationalError", "open_database"]
 
 
-def open_database(file: Path, wait: float) -> Connection:
-    """A connection without transactions of its own, which waits so many seconds for another one that writes."""
-    return _open(file, timeout=wait, isolation_level=None)
+def open_database(file: Path | str, wait: float, shared: bool = False) -> Connection:
+    """A connection without transactions of its own, which waits so many seconds for another one that writes. `shared`: several
+    threads use it, one after the other. ":memory:" is a database without a file."""
+    return _open(file, timeout=wait, isolation_level=None, check_same_thread=not shared)

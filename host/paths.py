@@ -86,6 +86,11 @@ def _rankings_of(folder_paths: ModuleType | None) -> Path | None:
     return _in_output(folder_paths, "otca_ranked")
 
 
+@place("gallery", "what the gallery has read of your pictures, and small copies of them")
+def _gallery_of(folder_paths: ModuleType | None) -> Path | None:
+    return _in_output(folder_paths, "otca_gallery")
+
+
 @place("bundles", "bundles that the page made, to train elsewhere")
 def bundles_of(folder_paths: ModuleType | None) -> Path | None:
     return _in_output(folder_paths, BUNDLES)
@@ -158,6 +163,11 @@ def votes_folder() -> Path:
 def opinions_folder() -> Path:
     """Where the opinions about pictures are: in ComfyUI's user folder, else in $OTCA_OPINIONS or here."""
     return _opinions_of(_of_server()) or Path(".")
+
+
+def gallery_folder() -> Path:
+    """Where the gallery keeps what it has read; it is shown in ComfyUI's page alone."""
+    return _gallery_of(_of_server()) or Path("otca_gallery")
 
 
 def ranking_folder(name: str) -> Path:

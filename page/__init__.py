@@ -37,6 +37,10 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
     from ..host.access import permissions
     from ..host.foreign_nodes import NodeClasses
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+    from ..trainer.opinions.store import FILE, Store
+    from .gallery.index import folders as picture_folders
+    from .gallery.opinions import Opinions
+    from .gallery.routes import Gallery
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
@@ -57,6 +61,12 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         live=results,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
         trainings=Word(permissions.trainings_allowed(user), user, headless_comfyui.folder_of_server()),
+        gallery=Gallery(
+            paths.gallery_folder(),
+            picture_folders,
+            Opinions(Store(paths.opinions_folder() / FILE)),
+            Path(__file__).absolute().parents[1].name,
+        ),
         folders=lambda: of_comfyui(folder_paths),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )

@@ -16,6 +16,7 @@ from aiohttp import web
 from ..host import files
 from ..host.paths import BUNDLES
 from ..host.text import plain_name, quoted, shortened
+from ..trainer.pictures.media import PICTURES
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
 from .jobs import Jobs, as_json
@@ -92,6 +93,7 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
 
 ZIP = ".zip"
 MOST_OF_ONE_NAME = 100
+ID_LENGTH = 64  # of what opinions know a picture by
 BUNDLE = {
     "prompt": Field(json_object, required=True),
     "name": Field(plain_name),
@@ -109,8 +111,9 @@ class Bundles:
     _making: threading.Lock = field(default_factory=threading.Lock)
     _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
-    def make(self, prompt: dict, name: str | None, hashes: bool, with_pictures: bool = False) -> dict[str, Any]:
-        """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written."""
+    def make(self, prompt: dict, name: str | None, hashes: bool, with_pictures: bool) -> dict[str, Any]:
+        """Writes a bundle. Raises Refused: 400 with what is wrong, 409 while another one is being written; or, with their names,
+        where it would contain pictures, and `with_pictures` does not say that the user has seen that."""
         from ..bundle import contents, making  # here, since it is a quarter of what the pack takes to import
 
         if not self._making.acquire(blocking=False):
@@ -120,6 +123,13 @@ class Bundles:
             if problems := errors(contents.problems_of(workflow)):
                 raise WorkflowError(problems)
             held = contents.collect(workflow, name)
+            # Pictures of opinions are named by where they are here, since in the bundle they have no names of their own.
+            others = [
+                each for each in held.copied if each.lower().endswith(PICTURES) and len(Path(each).stem) != ID_LENGTH
+            ]
+            if not with_pictures and (named := [*held.pictures, *sorted(others)]):
+                message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
+                raise Refused(409, message, pictures=named)
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
             described = making.make(held, target, with_hashes=hashes, with_pictures=with_pictures, progress=self._count)

@@ -29,6 +29,7 @@ from . import settings, suggestions
 from .before_after import MAKE, BeforeAfter
 from .bypass import as_meant
 from .export import BUNDLE, Bundles, commands
+from .gallery.routes import Gallery, add_gallery_routes
 from .jobs import Gpus, Jobs, as_json
 from .library import NOTE, Library
 from .machine import Machine
@@ -99,6 +100,7 @@ def add_routes(
     live: Live,
     loras_folder: Callable[[], Path],
     trainings: Word,
+    gallery: Gallery,
     folders: Callable[[], list[Folder]] = list,
     setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
@@ -193,6 +195,7 @@ def add_routes(
     for path, handler in {**lasting, **(trusted if trainings.given else {})}.items():
         routes.post(path)(answered(at_home(handler)))
     add_vote_routes(routes, desk)
+    add_gallery_routes(routes, gallery)
 
 
 @dataclass(frozen=True)

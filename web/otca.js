@@ -3,6 +3,8 @@
  * Registers the extension: puts widgets on our nodes, hands them what the server computed, opens the sidebar.
  */
 import * as comfy from "./comfy.js";
+import { openWhatWasLeft } from "./gallery/canvas.js";
+import { setupGallery } from "./gallery/tab.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
 import { showNewWants } from "./sidebar/actions.js";
@@ -133,6 +135,7 @@ comfy.app.registerExtension({
     comfy.onReconnected(votes.refresh);
     votes.refresh();
     setupSidebar(comfy);
+    setupGallery(comfy);
   },
 
   /** @param {GraphNode} node */

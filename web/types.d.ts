@@ -382,6 +382,30 @@ interface BundleAnswer {
   notes: string[];
 }
 
+/** Where the gallery asks, and how: as the panel of votes does. */
+type GalleryServer = VoteServer;
+
+/** What the gallery knows of a picture. */
+interface Known {
+  name: string;
+  folder: string;
+  changed: number; // seconds since 1970
+  size: number; // bytes
+  width: number;
+  height: number;
+  animated: boolean;
+  prompt: string;
+  negative: string;
+  seed: string;
+  model: string;
+  loras: string[];
+  about: string; // its graph in a few words
+  note: string; // what could not be read
+  said: import("./lib/opinions.js").Said;
+  taste?: number | null; // what the learned taste says, in [0, 1]
+  old?: boolean; // it may have changed since
+}
+
 // ---- Elements -------------------------------------------------------------------------------------------------------
 
 /** The element that h("button.otca-button") makes. */

@@ -130,11 +130,17 @@ class ComfyUI:
         options += ["--database-url", "sqlite:///:memory:", "--disable-api-nodes"]
         if installation.front_end:
             options += ["--front-end-root", str(installation.front_end / STATIC)]
-        with self.log_file.open("wb") as log:
+        self.command = [installation.python, installation.folder / "main.py", *options]
+        self.variables = self.environment() | self.word(base / "rewards" if word else None)
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, or starts it again with all that it has written."""
+        with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [installation.python, installation.folder / "main.py", *options],
-                cwd=base,
-                env=self.environment() | self.word(base / "rewards" if word else None),
+                self.command,
+                cwd=self.base,
+                env=self.variables,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -14,10 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from comfyui_otca.page.gallery.opinions import Opinions
+from comfyui_otca.page.gallery.routes import Gallery
 from comfyui_otca.page.jobs import Jobs
 from comfyui_otca.page.routes import add_routes
 from comfyui_otca.page.runs import Runs
 from comfyui_otca.page.settings import Word
+from comfyui_otca.trainer.opinions.store import Store
 
 JSON = {"Content-Type": "application/json"}
 PNG = b"\x89PNG\r\n\x1a\n a picture"
@@ -95,7 +98,15 @@ def site(tmp_path, request):
     )
     routes = web.RouteTableDef()
     word = Word(request.node.get_closest_marker("no_word") is None, tmp_path / "user", tmp_path)
-    add_routes(routes, runs=runs, jobs=jobs, live=live, loras_folder=lambda: folders["loras"], trainings=word)
+    gallery = Gallery(
+        tmp_path / "gallery",
+        lambda: [folders["output"], folders["input"]],
+        Opinions(Store(tmp_path / "opinions.sqlite")),
+        "pack",
+    )
+    request.addfinalizer(gallery.close)
+    rooms_of = dict(runs=runs, jobs=jobs, live=live, trainings=word, gallery=gallery)
+    add_routes(routes, loras_folder=lambda: folders["loras"], **rooms_of)
 
     def ask(method, path, **options):
         async def one():
@@ -164,6 +175,7 @@ def site(tmp_path, request):
         runs=runs,
         jobs=jobs,
         live=live,
+        gallery=gallery,
         folder=folders["output"] / "otca",
         **folders,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 
-from comfyui_otca.bundle import making
+from comfyui_otca.bundle import contents, making
 from comfyui_otca.host.paths import BUNDLES
+from comfyui_otca.tests.page.strange_pictures import png
 
 GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
 
@@ -61,3 +63,22 @@ def test_nothing_else_is_downloaded(site):
     for name in ("..%2Fsecret.zip", "secret.txt", "link.zip", "nothing.zip", ".hidden.zip"):
         answer = site.get(f"/otca/bundles/{name}")
         assert answer.status in (400, 404) and answer.error, name
+
+
+def test_pictures_are_named_and_asked_for_before_they_are_in_it(site, small_graph, monkeypatch):
+    monkeypatch.setenv("OTCA_INPUT", str(site.input))
+    (site.input / "mine.png").write_bytes(png())
+    (site.input / "p.jsonl").write_text(json.dumps({"prompt": "a", "image": "mine.png"}))
+    asked = {"prompt": small_graph({**GRAPH, "OTCA_PromptDataset": {"file": "p.jsonl"}}), "hashes": False}
+    monkeypatch.setattr(
+        contents, "problems_of", lambda workflow: []
+    )  # whether the model takes pictures is not the question
+    refused = site.post("/otca/bundle", asked)
+    assert (refused.status, refused.json["pictures"]) == (
+        409,
+        ["inputs/mine.png"],
+    ) and "1 of your pictures" in refused.error
+    assert not (site.output / BUNDLES).exists()
+    assert site.post("/otca/bundle", {**asked, "with_pictures": True}).status == 200
+    with zipfile.ZipFile(site.output / BUNDLES / "from the graph.zip") as archive:
+        assert "from the graph/inputs/mine.png" in archive.namelist()

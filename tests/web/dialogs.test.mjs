@@ -63,6 +63,23 @@ test("while models are read, the button says how much of them has been", async (
   assert.match(start.textContent, /Bundle/);
 });
 
+test("pictures that would be in it are named, and only a click lets them", async () => {
+  const asked = [];
+  const { dialog, start } = open(async (hashes, pictures) => {
+    asked.push(pictures);
+    if (!pictures) throw Object.assign(new Error("no"), { pictures: ["inputs/<b>mine.png"] });
+    return made;
+  });
+  start.click();
+  await settled();
+  assert.ok(dialog.textContent.includes("inputs/<b>mine.png"));
+  assert.deepEqual(asked, [false]);
+  all(dialog, "button").find((one) => one.textContent.includes("Put these pictures")).click();
+  await settled();
+  assert.deepEqual(asked, [false, true]);
+  assert.ok(dialog.textContent.includes(made.path));
+});
+
 test("a refusal is shown with its problems, and the button works again", async () => {
   const refusal = Object.assign(new Error("no"), {
     problems: [{ node_id: "3", title: "Sample Groups", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }],

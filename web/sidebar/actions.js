@@ -74,7 +74,8 @@ export async function exportHeadless(comfy) {
   const download = () => save(answer.filename, JSON.stringify(output, null, 2));
   const failed = answer.problems.some((/** @type {Problem} */ { severity }) => severity === "error");
   if (!failed) download();
-  const bundle = (/** @type {boolean} */ hashes) => comfy.postJson("/otca/bundle", { prompt: output, hashes });
+  const bundle = (/** @type {boolean} */ hashes, /** @type {boolean} */ pictures) =>
+    comfy.postJson("/otca/bundle", { prompt: output, hashes, with_pictures: pictures });
   exportDialog(comfy, { answer, failed, download, bundle });
 }
 

@@ -41,6 +41,9 @@ const TEXT = {
   bundleHashesNote: t("Takes a while where models are large. Without it their sizes are compared."),
   bundling: t("Writing…"),
   bundleReads: (/** @type {number} */ percent) => t("Reading the models: {percent} %", { percent }),
+  bundlePictures: (/** @type {number} */ count) =>
+    t("The bundle would contain {count} of your pictures. Who gets the bundle can see them:", { count }),
+  bundleAllow: t("Put these pictures into it"),
   bundled: (/** @type {string} */ path) => t("Written: {path}", { path }),
   bundleDownload: (/** @type {string} */ name, /** @type {string} */ size) => t("Download {name} ({size})", { name, size }),
   bundleModels: (/** @type {number} */ count, /** @type {string} */ size) =>
@@ -320,14 +323,17 @@ export function permissionsDialog(comfy, { wants, allow }) {
  * A button that has a bundle written, and then what became of it.
  *
  * @param {Comfy} comfy
- * @param {(hashes: boolean) => Promise<BundleAnswer>} make
+ * @param {(hashes: boolean, pictures: boolean) => Promise<BundleAnswer>} make an Error may carry `pictures`, the names of those that the
+ *   bundle would contain: the user is asked
  * @param {() => HTMLDialogElement} dialog
  */
 function bundleSection(comfy, make, dialog) {
   const hashes = h("input", { id: "otca-bundle-hashes", type: "checkbox", checked: true, "aria-describedby": "otca-bundle-note" });
   const error = h("div.otca-error", { role: "alert" });
   const result = h("div", { role: "status" });
-  const start = button("pi-box", TEXT.bundle, async () => {
+  const start = button("pi-box", TEXT.bundle, () => write(false));
+  /** @param {boolean} pictures they may be in it */
+  async function write(pictures) {
     start.disabled = true;
     setText(start.lastChild, TEXT.bundling);
     setText(error, "");
@@ -335,16 +341,17 @@ function bundleSection(comfy, make, dialog) {
     const { refresh, end } = poll(reading, { every: BUNDLE_POLL_MS, isSeen: () => true, failed: () => {} });
     refresh();
     try {
-      result.replaceChildren(...bundleResult(comfy, await make(hashes.checked)));
+      result.replaceChildren(...bundleResult(comfy, await make(hashes.checked, pictures)));
     } catch (failure) {
-      setText(error, failure.problems ? "" : failure.message);
-      result.replaceChildren(problemList(comfy, failure.problems ?? [], dialog()));
+      setText(error, failure.problems || failure.pictures ? "" : failure.message);
+      const asked = failure.pictures && picturesAsked(failure.pictures, () => write(true));
+      result.replaceChildren(asked ?? problemList(comfy, failure.problems ?? [], dialog()));
     } finally {
       end();
       start.disabled = false;
       setText(start.lastChild, TEXT.bundle);
     }
-  });
+  }
   /** Says on the button how much of the models has been read. */
   async function reading() {
     const { read, total } = await comfy.getJson("/otca/bundle");
@@ -360,6 +367,22 @@ function bundleSection(comfy, make, dialog) {
     h("p.otca-note", { id: "otca-bundle-note" }, TEXT.bundleHashesNote),
     error,
     result,
+  );
+}
+
+/**
+ * Which pictures would leave this machine with a bundle, and the button that lets them.
+ *
+ * @param {string[]} names
+ * @param {() => void} allow
+ */
+function picturesAsked(names, allow) {
+  return h(
+    "div",
+    {},
+    h("p.otca-note", {}, TEXT.bundlePictures(names.length)),
+    h("ul.otca-bundle", { tabindex: "0" }, names.map((name) => h("li.otca-note", {}, name))),
+    button("pi-check", TEXT.bundleAllow, allow),
   );
 }
 
@@ -389,7 +412,7 @@ function bundleResult(comfy, made) {
  * @param {ExportAnswer} options.answer
  * @param {boolean} options.failed
  * @param {() => void} options.download
- * @param {(hashes: boolean) => Promise<BundleAnswer>} options.bundle
+ * @param {(hashes: boolean, pictures: boolean) => Promise<BundleAnswer>} options.bundle
  */
 export function exportDialog(comfy, { answer, failed, download, bundle }) {
   const commands = answer.commands.map(({ title, lines, note }) => commandSection(title, lines.join("\n"), note));

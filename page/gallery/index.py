@@ -1,0 +1,422 @@
+"""The index of all pictures: which there are, what their files say, and small pictures of them; kept on disk, since reading ten
+thousand files takes a minute. It can be made again from the pictures, so a damaged one is thrown away.
+
+Three kinds of threads: one a folder that looks for files, since a network drive may hang; one that reads what is new, the newest
+first; and the page's requests, which do not wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...host import paths
+from ...host.access import opening
+from ...host.access.folders import OURS
+from ...host.database import Connection, DatabaseError, OperationalError, open_database
+from ...host.files import Damaged, read_bytes, write_bytes
+from ...trainer.opinions.identity import pixels_id
+from ...trainer.pictures.media import upright
+from . import facts
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+MOST_PICTURES = 100_000  # names in one folder and all below it
+MOST_BYTES = 64 * 1024**2  # of one picture's file
+SMALL = 256  # pixels of a small picture's longer side
+MOST_SMALL_BYTES = 1024**3  # of all small pictures together
+AGAIN = 2.0  # seconds after which a folder is looked at again, if somebody asks
+BATCH = 64  # pictures that are written into the index at a time
+VERSION = 1  # of the tables; an index of another one is made anew
+TABLES = """
+create table if not exists pictures (
+    id text primary key, folder text, name text, changed integer, size integer,
+    read integer default 0, hash text default '', small integer default 0,
+    width integer default 0, height integer default 0, animated integer default 0,
+    prompt text default '', negative text default '', seed text default '', model text default '', loras text default '[]',
+    graph text default '', about text default '', note text default ''
+) without rowid;
+create index if not exists by_time on pictures (changed desc, id);
+create index if not exists by_hash on pictures (hash);
+"""
+
+
+@dataclass(frozen=True)
+class File:
+    """A picture's file, as a folder lists it. `changed` in nanoseconds since 1970."""
+
+    id: str
+    folder: str
+    name: str
+    changed: int
+    size: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder, self.name)
+
+
+def id_of(folder: str, name: str) -> str:
+    """By what the page names a picture: it says nothing of where that is."""
+    return hashlib.sha256(f"{folder}\0{name}".encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def files_in(folder: str) -> Iterator[File]:
+    """The pictures of a folder and of those below it. Hidden ones are left out, links, and what the pack has put there."""
+    left = MOST_PICTURES
+    for path, below, _ in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith((".", OURS)))
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                left -= 1
+                if left < 0:
+                    return
+                if (
+                    not entry.name.lower().endswith(SUFFIXES)
+                    or entry.name[0] == "."
+                    or not entry.is_file(follow_symlinks=False)
+                ):
+                    continue
+                with contextlib.suppress(OSError):  # it has just been removed
+                    state = entry.stat(follow_symlinks=False)
+                    name = os.path.relpath(entry.path, folder)
+                    if name.isprintable() and len(name) < opening.LONGEST_NAME:
+                        yield File(id_of(folder, name), folder, name, state.st_mtime_ns, state.st_size)
+
+
+class Index:
+    """The pictures of these folders.
+
+    Attributes:
+        version: counts the changes of what is listed or known.
+        problem: why the index is not kept on disk, a sentence; "" if it is.
+    """
+
+    def __init__(self, home: Path, folders: Callable[[], Iterable[Path]]):
+        self.home, self.folders = home, folders
+        self.version, self.problem = 0, ""
+        self._lock, self._wake = threading.RLock(), threading.Event()
+        self._scans: dict[str, tuple[threading.Thread, float]] = {}  # of each folder, and when it began
+        self._scanned: dict[str, float] = {}  # when that ended
+        self._worker: threading.Thread | None = None
+        self._ended = False
+        self._base = self._opened()
+
+    # --- the table --------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Connection:
+        file = self.home / "index.sqlite"
+        for attempt in range(2):
+            base = None
+            try:
+                self.home.mkdir(parents=True, exist_ok=True)
+                base = open_database(file, 10, shared=True)
+                if base.execute("pragma user_version").fetchone()[0] not in (0, VERSION):
+                    raise DatabaseError("it is of another version")
+                base.execute("pragma journal_mode = wal")
+                base.execute("pragma synchronous = normal")
+                base.executescript(f"pragma user_version = {VERSION}; {TABLES}")
+                base.execute("select count(*), max(note) from pictures").fetchone()
+                return base
+            except (OSError, DatabaseError) as error:
+                if base is not None:
+                    base.close()
+                if attempt or not _is_damage(error):
+                    return self._in_memory(error)
+                logger.warning("the gallery's index is made anew, for %s: %s", file, error)
+                self._remove(file)
+        raise AssertionError
+
+    @staticmethod
+    def _remove(file: Path) -> None:
+        for ending in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{file}{ending}")
+
+    def _in_memory(self, error: Exception) -> Connection:
+        self.problem = (
+            f"the gallery's index cannot be kept ({error}). Fix: make room in {self.home}, or make it writable"
+        )
+        logger.warning("%s", self.problem)
+        base = open_database(":memory:", 10, shared=True)
+        base.executescript(TABLES)
+        return base
+
+    def _execute(self, text: str, values: Iterable = (), many: bool = False) -> list[tuple]:
+        """Rows of a statement. If the index is damaged or the disk is full, a new index gives them."""
+        with self._lock:
+            for _ in range(3):
+                try:
+                    if not many:
+                        return self._base.execute(text, tuple(values)).fetchall()
+                    self._base.execute("begin immediate")
+                    try:
+                        self._base.executemany(text, values)
+                    except BaseException:
+                        self._base.execute("rollback")
+                        raise
+                    self._base.execute("commit")
+                    return []
+                except DatabaseError as error:
+                    self._base.close()
+                    damaged = _is_damage(error)
+                    if damaged:
+                        self._remove(self.home / "index.sqlite")
+                    self._base = self._opened() if damaged else self._in_memory(error)
+                    self._scanned.clear()
+            raise AssertionError
+
+    # --- who asks ---------------------------------------------------------------------------------------------------
+
+    def look(self, patience: float = 0.0) -> None:
+        """Has the folders looked at again, unless that was just done. Waits for it for at most `patience` seconds."""
+        now = time.monotonic()
+        with self._lock:
+            for folder in map(str, self.folders()):
+                thread, _ = self._scans.get(folder, (None, 0.0))
+                rested = now - self._scanned.get(folder, -AGAIN) >= AGAIN
+                if rested and (thread is None or not thread.is_alive()):
+                    thread = threading.Thread(target=self._scan, args=(folder,), name="otca gallery looks", daemon=True)
+                    self._scans[folder] = thread, now
+                    thread.start()
+            scans = [thread for thread, _ in self._scans.values()]
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = threading.Thread(target=self._work, name="otca gallery reads", daemon=True)
+                self._worker.start()
+        for thread in scans:
+            thread.join(max(0.0, patience - (time.monotonic() - now)))
+        self._wake.set()
+
+    def progress(self) -> dict[str, Any]:
+        """{pictures, read, small: how many; slow: names of folders that take long to answer; problem}."""
+        (count, read, small), *_ = self._execute("select count(*), total(read), total(small != 0) from pictures")
+        now = time.monotonic()
+        slow = [
+            Path(folder).name
+            for folder, (thread, since) in self._scans.items()
+            if thread.is_alive() and now - since > 3
+        ]
+        return {"pictures": count, "read": int(read), "small": int(small), "slow": slow, "problem": self.problem}
+
+    def rows(self, columns: str = "*", where: str = "1", values: Iterable = (), limit: int = -1) -> list[tuple]:
+        """Rows of pictures, the newest first; -1: all of them."""
+        asked = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
+        return self._execute(asked, values)
+
+    def models(self, most: int) -> list[tuple[str, int]]:
+        """Models' files and how many pictures are of each, the most frequent first."""
+        asked = "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?"
+        return self._execute(asked, [most])
+
+    def files(self, ids: Iterable[str]) -> dict[str, File]:
+        """The files of pictures that are known."""
+        return {row[0]: File(*row) for row in self._rows_of(ids, "id, folder, name, changed, size")}
+
+    def _rows_of(self, ids: Iterable[str], columns: str) -> list[tuple]:
+        wanted, found = list(ids), []
+        for begin in range(0, len(wanted), 500):  # SQLite takes only so many values at a time
+            some = wanted[begin : begin + 500]
+            found += self._execute(f"select {columns} from pictures where id in ({','.join('?' * len(some))})", some)
+        return found
+
+    def details(self, ids: list[str]) -> dict[str, dict[str, Any]]:
+        """What is known of pictures; what was not read yet is read now."""
+        if unread := {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}:
+            self._read_facts(self.files(unread).values())
+        columns = "id folder name changed size hash width height animated".split()
+        columns += "prompt negative seed model loras graph about note".split()
+        found = {}
+        for row in self._rows_of(ids, ", ".join(columns)):
+            known = dict(zip(columns, row, strict=True))
+            known["loras"] = json.loads(known["loras"])
+            found[known.pop("id")] = known
+        return found
+
+    def hash_of(self, id: str) -> str:
+        """The digits by which opinions know a picture, of its pixels; "" if it cannot be shown."""
+        rows = self._rows_of([id], "hash")
+        if rows and not rows[0][0]:
+            for file in self.files([id]).values():
+                self._make_small(file)
+            rows = self._rows_of([id], "hash")
+        return rows[0][0] if rows else ""
+
+    def content(self, id: str) -> tuple[File, bytes]:
+        """A picture's file as it is now.
+
+        Raises:
+            KeyError: there is no such picture.
+            OSError, opening.Refused: it is gone, not a plain file in its folder, or too large; or does not come in time.
+        """
+        file = self.files([id])[id]
+        return file, _content(file)
+
+    def small(self, id: str) -> bytes | None:
+        """A small picture as WebP; None if the file cannot be shown: `note` then says why. Raises KeyError."""
+        file = self.files([id])[id]
+        with contextlib.suppress(Damaged):
+            if kept := read_bytes(self._place(file)):
+                return kept
+        return self._make_small(file)
+
+    def looked(self) -> bool:
+        """Whether every folder was looked through once."""
+        return all(str(folder) in self._scanned for folder in self.folders())
+
+    def close(self) -> None:
+        self._ended = True
+        self._wake.set()
+        if self._worker is not None:
+            self._worker.join(opening.SECONDS)
+        with self._lock:
+            self._base.close()
+
+    # --- in the background ------------------------------------------------------------------------------------------
+
+    def _scan(self, folder: str) -> None:
+        there = {file.id: file for file in files_in(folder)}
+        known = {
+            row[0]: row[1:]
+            for row in self._execute("select id, changed, size from pictures where folder = ?", [folder])
+        }
+        if self._ended:
+            return
+        new = [file for file in there.values() if known.get(file.id) != (file.changed, file.size)]
+        gone = [(name,) for name in known if name not in there]
+        if new:
+            values = "insert or replace into pictures (id, folder, name, changed, size) values (?, ?, ?, ?, ?)"
+            self._execute(values, [dataclasses.astuple(file) for file in new], many=True)
+        if gone:
+            self._execute("delete from pictures where id = ?", gone, many=True)
+        self._scanned[folder] = time.monotonic()
+        if new or gone:
+            self.version += 1
+            self._wake.set()
+
+    def _work(self) -> None:
+        trimmed = False
+        while not self._ended:
+            self._wake.wait()
+            self._wake.clear()
+            columns = "id, folder, name, changed, size"
+            newest = "order by changed desc limit"
+            while not self._ended and (
+                rows := self._execute(f"select {columns} from pictures where not read {newest} {BATCH}")
+            ):
+                self._read_facts(File(*row) for row in rows)
+            while not self._ended and (
+                rows := self._execute(f"select {columns} from pictures where not small {newest} 8")
+            ):
+                for row in rows:
+                    if not self._ended:
+                        self._make_small(File(*row))
+            if self.looked() and not trimmed:
+                self._trim()
+                trimmed = True
+
+    def _read_facts(self, files: Iterable[File]) -> None:
+        found = [(file, _facts(file)) for file in files]
+        names = "width height animated prompt negative seed model graph about note".split()
+        values = [
+            (*(getattr(made, name) for name in names), json.dumps(made.loras), file.id, file.changed, file.size)
+            for file, made in found
+        ]
+        setters = ", ".join(f"{name} = ?" for name in [*names, "loras"])
+        self._execute(
+            f"update pictures set read = 1, {setters} where id = ? and changed = ? and size = ?", values, many=True
+        )
+        self.version += 1
+
+    def _make_small(self, file: File) -> bytes | None:
+        """Writes down the small picture and the hash of its pixels, or why there cannot be any."""
+        digest, note, made = "", "", None
+        try:
+            picture = upright(_content(file))
+            digest = pixels_id(np.asarray(picture))
+            made = _small(picture)
+            with contextlib.suppress(OSError):  # it is made again when it is asked for
+                self._place(file).parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._place(file), made)
+        except (OSError, ValueError, opening.Refused) as error:
+            note = f"cannot be shown: {_why(error)}"
+        known = (digest, note, note, note, file.id, file.changed, file.size)
+        joined = "case when ? = '' or instr(note, ?) then note else ltrim(note || '; ' || ?, '; ') end"
+        setters = f"small = 1, hash = ?, note = {joined}"
+        self._execute(f"update pictures set {setters} where id = ? and changed = ? and size = ?", known)
+        self.version += bool(note)
+        return made
+
+    def _place(self, file: File) -> Path:
+        name = hashlib.sha256(f"{file.id} {file.changed} {file.size}".encode()).hexdigest()[:32]
+        return self.home / "small" / name[:2] / f"{name}.webp"
+
+    def _trim(self) -> None:
+        """Removes the oldest small pictures where there are too many."""
+        found = []
+        for path in (self.home / "small").glob("*/*"):
+            if self._ended:
+                return
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                found.append((state.st_mtime, state.st_size, path))
+        room = MOST_SMALL_BYTES
+        for _, size, path in sorted(found, reverse=True):
+            room -= size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether a database is not one any more, and not only locked, full or unwritable."""
+    return isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
+
+
+def _opened(file: File) -> int:
+    return opening.opened(file.path, [file.folder], MOST_BYTES)
+
+
+def _content(file: File) -> bytes:
+    return opening.in_time(lambda: opening.read(_opened(file), MOST_BYTES))
+
+
+def _facts(file: File) -> facts.Facts:
+    def read() -> facts.Facts:
+        with os.fdopen(_opened(file), "rb") as stream:
+            return facts.read(stream)
+
+    try:
+        return opening.in_time(read)
+    except (OSError, ValueError, opening.Refused) as error:
+        return facts.Facts(note=_why(error))
+
+
+def _why(error: Exception) -> str:
+    """Without the path, which the page need not know."""
+    return facts.shown(getattr(error, "strerror", None) or str(error), facts.LONGEST_NAME)
+
+
+def _small(picture: Image.Image) -> bytes:
+    picture.thumbnail((SMALL, SMALL), Image.Resampling.BOX, reducing_gap=2.0)
+    written = io.BytesIO()
+    picture.save(written, "WEBP", quality=75, method=1)
+    return written.getvalue()
+
+
+def folders() -> list[Path]:
+    """ComfyUI's output folder and its input folders, and not what the pack brings."""
+    return [folder for folder in paths.picture_folders() if paths.ASSETS not in (folder, *folder.parents)]

@@ -1,0 +1,96 @@
+"""What the user thinks of the gallery's pictures: the page names them by the gallery's ids, the store by their content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...host.files import Damaged
+from ...trainer.opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion
+from ...trainer.opinions.store import Store, Unwritable
+from ..requests import Refused
+from .index import Index
+
+UNDO = "undo"
+
+
+def ABOUT() -> dict[str, Any]:
+    """Nothing said about a picture."""
+    return {"thumb": 0, "stars": 0, "tags": [], "regions": {}, "better": 0, "worse": 0}
+
+
+class Opinions:
+    """Those in one store."""
+
+    def __init__(self, store: Store):
+        self.store = store
+
+    def state(self) -> str:
+        """Changes with every opinion."""
+        return self.store.state()
+
+    def of(self, hashes: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """What is said of each of these pictures: see `ABOUT`."""
+        found = self.store.of(filter(None, hashes))
+        return {name: _summary(name, said) for name, said in found.items()}
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """The same of all pictures of which something is said."""
+        said: dict[str, list[Opinion]] = {}
+        for opinion in self.store.standing():
+            for name in opinion.pictures:
+                said.setdefault(name, []).append(opinion)
+        return {name: _summary(name, given) for name, given in said.items()}
+
+    def say(self, gallery: Index, id: str, kind: str, picture: str | None, other: str, value: Any) -> dict[str, Any]:
+        """Keeps an opinion, once, however often it is sent under its id; kind `undo`: takes back the one of the id `other`.
+
+        Raises:
+            Refused: 400 if it is wrong, 404 if there is no such picture, 507 if it could not be kept.
+        """
+        try:
+            if kind == UNDO:
+                return {"undone": self.store.take_back(other) is not None, "opinions": self.state()}
+            named = [picture or "", *([other] if kind == PAIR else [])]
+            known = gallery.details(named)
+            hashes = {name: gallery.hash_of(name) for name in named}
+            if missing := [name for name in named if name not in known or not hashes[name]]:
+                raise Refused(404, f"picture {missing[0]!r} cannot be shown, or is gone. Fix: reload the page")
+            row = {"id": id, "kind": kind, "picture": hashes[named[0]], "value": value}
+            row["other"] = hashes[other] if kind == PAIR else other
+            self.store.give([row], [picture_row(hashes[name], known[name]) for name in named])
+        except ValueError as error:
+            if isinstance(error, Damaged):
+                raise Refused(409, str(error)) from error
+            raise Refused(400, f"the opinion {error}. Fix: reload the page") from error
+        except Unwritable as error:
+            raise Refused(507, f"the opinion could not be kept ({error})") from error
+        return {"opinions": self.state()}
+
+
+def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:
+    """What the store keeps of a picture, by what the index knows."""
+    models = [name for name in (known["model"], *known["loras"]) if name]
+    return {
+        "id": hash,
+        "prompt": known["prompt"],
+        "path": str(Path(known["folder"], known["name"])),
+        "models": models,
+        "width": known["width"],
+        "height": known["height"],
+    }
+
+
+def _summary(name: str, said: Iterable[Opinion]) -> dict[str, Any]:
+    found = ABOUT()
+    for opinion in said:
+        if opinion.kind in (THUMB, STARS):
+            found[opinion.kind] = opinion.value
+        elif opinion.kind == TAG:
+            found["tags"].append(opinion.other)
+        elif opinion.kind == REGION:
+            found["regions"][opinion.other] = opinion.value
+        else:
+            found["better" if opinion.picture == name else "worse"] += 1
+    return found

@@ -1,0 +1,157 @@
+"""The gallery in every ComfyUI: by the keyboard, in two pages, in spite of strangers' texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from comfyui_otca.tests.comfyui.test_accessibility import AXE, HOW, axe_core
+from comfyui_otca.tests.page.strange_pictures import SCRIPT, graph, png, strange
+from comfyui_otca.trainer.opinions.store import FILE, Store
+
+PROMPTS = ["a cat", "a castle", SCRIPT]
+TILES = "() => document.querySelectorAll('.otca-gallery-tile:not([hidden])').length"
+SIGNS = "document.querySelectorAll('.otca-gallery-tile:not([hidden]) .otca-gallery-signs')"
+KEPT = "() => JSON.parse(sessionStorage.getItem('otca.gallery.waiting') ?? '[]').length === 0"
+
+
+@pytest.fixture(scope="module")
+def pictures(comfyui):
+    """Pictures in the output folder, strange ones among them; their names, without those."""
+    for number in range(24):
+        text = {"prompt": json.dumps(graph(PROMPTS[number % 3], number))}
+        (comfyui.base / "output" / f"gallery_{number:02d}.png").write_bytes(png(text, number, 64))
+        name, content = strange(number)
+        (comfyui.base / "output" / name).write_bytes(content)
+    yield
+    for file in (comfyui.base / "output").glob("*.*"):
+        file.unlink()
+    for file in comfyui.base.rglob(FILE):
+        file.unlink()
+
+
+def tile(number: int) -> str:
+    return f'.otca-gallery-tile:not([hidden])[aria-posinset="{number}"]'
+
+
+def store(comfyui) -> Store:
+    return Store(next(comfyui.base.rglob(FILE)))
+
+
+@pytest.fixture
+def own(browser, comfyui, pictures):
+    """The gallery in a tab of its own; nothing in it may fail, nor run what a picture says."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    failed = []
+    page.on("pageerror", lambda error: failed.append(f"uncaught: {error}"))
+    page.on(
+        "console",
+        lambda message: (
+            message.type in ("error", "warning") and "503" not in message.text and failed.append(message.text)
+        ),
+    )
+    page.goto(f"{comfyui.url}/otca/gallery")
+    page.wait_for_function(f"({TILES})() > 5")
+    yield page
+    assert page.evaluate("window.hacked") is None and not failed
+    page.close()
+
+
+def test_by_the_keyboard_and_again_after_a_reload(own, comfyui):
+    own.get_by_label("Words of prompts").fill("gallery_ castle")
+    own.wait_for_function(f"({TILES})() === 8")
+    own.locator(tile(1)).click()
+    for key in ("ArrowUp", "j", "ArrowDown", "j", "4", "k", "z", "j", "p", "j", "p"):
+        own.keyboard.press(key)
+    own.wait_for_function(KEPT)
+    said = [(opinion.kind, opinion.value) for opinion in store(comfyui).standing()]
+    assert said == [("thumb", 1), ("thumb", -1), ("pair", True)]  # Z took the stars back
+    own.reload()
+    own.get_by_label("Words of prompts").fill("gallery_ castle")
+    own.wait_for_function(f"() => [...{SIGNS}].filter(each => each.textContent).length === 4")
+
+
+def test_two_pages_show_the_same_and_nothing_is_lost_while_the_server_is_away(own, browser, comfyui):
+    other = browser.new_page(viewport={"width": 1400, "height": 900})
+    other.goto(f"{comfyui.url}/otca/gallery")
+    for page in (own, other):
+        page.get_by_label("Words of prompts").fill("gallery_ cat")
+        page.wait_for_function(f"({TILES})() === 8")
+    own.locator(tile(1)).click()
+    before = len(store(comfyui).standing())
+    own.route("**/otca/gallery/say", lambda route: route.fulfill(status=503, json={"error": "not now"}))
+    for _ in range(4):
+        own.keyboard.press("5")
+        own.keyboard.press("j")
+    assert len(own.evaluate("JSON.parse(sessionStorage.getItem('otca.gallery.waiting'))")) == 4
+    own.unroute("**/otca/gallery/say")
+    own.reload()
+    own.wait_for_function(KEPT)
+    assert len(store(comfyui).standing()) == before + 4
+    other.wait_for_function(f"() => [...{SIGNS}].filter(each => each.textContent.includes('★★★★★')).length === 4")
+    other.close()
+
+
+def test_a_region_tags_and_a_pair_by_the_pointer(own, comfyui):
+    own.get_by_label("Words of prompts").fill("gallery_ cat")
+    own.wait_for_function(f"({TILES})() === 8")
+    own.locator(tile(2)).click()
+    image = own.locator(".otca-gallery-stage img")
+    own.wait_for_function("() => document.querySelector('.otca-gallery-stage img').naturalWidth === 64")
+    box = image.bounding_box()
+    own.get_by_role("button", name="dislike it").click()
+    own.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"])
+    own.mouse.down()
+    own.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.99 * box["height"])
+    own.mouse.up()
+    own.get_by_label("Add a tag").fill("hands")
+    own.keyboard.press("Enter")
+    own.get_by_role("button", name="Compare").click()
+    own.get_by_role("button", name="The left one is better").click()
+    own.keyboard.press("Escape")
+    own.wait_for_function(KEPT)
+    said = {opinion.kind: opinion for opinion in store(comfyui).standing()}
+    assert said["region"].value["like"] is False and said["tag"].other == "hands" and said["pair"].value is True
+    assert said["region"].value["box"] == pytest.approx([0.25, 0.5, 0.75, 0.99], abs=0.02)
+
+
+def test_strange_pictures_are_shown_as_text(own):
+    own.get_by_label("Words of prompts").fill("hacked")
+    own.wait_for_function(f"({TILES})() > 3")
+    assert SCRIPT in own.locator(".otca-gallery-prompt").first.text_content()
+    own.get_by_label("Words of prompts").fill("")
+    own.get_by_label("Group").select_option("graph")
+    own.wait_for_function(f"({TILES})() > 10")
+    for _ in range(20):
+        own.keyboard.press("j")
+    own.locator(".otca-gallery-list").focus()
+    for _ in range(45):
+        own.keyboard.press("j")
+    own.wait_for_timeout(300)
+
+
+def test_in_the_sidebar(canvas, pictures):
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    gallery = canvas.page.locator(".otca-gallery")
+    gallery.wait_for()
+    canvas.page.wait_for_function(f"({TILES})() > 2")
+    gallery.locator(tile(1)).click()
+    canvas.page.keyboard.press("3")
+    canvas.page.wait_for_function(
+        "() => document.querySelector('.otca-gallery-tile[aria-selected] .otca-gallery-signs')?.textContent.includes('★★★')"
+    )
+    canvas.page.keyboard.press("z")
+    canvas.page.wait_for_function(KEPT)
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    gallery.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(own, scheme):
+    if (script := axe_core()) is None:
+        pytest.skip(f"axe-core is missing: {HOW}")
+    own.emulate_media(color_scheme=scheme)
+    own.evaluate(script.read_text(encoding="utf-8"))
+    findings = own.evaluate(AXE, ".otca-gallery")
+    assert not findings, json.dumps(findings, indent=1)

@@ -1,0 +1,34 @@
+// @ts-check
+/** The gallery in a tab of its own. ComfyUI's page loads every module of ours, so nothing is done there. */
+import { languageOf } from "../lib/language.js";
+import { openElsewhere } from "./canvas.js";
+import { galleryView } from "./view.js";
+
+/** @param {Response} response */
+async function answerOf(response) {
+  const text = await response.text();
+  if (response.ok) return JSON.parse(text);
+  let message = `${response.status} ${text.slice(0, 300)}`;
+  try {
+    message = JSON.parse(text).error;
+  } catch {
+    // It is no refusal of ours, but a proxy's page.
+  }
+  throw Object.assign(new Error(message), { status: response.status });
+}
+
+if (document.body?.classList.contains("otca-gallery-page")) {
+  document.documentElement.lang = languageOf(navigator.language) ?? "en"; // for whoever has it read aloud
+  const root = location.pathname.replace(/\/otca\/gallery\/?$/, "");
+  const headers = { "Content-Type": "application/json" };
+  const view = galleryView(
+    {
+      getJson: async (route) => answerOf(await fetch(root + route)),
+      postJson: async (route, body) => answerOf(await fetch(root + route, { method: "POST", headers, body: JSON.stringify(body) })),
+      routeUrl: (route) => root + route,
+    },
+    { own: true, openWorkflow: (graph, name) => openElsewhere(graph, name, root.replace(/\/api$/, "/")) },
+  );
+  document.body.append(view.element);
+  view.focus();
+}

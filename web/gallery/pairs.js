@@ -1,0 +1,91 @@
+// @ts-check
+/** Asks which of two pictures of the same prompt is better, the most useful question next. */
+import { t } from "../lib/language.js";
+import { openDialog } from "../sidebar/dialogs.js";
+import { button, h, setText } from "../sidebar/dom.js";
+
+const TEXT = {
+  title: t("Which one is better?"),
+  keys: t("← or → the better one · Space skip · Escape ends"),
+  none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
+  skip: t("Skip"),
+  said: (/** @type {number} */ count) => t("{count} pairs", { count }),
+  left: t("The left one is better"),
+  right: t("The right one is better"),
+};
+
+/**
+ * @param {GalleryServer} server
+ * @param {{say: (id: string, kind: string, other: string, value: any) => void}} options
+ */
+export async function comparePairs(server, { say }) {
+  /** @type {{pair: [string, string], prompt: string, why: string}[]} */
+  let asked = [];
+  let skipped = 0;
+  let count = 0;
+  const pictures = [0, 1].map((side) => {
+    const image = h("img", { alt: "" });
+    return { image, element: h("button.otca-gallery-choice", { type: "button", "aria-label": side ? TEXT.right : TEXT.left, onclick: () => choose(side) }, image) };
+  });
+  const prompt = h("p.otca-gallery-prompt");
+  const why = h("p.otca-note", { role: "status" });
+  const error = h("div.otca-error", { role: "alert" });
+  const skip = button("pi-forward", TEXT.skip, () => next(true));
+  const dialog = openDialog(
+    TEXT.title,
+    prompt,
+    h("div.otca-gallery-choices", {}, pictures.map(({ element }) => element)),
+    why,
+    error,
+    h("div.otca-row", {}, h("p.otca-note", {}, TEXT.keys), skip),
+  );
+  dialog.classList.add("otca-gallery-compare");
+  dialog.addEventListener("keydown", (event) => {
+    /** @type {Record<string, () => void>} */
+    const known = { ArrowLeft: () => choose(0), ArrowRight: () => choose(1), " ": () => next(true) };
+    if (!known[event.key] || event.repeat) return;
+    event.preventDefault();
+    known[event.key]();
+  });
+  dialog.addEventListener("keyup", (event) => event.key === " " && event.preventDefault());
+  await more();
+
+  async function more() {
+    try {
+      asked = (await server.getJson(`/otca/gallery/pairs?skip=${skipped}`)).pairs;
+      setText(error, "");
+    } catch (failure) {
+      setText(error, failure.message);
+    }
+    show();
+  }
+
+  function show() {
+    const [first] = asked;
+    for (const [side, { image, element }] of pictures.entries()) {
+      element.hidden = !first;
+      if (first) image.src = server.routeUrl(`/otca/gallery/pictures/${first.pair[side]}`);
+    }
+    skip.disabled = !first;
+    setText(prompt, first ? first.prompt : TEXT.none);
+    setText(why, [count > 0 && TEXT.said(count), first?.why].filter(Boolean).join(" · "));
+  }
+
+  /** @param {number} side */
+  function choose(side) {
+    const [first] = asked;
+    if (!first) return;
+    count += 1;
+    say(first.pair[side], "pair", first.pair[1 - side], true);
+    next(false);
+  }
+
+  /** @param {boolean} isSkipped */
+  function next(isSkipped) {
+    if (!asked.length) return;
+    if (isSkipped) skipped += 1;
+    asked = asked.slice(1);
+    if (asked.length) show();
+    else more();
+  }
+}

@@ -1,0 +1,88 @@
+// @ts-check
+/** What a taste that is learned from the clicks says, how sure it is, and the button that keeps it as a file. */
+import { t } from "../lib/language.js";
+import { poll } from "../lib/poll.js";
+import { button, h, setText } from "../sidebar/dom.js";
+
+const POLL_MS = 2000;
+
+const TEXT = {
+  title: t("My Taste"),
+  on: t("Learn My Taste"),
+  onTitle: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it"),
+  encoder: t("Image encoder"),
+  few: t("My Taste needs a few opinions on pictures of the same prompt: likes and dislikes, stars or pairs."),
+  works: t("looking at pictures …"),
+  scored: (/** @type {number} */ count) => t("{count} scored", { count }),
+  sure: (/** @type {string} */ share, /** @type {string} */ error, /** @type {number} */ pairs) =>
+    t("agrees with {share} % of {pairs} of your choices that it had not seen ({error})", { share, error, pairs }),
+  unsure: t("no error: one prompt alone"),
+  save: t("Keep as a file"),
+  saved: (/** @type {string} */ file) => t("Saved as {file}: choose it in Reward: My Taste.", { file }),
+};
+
+/**
+ * @param {GalleryServer} server
+ * @param {{changed: () => void, failed: (error: Error) => void}} options `changed`: scores came, and are worth reading again
+ */
+export function tasteBar(server, { changed, failed }) {
+  let on = false;
+  let scored = -1;
+  const learn = button("pi-heart", TEXT.on, begin, { title: TEXT.onTitle });
+  const encoder = h("select.otca-input", { "aria-label": TEXT.encoder });
+  const status = h("p.otca-note", { role: "status" });
+  const save = button("pi-save", TEXT.save, keep);
+  const element = h("div.otca-gallery-taste", {}, learn, encoder, save, status);
+  encoder.hidden = save.hidden = true;
+  encoder.addEventListener("change", () => follow.refresh());
+  const follow = poll(read, { every: POLL_MS, isSeen: () => document.visibilityState === "visible" && element.isConnected, failed });
+
+  function begin() {
+    on = true;
+    learn.hidden = true;
+    encoder.hidden = false;
+    setText(status, TEXT.works);
+    follow.refresh();
+  }
+
+  async function read() {
+    if (!on) return false;
+    const told = await server.getJson(`/otca/gallery/taste?encoder=${encodeURIComponent(encoder.value)}`);
+    if (encoder.options.length !== told.encoders.length) {
+      encoder.replaceChildren(...told.encoders.map((/** @type {string} */ name) => h("option", { value: name }, name)));
+      encoder.value = told.encoder;
+    }
+    const { agreement, works, problem } = told;
+    save.hidden = !agreement;
+    const [mean, error, pairs] = agreement ?? [];
+    const errorText = error === null ? TEXT.unsure : `± ${Math.round(100 * error)} %`;
+    const parts = [
+      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few),
+      agreement && TEXT.scored(told.scored),
+      works && TEXT.works,
+    ];
+    setText(status, parts.filter(Boolean).join(" · "));
+    if (told.scored !== scored) changed();
+    scored = told.scored;
+    return works;
+  }
+
+  async function keep() {
+    try {
+      const { file } = await server.postJson("/otca/gallery/taste", { name: "my-taste" });
+      setText(status, TEXT.saved(file));
+    } catch (failure) {
+      failed(failure);
+    }
+  }
+
+  return {
+    element,
+    /** Something was said: it is learned of, too. */
+    soon() {
+      scored = -1;
+      follow.refresh();
+    },
+    dispose: follow.end,
+  };
+}

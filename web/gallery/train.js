@@ -1,0 +1,85 @@
+// @ts-check
+/** "Train on these": what a training on the opinions would take, and its workflow on the canvas. */
+import { fileSize } from "../lib/format.js";
+import { t } from "../lib/language.js";
+import { openDialog } from "../sidebar/dialogs.js";
+import { button, h, setText } from "../sidebar/dom.js";
+
+const ENOUGH = 20; // opinions, from which on nothing has to be said about how few they are
+
+const TEXT = {
+  title: t("Train on these"),
+  note: t("Makes a workflow that learns from your opinions, from these pictures alone: nothing is sampled but for the pictures before and after. Nothing starts until you press Run."),
+  listed: (/** @type {number} */ count) => t("the {count} pictures that are listed", { count }),
+  all: t("everything that you have an opinion about"),
+  from: t("Learn from"),
+  model: t("Model"),
+  works: t("Reading the opinions …"),
+  pairs: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pairs to learn from, {held} held out to test it", { items, held }),
+  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, {held} pairs held out to test it", { items, held }),
+  cost: (/** @type {number} */ forwards, /** @type {string} */ fast, /** @type {string} */ slow) =>
+    t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
+  memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),
+  few: (/** @type {number} */ count) =>
+    t("These are few: with {count}, the LoRA learns them by heart more than your taste. From {enough} on it is worth the while.", { count, enough: ENOUGH }),
+  open: t("Open on the canvas"),
+};
+
+/**
+ * @param {GalleryServer} server
+ * @param {{ids: string[], openWorkflow: (graph: SavedGraph, name: string) => Promise<string>}} options `ids`: the pictures that are listed
+ */
+export async function trainDialog(server, { ids, openWorkflow }) {
+  const from = h("select.otca-input", { "aria-label": TEXT.from }, h("option", { value: "all" }, TEXT.all), h("option", { value: "listed" }, TEXT.listed(ids.length)));
+  const model = h("select.otca-input", { "aria-label": TEXT.model });
+  const told = h("ul.otca-bundle", { role: "status" });
+  const error = h("div.otca-error", { role: "alert" });
+  /** @type {any} */
+  let made = null;
+  const open = button("pi-external-link", TEXT.open, async () => {
+    try {
+      const where = await openWorkflow({ prompt: made.prompt }, made.name);
+      told.replaceChildren(h("li.otca-note", {}, where));
+      dialog.close();
+    } catch (failure) {
+      setText(error, failure.message);
+    }
+  }, { class: "otca-button otca-primary" });
+  const dialog = openDialog(
+    TEXT.title,
+    h("p.otca-note", {}, TEXT.note),
+    h("label.otca-gallery-field", {}, h("span", {}, TEXT.from), from),
+    h("label.otca-gallery-field", {}, h("span", {}, TEXT.model), model),
+    told,
+    error,
+    h("div.otca-buttons.otca-end", {}, open),
+  );
+  from.addEventListener("change", read);
+  model.addEventListener("change", read);
+  await read();
+
+  async function read() {
+    open.disabled = true;
+    setText(error, "");
+    told.replaceChildren(h("li.otca-note", {}, TEXT.works));
+    try {
+      const chosen = from.value === "listed" ? ids : [];
+      made = await server.postJson("/otca/gallery/workflow", { ids: chosen, ...(model.value && { model: model.value }) });
+    } catch (failure) {
+      told.replaceChildren();
+      return setText(error, failure.message);
+    }
+    if (!model.options.length) model.append(...made.models.map((/** @type {[string, string]} */ [name, title]) => h("option", { value: name }, title)));
+    const { items, held_out: held, forwards, memory, said, learn_from: form } = made;
+    const minutes = (/** @type {number} */ seconds) => Math.max(1, Math.round((forwards * seconds) / 60)).toLocaleString();
+    const lines = [
+      form === "pairs" ? TEXT.pairs(items, held) : TEXT.pictures(items, held),
+      TEXT.cost(forwards, minutes(0.1), minutes(1)),
+      memory !== null && TEXT.memory(fileSize(memory)),
+      said,
+      items < ENOUGH && TEXT.few(items),
+    ];
+    told.replaceChildren(...lines.filter(Boolean).map((line) => h("li.otca-note", {}, line)));
+    open.disabled = false;
+  }
+}
