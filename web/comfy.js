@@ -241,6 +241,13 @@ export async function comingRuns() {
   return postJson("/otca/coming", { prompt: output });
 }
 
+/** Whether what each Make Trainable of the open workflow trains fits on the server's machine: {id: Light}. */
+export async function lights() {
+  const { output } = await exportedGraph();
+  if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_MakeTrainable")) return {};
+  return postJson("/otca/fits", { prompt: output });
+}
+
 const graph = new EventTarget(); // tells of what we change ourselves, which ComfyUI does not hear of
 
 /**
@@ -748,6 +755,20 @@ export function setWidget(node, name, value) {
   widget.callback?.(value);
   node.setDirtyCanvas(true, true);
   graph.dispatchEvent(new Event("changed"));
+}
+
+/**
+ * Has ComfyUI's undo take back all that an action changes at once.
+ *
+ * @param {() => void} action
+ */
+export function changeTogether(action) {
+  app.canvas.emitBeforeChange();
+  try {
+    action();
+  } finally {
+    app.canvas.emitAfterChange();
+  }
 }
 
 /** Makes lists of files on the canvas know what was written since the page was loaded. */

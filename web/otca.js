@@ -12,6 +12,7 @@ import { votePanel } from "./vote/panel.js";
 import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
+import { lightWidget } from "./widgets/light.js";
 import { newRunWidget } from "./widgets/newrun.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
@@ -23,7 +24,7 @@ import { suggestWidget } from "./widgets/suggest.js";
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, savedWidget, suggestWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, lightWidget, releaseWidget, savedWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();
@@ -95,6 +96,12 @@ const foreseeSoon = soon(async () => {
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
+const lightSoon = soon(async () => {
+  const lights = await comfy.lights().catch(() => ({}));
+  for (const { id, node } of comfy.allNodes()) {
+    if (comfy.nodeDefinition(node)?.name === "OTCA_MakeTrainable") deliver("light", lights[id] ?? null, id);
+  }
+});
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
@@ -125,6 +132,7 @@ comfy.app.registerExtension({
       if (!waiting) foreseeSoon();
     });
     comfy.onGraphChanged(foreseeSoon);
+    comfy.onGraphChanged(lightSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
@@ -156,6 +164,7 @@ comfy.app.registerExtension({
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();
     foreseeSoon();
+    lightSoon();
     showWantsSoon();
   },
 });

@@ -14,7 +14,7 @@ from ...host import devices, distributed
 from ..families.options import FlowModelError, LoadOptions
 from ..policy.adapters import Adapter
 from .blueprint import of_folder
-from .case import GB, Iteration
+from .case import GB, TIGHT, Iteration
 from .native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Its files have at least two bytes a number, and a trained number takes 24 at most: with that much free nothing is counted.
 PLENTY = 16
-TIGHT = 0.8  # of the free memory
 
 
 def check_folder(
