@@ -12,7 +12,6 @@ import { votePanel } from "./vote/panel.js";
 import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
-import { lightWidget } from "./widgets/light.js";
 import { newRunWidget } from "./widgets/newrun.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
@@ -24,7 +23,7 @@ import { suggestWidget } from "./widgets/suggest.js";
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, lightWidget, releaseWidget, savedWidget, suggestWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, savedWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();
@@ -96,11 +95,12 @@ const foreseeSoon = soon(async () => {
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
+let looks = 0;
 const lightSoon = soon(async () => {
+  const look = ++looks;
   const lights = await comfy.lights().catch(() => ({}));
-  for (const { id, node } of comfy.allNodes()) {
-    if (comfy.nodeDefinition(node)?.name === "OTCA_MakeTrainable") deliver("light", lights[id] ?? null, id);
-  }
+  if (look !== looks) return; // the graph has changed since
+  for (const { id } of comfy.allNodes()) deliver("light", { light: lights[id] ?? null }, id);
 });
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));

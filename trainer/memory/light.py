@@ -55,7 +55,7 @@ class Light:
         has, device: what there is of it; without a GPU main memory.
         ram, ram_has: the files, and what there is of main memory.
         missing: names of files.
-        fix: in words, the changes that make it fit, as few as possible; none: nothing does, or nothing is needed.
+        fix: in words, the changes that make it fit, as few as possible; none: it fits, or nothing makes it fit.
         after: what it needs then.
         settings: the same as values.
     """
@@ -121,13 +121,13 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         ram=case.files_bytes / GB,
         ram_has=machine.ram / GB,
     )
-    if case.needs.total <= TIGHT * has:
-        return replace(light, state=TIGHTLY) if case.files_bytes > machine.ram else light
-    fits = case.needs.total <= has
-    ways, changed = case.fix(TIGHT * has if fits else has, (way for way in case.ways() if _settings(graph, way)))
+    if case.needs.total <= has:
+        is_tight = case.needs.total > TIGHT * has or case.files_bytes > machine.ram
+        return replace(light, state=TIGHTLY) if is_tight else light
+    ways, changed = case.fix(has, (way for way in case.ways() if _settings(graph, way)))
     return replace(
         light,
-        state=TIGHTLY if fits else TOO_MUCH,
+        state=TOO_MUCH,
         fix=tuple(way.words for way in ways),
         after=(changed.needs.total + beside) / GB,
         settings=tuple(setting for way in ways for setting in _settings(graph, way)),

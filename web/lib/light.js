@@ -4,35 +4,36 @@ import { t } from "./language.js";
 
 /** What each state is called, and the colour of its light. */
 const STATES = {
-  fits: { word: t("Fits"), tone: "good" },
-  tight: { word: t("Tight"), tone: "unclear" },
-  "does not fit": { word: t("Does not fit"), tone: "bad" },
+  fits: { word: t("Fits"), tone: /** @type {const} */ ("good") },
+  tight: { word: t("Tight"), tone: /** @type {const} */ ("unclear") },
+  "does not fit": { word: t("Does not fit"), tone: /** @type {const} */ ("bad") },
 };
 
 /** @param {number} size in GB */
 const gb = (size) => size.toFixed(size < 100 ? 1 : 0);
 
 /**
- * A line for a light, its colour, and what the button that makes it fit says; "" where there is none.
+ * A line for a light, its colour, what else there is to know, and what the button that makes it fit says; "" without one.
  *
  * @param {Light} light
- * @returns {{tone: "good" | "unclear" | "bad" | "none", text: string, button: string}}
+ * @returns {{tone: "good" | "unclear" | "bad" | "none", text: string, more: string, button: string}}
  */
 export function lightLine(light) {
-  if (light.state === "missing") {
-    const files = light.missing.join(", ");
-    return { tone: "none", text: t("Memory: files are missing, see ComfyUI's list: {files}", { files }), button: "" };
-  }
-  if (light.state === "unknown") return { tone: "none", text: t("Memory: not known yet. {why}", { why: light.text }), button: "" };
+  const none = { tone: /** @type {const} */ ("none"), more: "", button: "" };
+  if (light.state === "missing") return { ...none, text: t("Files are missing: see ComfyUI's list."), more: light.missing.join(", ") };
+  if (light.state === "unknown") return { ...none, text: t("Memory: not known yet."), more: light.text };
   const { word, tone } = STATES[light.state];
   const values = { word, needs: gb(light.needs), has: gb(light.has), device: light.device, ram: gb(light.ram), all: gb(light.ram_has) };
   const figures = light.device
-    ? t("{word}: needs about {needs} of {has} GB on {device}, and {ram} of {all} GB of RAM.", values)
-    : t("{word}: needs about {needs} of {has} GB of main memory; there is no GPU.", values);
+    ? t("{word}: {needs} of {has} GB on {device}, RAM {ram} of {all} GB.", values)
+    : t("{word}: {needs} of {has} GB of RAM (no GPU).", values);
   const isHopeless = light.state === "does not fit" && !light.fix.length;
-  const nothing = isHopeless ? ` ${t("No setting makes it fit: take a smaller model or a larger GPU.")}` : "";
-  const button = light.fix.length ? t("{change}: {after} GB", { change: light.fix.join(", "), after: gb(light.after) }) : "";
-  return { tone: /** @type {"good" | "unclear" | "bad"} */ (tone), text: figures + nothing, button };
+  return {
+    tone,
+    text: isHopeless ? `${figures} ${t("No setting makes it fit.")}` : figures,
+    more: t("An estimate, counted from the files. It needs the most in: {phase}.", { phase: light.phase }),
+    button: light.fix.length ? t("Make it fit: {change} ({after} GB)", { change: light.fix.join(", "), after: gb(light.after) }) : "",
+  };
 }
 
 /**

@@ -1,0 +1,54 @@
+"""Make Trainable's light before the first Run: files of true size that hold no number, a click that makes it fit, and its undo."""
+
+import pytest
+
+from comfyui_otca.tests.tiny import sparse
+from comfyui_otca.tools.canvases.templates import TEMPLATES
+
+MAKE, SAMPLER, UPDATE = 7, 9, 17
+SHOWN = "text => document.querySelector('.otca-light')?.textContent.includes(text)"
+
+
+@pytest.fixture
+def template(canvas):
+    """The template z_image on the canvas, and its files where it looks for them."""
+    models = canvas.comfyui.base / "models"
+    files = sparse.z_image(models)
+    canvas.load(TEMPLATES["z_image"].canvas)
+    yield canvas
+    for file in files.values():
+        file.unlink(missing_ok=True)
+
+
+def touch(canvas, values):
+    """As a user who types: the page hears that the graph was changed."""
+    canvas.set(values)
+    canvas.page.evaluate("() => { app.canvas.emitBeforeChange(); app.canvas.emitAfterChange(); }")
+
+
+def test_the_light_says_what_makes_it_fit_and_a_click_does_it(template):
+    canvas, page = template, template.page
+    canvas.wait(SHOWN, "(no GPU)")
+    # As many pictures as no machine holds at once; one to a call takes what the template's one takes.
+    touch(canvas, {f"{SAMPLER}.group_size": 1000, f"{UPDATE}.batch_size": 0})
+    canvas.show(MAKE)
+    canvas.wait(SHOWN, "Does not fit")
+    page.set_viewport_size({"width": 1400, "height": 900}); page.wait_for_timeout(1000)
+    page.screenshot(path=f"/tmp/light-{canvas.renderer}.png")
+    page.locator(".otca-light button").click()
+    page.wait_for_timeout(1500); page.screenshot(path=f"/tmp/light-{canvas.renderer}-after.png")
+    print([t for t in page.locator(".otca-light").all_text_contents()], canvas.widget("17.batch_size"))
+    canvas.wait("([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 1", [UPDATE, "batch_size"])
+    page.get_by_text("Changed, so that it fits").first.wait_for()
+    canvas.wait("text => !document.querySelector('.otca-light')?.textContent.includes(text)", "Does not fit")
+    page.evaluate("() => app.extensionManager.workflow.activeWorkflow.changeTracker.undo()")
+    canvas.wait("([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 0", [UPDATE, "batch_size"])
+    page.wait_for_timeout(3000); print("UNDO", page.locator(".otca-light").all_text_contents(), canvas.prompt()["17"], canvas.prompt()["9"])
+    page.screenshot(path=f"/tmp/light-{canvas.renderer}-undo.png")
+    canvas.wait(SHOWN, "Does not fit")
+
+
+def test_files_that_are_missing_are_named(template):
+    (template.comfyui.base / "models" / "vae" / "ae.safetensors").unlink()
+    touch(template, {f"{SAMPLER}.group_size": 3})
+    template.wait(SHOWN, "Files are missing")
