@@ -462,8 +462,24 @@ export function addElement(node, name, element, { least, most }) {
     setValue: () => {},
   });
   widget.serialize = false;
+  element.dataset.otcaWidget = name;
   Object.defineProperty(widget, "width", { get: () => undefined, set: () => {}, configurable: true });
   return widget;
+}
+
+/**
+ * Shows the elements of the nodes that are here now. Undo makes a graph's nodes anew, and Nodes 2.0 of front end 1.58 goes on to show
+ * the elements of those that had their ids.
+ */
+export async function mountAgain() {
+  if (!showsNodes2()) return;
+  await drawn();
+  for (const node of app.canvas.graph.nodes) {
+    for (const { name, element } of node.widgets ?? []) {
+      if (!element?.dataset?.otcaWidget || element.isConnected) continue;
+      document.querySelector(`[data-node-id="${node.id}"] [data-otca-widget="${name}"]`)?.replaceWith(element);
+    }
+  }
 }
 
 /**

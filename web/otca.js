@@ -159,6 +159,7 @@ comfy.app.registerExtension({
   afterConfigureGraph() {
     if (hasOurs()) comfy.frameNewGraph();
     comfy.enlargeText();
+    comfy.mountAgain();
     live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
