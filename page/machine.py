@@ -56,8 +56,16 @@ class Machine:
         return self._seen
 
 
-def compared(prompt: Workflow) -> dict[str, Light]:
-    """{Make Trainable: whether what the graph trains fits here}, by the device that ComfyUI computes on."""
+def compared(prompt: Workflow) -> dict[str, Any]:
+    """Of a graph: `lights`, {Make Trainable: whether what it trains fits here}, by the device that ComfyUI computes on; `own`,
+    {node that samples: {input: what its model is made for}}."""
+    from ..trainer.memory import light
+
+    lights = {node: asdict(one) for node, one in _lights(prompt).items()}
+    return {"lights": lights, "own": light.owns(prompt.entries)}
+
+
+def _lights(prompt: Workflow) -> dict[str, Light]:
     from ..trainer.memory import light
 
     ram = has = psutil.virtual_memory().total

@@ -216,7 +216,7 @@ class Shown:
         return self.live.coming(self.jobs.read(prompt).graph)
 
     def fits(self, prompt: dict) -> dict[str, Any]:
-        return {node: asdict(light) for node, light in compared(self.jobs.read(prompt)).items()}
+        return compared(self.jobs.read(prompt))
 
     def bypassed(self, prompt: dict, workflow: dict) -> dict[str, Any]:
         return {"prompt": as_meant(prompt, workflow)}

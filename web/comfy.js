@@ -14,6 +14,7 @@ export { app, api };
 
 const rules = { links: document.createElement("style"), text: document.createElement("style") };
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
+const MODELS = new Set(["OTCA_MakeTrainable", "OTCA_LoadFlowModel"]);
 const BYPASSED = 4; // LiteGraph's mode
 
 /**
@@ -241,10 +242,13 @@ export async function comingRuns() {
   return postJson("/otca/coming", { prompt: output });
 }
 
-/** Whether what each Make Trainable of the open workflow trains fits on the server's machine: {id: Light}. */
+/**
+ * Whether what each Make Trainable of the open workflow trains fits on the server's machine, and what the models are made for:
+ * {lights: {id: Light}, own: {id of a node that samples: {input: value}}}.
+ */
 export async function lights() {
   const { output } = await exportedGraph();
-  if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_MakeTrainable")) return {};
+  if (!Object.values(output).some(({ class_type }) => MODELS.has(class_type))) return { lights: {}, own: {} };
   return postJson("/otca/fits", { prompt: output });
 }
 

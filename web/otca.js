@@ -13,6 +13,7 @@ import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
+import { ownWidget } from "./widgets/own.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { savedWidget } from "./widgets/saved.js";
@@ -23,7 +24,7 @@ import { suggestWidget } from "./widgets/suggest.js";
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, savedWidget, suggestWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, ownWidget, releaseWidget, savedWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();
@@ -98,9 +99,9 @@ const foreseeSoon = soon(async () => {
 let looks = 0;
 const lightSoon = soon(async () => {
   const look = ++looks;
-  const lights = await comfy.lights().catch(() => ({}));
+  const { lights, own } = await comfy.lights().catch(() => ({ lights: {}, own: {} }));
   if (look !== looks) return; // the graph has changed since
-  for (const { id } of comfy.allNodes()) deliver("light", { light: lights[id] ?? null }, id);
+  for (const { id } of comfy.allNodes()) deliver("light", { light: lights[id] ?? null, own: own[id] }, id);
 });
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));

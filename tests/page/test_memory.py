@@ -108,11 +108,13 @@ def test_whether_a_graph_fits(site, tmp_path, monkeypatch):
     sparse.z_image(tmp_path / "models")
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
     graph = json.loads((API / "z_image.json").read_text(encoding="utf-8"))
-    said = site.post("/otca/fits", {"prompt": graph}).json["7"]
+    said = site.post("/otca/fits", {"prompt": graph}).json["lights"]["7"]
     assert said["state"] in ("fits", "tight", "does not fit") and said["device"] == ""
     assert said["has"] == said["ram_has"] == psutil.virtual_memory().total / 1e9
     assert said["needs"] > 4 * 6.154908736, "the network in float32"
     graph["9"]["inputs"]["group_size"] = "many"
-    wrong = site.post("/otca/fits", {"prompt": graph}).json["7"]
+    answer = site.post("/otca/fits", {"prompt": graph}).json
+    assert answer["own"] == {"9": {"width": 1024, "height": 1024, "steps": 8, "guidance": 1.0}}
+    wrong = answer["lights"]["7"]
     assert wrong["state"] == "unknown" and "group_size" in wrong["text"]
     assert site.post("/otca/fits", {"prompt": {"1": 7}}).status == 400

@@ -22,6 +22,7 @@ from ...host.access.permissions import NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..flow import FlowModelError, conflict
+from ..memory import own
 from ..prompts import PRESET, PromptError, read_prompts
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
@@ -403,6 +404,15 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
 
+def _sizes(graph: _Graph) -> Iterator[Problem]:
+    """A picture far from the size that its model is made for."""
+    for node_id in graph.of(*TRAJECTORY_NODES):
+        settings, made = graph.settings(node_id), own.of(graph.workflow.entries, node_id)
+        if made and settings.frames == 1 and (message := own.far(made, settings.width, settings.height)):
+            problem = graph.problem(node_id, "width", message, f"{made.width} x {made.height}, or what you will use")
+            yield replace(problem, severity="warning")
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +465,7 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
+    _sizes,
     _texts,
     *method.CHECKS,
 )

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..workflow import graph as api
-from . import needs
-from .case import GB, REWARDS, TIGHT, Way
+from . import needs, own
+from .case import GB, REWARDS, TIGHT, Size, Way
 from .native import NativeCase
 
 FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
@@ -51,6 +51,7 @@ class Light:
 
     Attributes:
         state: FITS, TIGHTLY, TOO_MUCH; MISSING: files are not here; UNKNOWN: why stands in `text`.
+        text: beside a count, what the size of the pictures risks.
         needs, phase: the most that the device is asked for, and when.
         has, device: what there is of it; without a GPU main memory.
         ram, ram_has: the files, and what there is of main memory.
@@ -116,6 +117,7 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         FITS,
         needs=(case.needs.total + beside) / GB,
         phase=case.needs.phase,
+        text=_far(graph, case.iteration.size),
         has=machine.has / GB,
         device=machine.device,
         ram=case.files_bytes / GB,
@@ -132,6 +134,18 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         after=(changed.needs.total + beside) / GB,
         settings=tuple(setting for way in ways for setting in _settings(graph, way)),
     )
+
+
+def _far(graph: Mapping[str, Mapping], size: Size) -> str:
+    samplers = (node for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES)
+    made = own.of(graph, next(samplers))
+    return own.far(made, *size[:2]) if made else ""
+
+
+def owns(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
+    """{node that samples: {input: what its model is made for}}, as far as that is known."""
+    nodes = {node: entry["class_type"] for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES}
+    return {node: made.values(kind) for node, kind in nodes.items() if (made := own.of(graph, node))}
 
 
 def _settings(graph: Mapping[str, Mapping], way: Way) -> tuple[Setting, ...]:

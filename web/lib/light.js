@@ -12,6 +12,8 @@ const STATES = {
 /** @param {number} size in GB */
 const gb = (size) => size.toFixed(size < 100 ? 1 : 0);
 
+const counted = (/** @type {string} */ phase) => t("An estimate, counted from the files. It needs the most in: {phase}.", { phase });
+
 /**
  * A line for a light, its colour, what else there is to know, and what the button that makes it fit says; "" without one.
  *
@@ -30,8 +32,8 @@ export function lightLine(light) {
   const isHopeless = light.state === "does not fit" && !light.fix.length;
   return {
     tone,
-    text: isHopeless ? `${figures} ${t("No setting makes it fit.")}` : figures,
-    more: t("An estimate, counted from the files. It needs the most in: {phase}.", { phase: light.phase }),
+    text: [figures, isHopeless && t("No setting makes it fit."), light.text && t("Unusual size.")].filter(Boolean).join(" "),
+    more: [light.text, counted(light.phase)].filter(Boolean).join(". "),
     button: light.fix.length ? t("Make it fit: {change} ({after} GB)", { change: light.fix.join(", "), after: gb(light.after) }) : "",
   };
 }

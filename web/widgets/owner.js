@@ -15,7 +15,7 @@ const TEXT = {
   failed: t("Memory"),
 };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
-const MORE = { light: 38, button: 34, memory: 76 }; // two lines; a button; four lines about memory
+const MORE = { light: 38, button: 50, memory: 76 }; // two lines; a button of two; four lines about memory
 
 /** @type {OurWidget} */
 export const ownerWidget = {
