@@ -47,3 +47,32 @@ def test_files_that_are_missing_are_named(template):
     (template.comfyui.base / "models" / "vae" / "ae.safetensors").unlink()
     touch(template, {f"{SAMPLER}.group_size": 3})
     template.wait(SHOWN, "Files are missing")
+
+
+def test_a_new_sampler_is_set_to_what_its_model_is_made_for_once(canvas):
+    """Not one that was loaded, nor a value that the user has changed."""
+    values = "({ widgets }) => Object.fromEntries(widgets.map(w => [w.name, w.value]))"
+    canvas.page.evaluate(
+        """() => {
+            const make = (type, x) => {
+                const node = LiteGraph.createNode(type);
+                node.pos = [x, 100];
+                app.graph.add(node);
+                return node;
+            };
+            const [model, sampler] = [make("OTCA_LoadFlowModel", 100), make("OTCA_SDESampler", 600)];
+            model.widgets.find(w => w.name === "model").value = "shapes-flux";
+            sampler.widgets.find(w => w.name === "steps").value = 6;
+            model.connect(0, sampler, 0);
+            app.canvas.emitBeforeChange();
+            app.canvas.emitAfterChange();
+        }"""
+    )
+    sampler = canvas.wait_for_value(
+        f"""() => {{
+            const found = ({values})(app.graph.nodes.find(node => node.type === "OTCA_SDESampler"));
+            return found.width === 40 && found;
+        }}"""
+    )
+    assert [sampler[name] for name in ("width", "height", "steps", "guidance")] == [40, 40, 6, 3.5]
+    canvas.page.get_by_text("set to what the model is made for").first.wait_for()
