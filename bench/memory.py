@@ -112,10 +112,7 @@ def templates(families: list[str]) -> None:
         ratios = [counted.totals[phase] / rehearsed.totals[phase] for phase in phases]
         both = [
             f"{ours / GB:.1f} / {theirs / GB:.1f} = {ours / theirs:.2f}"
-            for ours, theirs in (
-                (counted.total, rehearsed.total),
-                (counted.totals[UPDATE], rehearsed.totals[UPDATE]),
-            )
+            for ours, theirs in ((counted.total, rehearsed.total), (counted.totals[UPDATE], rehearsed.totals[UPDATE]))
         ]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(f"| {name} | {both[0]} | {counted.phase} | {both[1]} | {spread} |", flush=True)

@@ -1,4 +1,4 @@
-"""Make Trainable's light before the first Run: files of true size that hold no number, a click that makes it fit, and its undo."""
+"""Make Trainable's light before the first Run, with files of true size that hold no number: a click that makes it fit, and undo."""
 
 import pytest
 
@@ -33,13 +33,20 @@ def test_the_light_says_what_makes_it_fit_and_a_click_does_it(template):
     touch(canvas, {f"{SAMPLER}.group_size": 1000, f"{UPDATE}.batch_size": 0})
     canvas.show(MAKE)
     canvas.wait(SHOWN, "Does not fit")
-    page.wait_for_timeout(1500); page.screenshot(path=f"/tmp/light-{canvas.renderer}.png")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=f"/tmp/light-{canvas.renderer}.png")
     page.locator(".otca-light button").click()
-    canvas.wait("([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 1", [UPDATE, "batch_size"])
+    canvas.wait(
+        "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 1",
+        [UPDATE, "batch_size"],
+    )
     page.get_by_text("Changed, so that it fits").first.wait_for()
     canvas.wait("text => !document.querySelector('.otca-light')?.textContent.includes(text)", "Does not fit")
     page.evaluate("() => app.extensionManager.workflow.activeWorkflow.changeTracker.undo()")
-    canvas.wait("([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 0", [UPDATE, "batch_size"])
+    canvas.wait(
+        "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 0",
+        [UPDATE, "batch_size"],
+    )
     canvas.wait(SHOWN, "Does not fit")
 
 

@@ -1,4 +1,4 @@
-"""When our models are asked to leave: after ComfyUI's "Unload models" and for prompts without our nodes; and the light of a graph."""
+"""When our models are asked to leave, after ComfyUI's "Unload models" and for prompts without our nodes; and a graph's light."""
 
 import asyncio
 import json

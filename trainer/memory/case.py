@@ -196,7 +196,9 @@ class Iteration:
         yield Way("Sample Groups merge_adapter off", {"merge_adapter": False}, sets=(merged,))
         yield Way("the update's batch_size 1", {"batch": 1}, sets=((STEP_NODES, "batch_size", 1),))
         yield Way("Sample Groups batch_size 1", {"sampling_batch": 1}, sets=((TRAJECTORY_NODES, "batch_size", 1),))
-        yield Way("Sample Groups keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),))
+        yield Way(
+            "Sample Groups keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),)
+        )
         if self.pull:
             for tile in (TILE, TILE // 2):
                 words = f"Update: Reward Gradient tile {tile} (an estimate of the gradient)"
@@ -499,5 +501,9 @@ class Case(ABC):
             return f"{needs}: fits"
         taken, changed = self.together(has)
         fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
-        fix = f"{', '.join(way.words for way in taken)} ({changed.needs.total / GB:.1f} GB{fits})" if taken else "a larger GPU"
+        fix = (
+            f"{', '.join(way.words for way in taken)} ({changed.needs.total / GB:.1f} GB{fits})"
+            if taken
+            else "a larger GPU"
+        )
         return f"{needs}: does not fit. Fix: {fix}"

@@ -1,7 +1,7 @@
 """The light on Make Trainable: whether the training that a graph asks for fits on this machine, before anything is loaded.
 
-The same count as `otca memory`: by the headers of the files that the loaders name, and the settings of the other nodes. What makes
-it fit is said as values of inputs, so that a click can set them.
+The same count as `otca memory`: by the headers of the files that the loaders name, and the settings of the other nodes. What
+makes it fit is said as values of inputs, so that a click can set them.
 """
 
 from __future__ import annotations

@@ -215,8 +215,13 @@ class NativeCase(Case):
 
     @property
     def files_bytes(self) -> int:
-        """Of all weights, which are in main memory while they are not on the GPU."""
-        return self.weights_bytes + self.encoder_bytes + self.vae_bytes + sum(judge.bytes for judge in self.iteration.rewards)
+        """Bytes of all weights, which are in main memory while they are not on the GPU."""
+        return (
+            self.weights_bytes
+            + self.encoder_bytes
+            + self.vae_bytes
+            + sum(judge.bytes for judge in self.iteration.rewards)
+        )
 
     def held(self) -> Held:
         blocks = self.model.networks * self.model.layers

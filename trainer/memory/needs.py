@@ -138,6 +138,7 @@ class File:
     def tensors(self) -> dict[str, tuple[int, list[int]]]:
         """{name: bytes, shape} of those that count, by the file's header. Raises ValueError as `opened`."""
         found = {}
+        assert self.path is not None, "asked only of a file that is here"
         with opened(self.path, "np") as content:
             for key in content.keys():
                 if key.startswith(self.begins or ""):

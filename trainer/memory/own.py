@@ -1,7 +1,7 @@
 """What a model is made for: size, steps and guidance, by the name of its file or folder.
 
-The values are those of our own template of that model (docs/models.md), since it is counted and tried with them. A new node on the
-canvas gets them when a model is connected, and a picture of another size is warned of. A model that is not listed has none.
+The values are those of our own template of that model (docs/models.md), since it is counted with them. A new node on the canvas
+gets them when a model is connected, and a picture of another size is warned of. A model that is not listed has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ FEW, MANY = 0.6, 2.0
 
 @dataclass(frozen=True)
 class Own:
-    """Of a model. Attributes: width, height in pixels; steps, guidance: None if its variants differ; video: of many sizes."""
+    """What one model is made for.
+
+    Attributes:
+        width, height: in pixels.
+        steps, guidance: None if its variants differ.
+        video: it makes videos of many sizes.
+    """
 
     width: int
     height: int
@@ -71,7 +77,9 @@ def of(graph: Mapping[str, Mapping], node: str) -> Own | None:
         return None if inputs.get("path") else FOLDERS.get(str(inputs.get("model")))
     if files := needs.Files.of(graph, inputs).networks:
         return of_file(files[0][0].name)
-    embedded = [graph[id_]["inputs"] for id_ in lineage.above(graph, loader) if graph[id_]["class_type"] == EMBEDDED_NODE]
+    embedded = [
+        graph[id_]["inputs"] for id_ in lineage.above(graph, loader) if graph[id_]["class_type"] == EMBEDDED_NODE
+    ]
     return EMBEDDED.get(str(embedded[0].get("model"))) if embedded else None
 
 

@@ -116,11 +116,16 @@ def test_a_graph_that_is_not_whole_yet_says_why(models):
     assert said.state == "unknown" and "0 of it" in said.text and "Fix" not in said.text
     embedded = {
         "1": {"class_type": "OTCA_EmbeddedModel", "inputs": {"model": "shapes-flux"}},
-        MAKE: {"class_type": "OTCA_MakeTrainable", "inputs": {name: ["1", n] for n, name in enumerate(["model", "clip", "vae"])}},
+        MAKE: {
+            "class_type": "OTCA_MakeTrainable",
+            "inputs": {name: ["1", n] for n, name in enumerate(["model", "clip", "vae"])},
+        },
     }
     assert lights(embedded, CARD) == {}
 
 
 def test_an_unusual_size_is_said_beside_the_count(models):
     assert light(graph()).text == ""
-    assert "512 x 512 is far from 1024 x 1024" in light(changed("z_image", SDESampler={"width": 512, "height": 512})).text
+    assert (
+        "512 x 512 is far from 1024 x 1024" in light(changed("z_image", SDESampler={"width": 512, "height": 512})).text
+    )

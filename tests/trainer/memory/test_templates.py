@@ -7,7 +7,7 @@ import pytest
 from comfyui_otca.bench.memory import COUNTERPARTS, of_template
 from comfyui_otca.trainer.memory.case import UNDECODING, UPDATE
 
-# diffusers' decoder of Krea 2's and Qwen-Image's kind keeps twice what ComfyUI's does (bench/memory.md), and it is Krea's largest phase.
+# diffusers' decoder of Krea 2 keeps twice what ComfyUI's does (bench/memory.md), in the largest phase.
 OTHER_DECODER = "krea2"
 
 
@@ -19,7 +19,10 @@ def test_a_templates_estimate_is_within_10_percent_of_its_rehearsal(name, everyt
     counted, rehearsed = (case.needs for case in of_template(name))
     assert counted.totals[UPDATE] / rehearsed.totals[UPDATE] == pytest.approx(1, abs=0.1)
     if name == OTHER_DECODER:
-        without = [{phase: total for phase, total in found.totals.items() if phase != UNDECODING} for found in (counted, rehearsed)]
+        without = [
+            {phase: total for phase, total in found.totals.items() if phase != UNDECODING}
+            for found in (counted, rehearsed)
+        ]
         ours, theirs = (max(totals.values()) for totals in without)
         assert ours / theirs == pytest.approx(1, abs=0.1)
     else:
