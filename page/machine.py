@@ -57,7 +57,7 @@ class Machine:
 
 
 def compared(prompt: Workflow) -> dict[str, Any]:
-    """Looks at a graph: `lights`, {Make Trainable: whether what it trains fits here}, by the device that ComfyUI computes on; `own`,
+    """A graph's `lights`, {Make Trainable: whether what it trains fits here}, by the device that ComfyUI computes on; `own`,
     {node that samples: {input: what its model is made for}}."""
     from ..trainer.memory import light
 

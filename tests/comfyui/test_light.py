@@ -1,4 +1,4 @@
-"""Make Trainable's light before the first Run, with files of true size that hold no number: a click that makes it fit, and undo."""
+"""Make Trainable's light before the first Run, with files of true size and no numbers: a click that makes it fit, and undo."""
 
 import pytest
 

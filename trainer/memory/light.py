@@ -124,7 +124,7 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         ram_has=machine.ram / GB,
     )
     if case.needs.total <= has:
-        is_tight = case.needs.total > TIGHT * has or case.files_bytes > machine.ram
+        is_tight = case.needs.total > TIGHT * has or light.ram > light.ram_has
         return replace(light, state=TIGHTLY) if is_tight else light
     ways, changed = case.fix(has, (way for way in case.ways() if _settings(graph, way)))
     return replace(
