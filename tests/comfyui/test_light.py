@@ -34,7 +34,6 @@ def test_the_light_says_what_makes_it_fit_and_a_click_does_it(template):
     canvas.show(MAKE)
     canvas.wait(SHOWN, "Does not fit")
     page.wait_for_timeout(1500)
-    page.screenshot(path=f"/tmp/light-{canvas.renderer}.png")
     page.locator(".otca-light button").click()
     canvas.wait(
         "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value === 1",
