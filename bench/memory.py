@@ -2,6 +2,7 @@
 
     python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
     python bench/memory.py gradients [--families FAMILY …] [--cases CASE …] [--side PIXELS]
+    python bench/memory.py templates [--families TEMPLATE …]
     python bench/memory.py judges
     python bench/memory.py growth [--iterations N] [--every N] [--output DIR]
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py native ~/comfy/ComfyUI
@@ -15,6 +16,9 @@ from the configurations of the same folder.
 `gradients`: the same for Update: Reward Gradient, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a
 CLIP of 20 MB, and 4 samples; with `--side`, at that size and one at a time, by a decoder that makes 8 pixels of a latent
 position.
+
+`templates`: the estimate of each template of a large model, which its note and its light show, against a rehearsal of the same
+training by the same network of diffusers, at its true size on the meta device. Both hold the same files.
 
 `judges`, `decoders`: what rewards and ComfyUI's autoencoders take with a gradient, for trainer/memory/case.py and native.py, by
 their own classes in the published sizes. Judges in float32 on the meta device, decoders in bfloat16 on a CPU.
@@ -35,10 +39,11 @@ No GPU is used, and none was measured; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -47,7 +52,71 @@ import psutil
 import torch
 
 from comfyui_otca.bench import common
+from comfyui_otca.trainer.families.options import LoadOptions
+from comfyui_otca.trainer.memory import needs
+from comfyui_otca.trainer.memory.blueprint import published as published_blueprints
+from comfyui_otca.trainer.memory.case import GB, UPDATE, Held
 from comfyui_otca.trainer.memory.meta import META, Live, as_on_a_gpu, there_and_back
+from comfyui_otca.trainer.memory.native import NativeCase
+from comfyui_otca.trainer.memory.rehearsal import PipelineCase
+from comfyui_otca.trainer.policy.adapters import Adapter
+from comfyui_otca.trainer.types import MAKE_NODE
+
+# --- templates against a rehearsal -------------------------------------------------------------------------------------
+
+API = Path(__file__).resolve().parents[1] / "workflows" / "api"
+COUNTERPARTS = {  # template: the same network in diffusers
+    "z_image": "Tongyi-MAI/Z-Image-Turbo",
+    "qwen_image": "Qwen/Qwen-Image",
+    "krea2": "krea/Krea-2-Raw",
+    "flux2_klein": "black-forest-labs/FLUX.2-klein-4B",
+    "flux1": "black-forest-labs/FLUX.1-dev",
+    "wan22_5b": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    "wan22_14b": "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+}
+
+
+@dataclass(frozen=True)
+class Rehearsed(PipelineCase):
+    """A rehearsal that holds what the template's files hold, and lets them come and go as ComfyUI does."""
+
+    files: Held = field(kw_only=True)
+
+    def held(self) -> Held:
+        names = ("weights", "encoders", "vae", "encoders_visit", "vae_visit", "steps_aside")
+        return replace(super().held(), **{name: getattr(self.files, name) for name in names})
+
+
+def of_template(name: str) -> tuple[NativeCase, Rehearsed]:
+    """A template's training, counted and rehearsed."""
+    graph = json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
+    case, _ = needs.read(graph)
+    assert isinstance(case, NativeCase), "it has a Make Trainable"
+    rank = needs.the_only(graph, "Make Trainable", MAKE_NODE)["inputs"]["lora_rank"]
+    return case, Rehearsed(
+        blueprint=published_blueprints()[COUNTERPARTS[name]],
+        adapter=Adapter(rank, float(rank), ""),
+        options=LoadOptions(gradient_checkpointing=case.checkpointing, vae_tiling=case.tiling),
+        dtype=torch.bfloat16,
+        iteration=case.iteration,
+        files=case.held(),
+    )
+
+
+def templates(families: list[str]) -> None:
+    """GB, estimated / rehearsed = their ratio; prints a table."""
+    print(common.table(["template", "needs", "in", "the update", "all phases, least and most"], []), flush=True)
+    for name in families or COUNTERPARTS:
+        counted, rehearsed = (case.needs for case in of_template(name))
+        phases = counted.totals.keys() & rehearsed.totals.keys()
+        ratios = [counted.totals[phase] / rehearsed.totals[phase] for phase in phases]
+        both = [
+            f"{ours / GB:.1f} / {theirs / GB:.1f} = {ours / theirs:.2f}"
+            for ours, theirs in ((counted.total, rehearsed.total), (counted.totals[UPDATE], rehearsed.totals[UPDATE]))
+        ]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"| {name} | {both[0]} | {counted.phase} | {both[1]} | {spread} |", flush=True)
+
 
 # --- against allocations -----------------------------------------------------------------------------------------------
 
@@ -441,6 +510,7 @@ def main() -> None:
     for parser_of in (of_allocations, of_gradients):
         parser_of.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
         parser_of.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
+    kinds.add_parser("templates").add_argument("--families", nargs="+", default=[], metavar="TEMPLATE")
     kinds.add_parser("judges")
     for name in ("native", "architectures", "decoders"):
         kinds.add_parser(name).add_argument("comfyui", type=Path)
@@ -452,6 +522,7 @@ def main() -> None:
     torch.set_num_threads(1)
     routes = {"native": native, "architectures": architectures, "decoders": decoders}
     kind = {"allocations": allocations, "gradients": gradients, "judges": judges, "growth": growth} | routes
+    kind |= {"templates": templates}
     kind[given.pop("kind")](**given)
 
 

@@ -144,7 +144,7 @@ class PreferencePairs(Node):
         from ..host import distributed
         from ..trainer.pairs import reading, trajectories
 
-        model.make_room()
+        model.make_room(prompt)
         settings = SamplerSettings.of_pairs(options)
         results.belongs(model, prompt, node_id, settings)
         taken, advantages = trajectories.take(

@@ -132,7 +132,7 @@ class SDESampler(Node):
         from ..host import distributed
         from ..trainer import rollout
 
-        model.make_room()
+        model.make_room(prompt)
         settings = SamplerSettings.from_inputs(options)
         results.belongs(model, prompt, node_id, settings)
         samples = len(distributed.share(group_size * len(prompts.texts)).rows)

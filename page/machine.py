@@ -1,4 +1,4 @@
-"""How much memory is in use on this machine, for a line of the page that is asked for again and again.
+"""How much memory is in use on this machine, for a line of the page that is asked for again and again; and whether a graph fits.
 
 Nothing is begun for it: torch is not imported here, and an accelerator is asked only where ComfyUI works on it already. To ask
 any other would make this process take some hundred megabytes there.
@@ -11,11 +11,15 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..host import devices
+from ..host import comfyui, devices
+
+if TYPE_CHECKING:
+    from ..trainer.memory.light import Light
+    from ..trainer.workflow.running import Workflow
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,37 @@ class Machine:
             finally:
                 self._looking.release()
         return self._seen
+
+
+def compared(prompt: Workflow) -> dict[str, Any]:
+    """A graph's `lights`, {Make Trainable: whether what it trains fits here}, by the device that ComfyUI computes on; `own`,
+    {node that samples: {input: what its model is made for}}."""
+    from ..trainer.memory import light
+
+    lights = {node: asdict(one) for node, one in _lights(prompt).items()}
+    return {"lights": lights, "own": light.owns(prompt.entries)}
+
+
+def _lights(prompt: Workflow) -> dict[str, Light]:
+    from ..trainer.memory import light
+
+    ram = has = psutil.virtual_memory().total
+    device = ""
+    if comfyui.comfy_loaded():
+        import comfy.model_management
+
+        chosen = comfy.model_management.get_torch_device()
+        has = int(comfy.model_management.get_total_memory(chosen))
+        device = "" if chosen.type == "cpu" else str(chosen)
+    graph = {node: dict(entry) for node, entry in prompt.entries.items()}
+    for node_id, node in prompt.nodes.items():
+        if node.class_type in light.COUNTED:
+            graph[node_id]["inputs"] = {**node.inputs, **node.constants}
+            wrong = [name for name, value in node.constants.items() if any(prompt.check_value(node, name, value))]
+            if node.unreadable or wrong and not light.is_judge(node.class_type):
+                name = next(iter((*node.unreadable, *wrong)))
+                return light.unknown(graph, f"{prompt.title(node_id)}: {name} is not a value that it takes")
+    return light.lights(graph, light.Machine(device, has, ram))
 
 
 def accelerators() -> list[str]:

@@ -32,7 +32,7 @@ from .export import BUNDLE, Bundles, commands
 from .gallery.routes import Gallery, add_gallery_routes
 from .jobs import Gpus, Jobs, as_json
 from .library import NOTE, Library
-from .machine import Machine
+from .machine import Machine, compared
 from .remote.watching import WATCH, Remotes
 from .requests import (
     NOTHING,
@@ -72,7 +72,7 @@ RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 ID = text(LONGEST_ID, "give the workflow's id, or leave it out", least=0)
 BYPASSED = {"prompt": Field(json_object, required=True), "workflow": Field(json_object, required=True)}
-COMING = {"prompt": Field(json_object, required=True)}
+GRAPH = {"prompt": Field(json_object, required=True)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(optional(ID))}
 # What is asked by a query.
 AFTER = {"after": count(0)}
@@ -167,7 +167,8 @@ def add_routes(
         routes.get(path)(answered(handler))
     for path, handler in {
         "/otca/results": served(shown.results, RESULTS),
-        "/otca/coming": served(shown.coming, COMING),
+        "/otca/coming": served(shown.coming, GRAPH),
+        "/otca/fits": served(shown.fits, GRAPH),
         "/otca/bypassed": served(shown.bypassed, BYPASSED),
         "/otca/release": served(shown.release),
         "/otca/suggestions": served(partial(suggestions.of_graph, jobs.node_classes), suggestions.ASKED),
@@ -216,6 +217,9 @@ class Shown:
 
     def coming(self, prompt: dict) -> dict[str, Any]:
         return self.live.coming(self.jobs.read(prompt).graph)
+
+    def fits(self, prompt: dict) -> dict[str, Any]:
+        return compared(self.jobs.read(prompt))
 
     def bypassed(self, prompt: dict, workflow: dict) -> dict[str, Any]:
         return {"prompt": as_meant(prompt, workflow)}

@@ -14,6 +14,7 @@ export { app, api };
 
 const rules = { links: document.createElement("style"), text: document.createElement("style") };
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
+const MODELS = new Set(["OTCA_MakeTrainable", "OTCA_LoadFlowModel"]);
 const BYPASSED = 4; // LiteGraph's mode
 
 /**
@@ -241,6 +242,16 @@ export async function comingRuns() {
   return postJson("/otca/coming", { prompt: output });
 }
 
+/**
+ * Whether what each Make Trainable of the open workflow trains fits on the server's machine, and what the models are made for:
+ * {lights: {id: Light}, own: {id of a node that samples: {input: value}}}.
+ */
+export async function lights() {
+  const { output } = await exportedGraph();
+  if (!Object.values(output).some(({ class_type }) => MODELS.has(class_type))) return { lights: {}, own: {} };
+  return postJson("/otca/fits", { prompt: output });
+}
+
 const graph = new EventTarget(); // tells of what we change ourselves, which ComfyUI does not hear of
 
 /**
@@ -455,8 +466,24 @@ export function addElement(node, name, element, { least, most }) {
     setValue: () => {},
   });
   widget.serialize = false;
+  element.dataset.otcaWidget = name;
   Object.defineProperty(widget, "width", { get: () => undefined, set: () => {}, configurable: true });
   return widget;
+}
+
+/**
+ * Shows the elements of the nodes that are here now. Undo makes a graph's nodes anew, and Nodes 2.0 of front end 1.58 goes on to show
+ * the elements of those that had their ids.
+ */
+export async function mountAgain() {
+  if (!showsNodes2()) return;
+  await drawn();
+  for (const node of app.canvas.graph.nodes) {
+    for (const { name, element } of node.widgets ?? []) {
+      if (!element?.dataset?.otcaWidget || element.isConnected) continue;
+      document.querySelector(`[data-node-id="${node.id}"] [data-otca-widget="${name}"]`)?.replaceWith(element);
+    }
+  }
 }
 
 /**
@@ -748,6 +775,20 @@ export function setWidget(node, name, value) {
   widget.callback?.(value);
   node.setDirtyCanvas(true, true);
   graph.dispatchEvent(new Event("changed"));
+}
+
+/**
+ * Has ComfyUI's undo take back all that an action changes at once.
+ *
+ * @param {() => void} action
+ */
+export function changeTogether(action) {
+  app.canvas.emitBeforeChange();
+  try {
+    action();
+  } finally {
+    app.canvas.emitAfterChange();
+  }
 }
 
 /** Makes lists of files on the canvas know what was written since the page was loaded. */

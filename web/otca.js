@@ -15,6 +15,7 @@ import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
+import { ownWidget } from "./widgets/own.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { savedWidget } from "./widgets/saved.js";
@@ -25,7 +26,7 @@ import { suggestWidget } from "./widgets/suggest.js";
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, savedWidget, suggestWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, ownWidget, releaseWidget, savedWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();
@@ -97,6 +98,13 @@ const foreseeSoon = soon(async () => {
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
+let looks = 0;
+const lightSoon = soon(async () => {
+  const look = ++looks;
+  const { lights, own } = await comfy.lights().catch(() => ({ lights: {}, own: {} }));
+  if (look !== looks) return; // the graph has changed since
+  for (const { id } of comfy.allNodes()) deliver("light", { light: lights[id] ?? null, own: own[id] }, id);
+});
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
@@ -127,6 +135,7 @@ comfy.app.registerExtension({
       if (!waiting) foreseeSoon();
     });
     comfy.onGraphChanged(foreseeSoon);
+    comfy.onGraphChanged(lightSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
@@ -154,11 +163,13 @@ comfy.app.registerExtension({
   afterConfigureGraph() {
     if (hasOurs()) comfy.frameNewGraph();
     comfy.enlargeText();
+    comfy.mountAgain();
     live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();
     foreseeSoon();
+    lightSoon();
     showWantsSoon();
   },
 });

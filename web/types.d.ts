@@ -63,6 +63,8 @@ interface GraphCanvas {
   setGraph?(graph: Graph): void;
   selectItems(items: GraphNode[]): void;
   centerOnNode(node: GraphNode): void;
+  emitBeforeChange(): void;
+  emitAfterChange(): void;
 }
 
 /** A node's definition as /object_info gives it. */
@@ -219,6 +221,22 @@ interface Scores {
 
 /** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0. */
 type Coming = { run: string; iteration: number; other: [string, number] | null; still?: boolean };
+
+/** Whether what a Make Trainable trains fits here, in GB: page/machine.py. */
+type Light = {
+  state: "fits" | "tight" | "does not fit" | "missing" | "unknown";
+  needs: number;
+  phase: string;
+  has: number;
+  device: string; // "": none but the CPU
+  ram: number;
+  ram_has: number;
+  missing: string[];
+  text: string;
+  fix: string[]; // the changes that make it fit, in words
+  after: number;
+  settings: { node: string; input: string; value: any }[]; // the same as values
+};
 
 /** A picture that a node wrote, as ComfyUI's /view takes it. */
 type PictureFile = { filename: string; subfolder: string; type: string };

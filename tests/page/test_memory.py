@@ -1,14 +1,19 @@
-"""When our models are asked to leave: after ComfyUI's "Unload models" and for prompts without our nodes."""
+"""When our models are asked to leave, after ComfyUI's "Unload models" and for prompts without our nodes; and a graph's light."""
 
 import asyncio
+import json
 import types
+from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.page import middlewares
+from comfyui_otca.tests.tiny import sparse
 
+API = Path(__file__).resolve().parents[2] / "workflows" / "api"
 OURS = {"3": {"class_type": "OTCA_SDESampler", "inputs": {}}}
 OTHERS = {"1": {"class_type": "EmptyImage", "inputs": {}}}
 
@@ -96,3 +101,20 @@ def test_prompts_without_our_nodes(played):
         await settled(state, 1)
 
     assert played(scenario).released == 1
+
+
+def test_whether_a_graph_fits(site, tmp_path, monkeypatch):
+    """By headers alone: the files hold no number. What is not a value of the node is said, and counted by nobody."""
+    sparse.z_image(tmp_path / "models")
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    graph = json.loads((API / "z_image.json").read_text(encoding="utf-8"))
+    said = site.post("/otca/fits", {"prompt": graph}).json["lights"]["7"]
+    assert said["state"] in ("fits", "tight", "does not fit") and said["device"] == ""
+    assert said["has"] == said["ram_has"] == psutil.virtual_memory().total / 1e9
+    assert said["needs"] > 4 * 6.154908736, "the network in float32"
+    graph["9"]["inputs"]["group_size"] = "many"
+    answer = site.post("/otca/fits", {"prompt": graph}).json
+    assert answer["own"] == {"9": {"width": 1024, "height": 1024, "steps": 8, "guidance": 1.0}}
+    wrong = answer["lights"]["7"]
+    assert wrong["state"] == "unknown" and "group_size" in wrong["text"]
+    assert site.post("/otca/fits", {"prompt": {"1": 7}}).status == 400

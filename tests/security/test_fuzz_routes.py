@@ -113,6 +113,7 @@ def good_bodies(graph):
     return {
         "/results": {"prompt": graph, "workflow": "a"},
         "/coming": {"prompt": graph},
+        "/fits": {"prompt": graph},
         "/bypassed": {"prompt": graph, "workflow": {"nodes": []}},
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},

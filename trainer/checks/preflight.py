@@ -23,6 +23,7 @@ from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
+from ..memory import own
 from ..memory.native import Architecture, architecture_of
 from ..prompts import PRESET, PromptError, read_prompts
 from ..run import offered, verdicts
@@ -406,6 +407,15 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
 
+def _sizes(graph: _Graph) -> Iterator[Problem]:
+    """A picture far from the size that its model is made for."""
+    for node_id in graph.of(*TRAJECTORY_NODES):
+        settings, made = graph.settings(node_id), own.of(graph.workflow.entries, node_id)
+        if made and settings.frames == 1 and (message := own.far(made, settings.width, settings.height)):
+            problem = graph.problem(node_id, "width", message, f"{made.width} x {made.height}, or what you will use")
+            yield replace(problem, severity="warning")
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
@@ -516,6 +526,7 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
+    _sizes,
     _texts,
     _sources,
     *method.CHECKS,

@@ -202,8 +202,12 @@ class FlowModel(Resident, ABC):
             "lora.safetensors with LoraLoader, or save Tuned Model's output with ComfyUI's ModelSave"
         )
 
-    def make_room(self) -> None:
-        """Called before anything large is computed: ComfyUI's own models leave the accelerator, as it would have them do."""
+    def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
+        """Called before anything large is computed: ComfyUI's own models leave the accelerator, as it would have them do.
+
+        Args:
+            graph: the prompt, where a sampler calls: what follows in it decides how much room there has to be.
+        """
         devices.make_room()
 
     def memory_line(self, settings: SamplerSettings) -> str:

@@ -9,11 +9,13 @@ diffusers, `native` for one that ComfyUI loaded. All else about memory is here, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
+
+from ..types import GRADIENT_NODE, STEP_NODES, TRAJECTORY_NODES
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -33,6 +35,7 @@ LATENTS_OF_A_STEP = 8
 # pictures that it sees, their rounding, and two of the way back; the decoder's has the pictures and the sum.
 PICTURES_OF_A_REWARD, PICTURES_OF_A_DECODER = 6, 2
 TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
+TIGHT = 0.8  # of what there is: more than that may not fit in fact
 HALO = 8  # latent positions around a decoder's tile that are decoded with it
 
 LOADING = "loading"
@@ -67,9 +70,22 @@ JUDGING_BYTES = {
 }
 
 Size = tuple[int, int, int]  # width, height, frames
-Way = tuple[
-    str, dict[str, Any], dict[str, Any]
-]  # in words, and the fields of the iteration and of the case that differ
+
+
+@dataclass(frozen=True)
+class Way:
+    """A change that may need less memory.
+
+    Attributes:
+        words: for a human.
+        iteration, case: the fields of both that differ.
+        sets: values of inputs that make it: classes of nodes, input, value. None: no input does.
+    """
+
+    words: str
+    iteration: Mapping[str, Any] = field(default_factory=dict)
+    case: Mapping[str, Any] = field(default_factory=dict)
+    sets: tuple[tuple[tuple[str, ...], str, Any], ...] = ()
 
 
 def side_of(tile: int, scale: int) -> int:
@@ -172,23 +188,37 @@ class Iteration:
 
     def ways(self) -> Iterator[Way]:
         """What to change, from cheap to costly: only tiles change the result."""
+        judges = tuple(REWARDS)
         if self.rewards:
-            yield "offload on every reward", {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}, {}
+            offloaded = {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}
+            yield Way("offload on every reward", offloaded, sets=((judges, "offload", True),))
         if self.pull:
-            yield "batch_size 1 on every reward", {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}, {}
-        yield "Sample Groups merge_adapter off", {"merge_adapter": False}, {}
-        yield "the update's batch_size 1", {"batch": 1}, {}
-        yield "Sample Groups batch_size 1", {"sampling_batch": 1}, {}
-        yield "Sample Groups keep_graph off", {"keep_graph": False}, {}
+            one = {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}
+            yield Way("batch_size 1 on every reward", one, sets=((judges, "batch_size", 1),))
+        merged = (TRAJECTORY_NODES, "merge_adapter", False)
+        yield Way("Sample Groups merge_adapter off", {"merge_adapter": False}, sets=(merged,))
+        yield Way("the update's batch_size 1", {"batch": 1}, sets=((STEP_NODES, "batch_size", 1),))
+        yield Way("Sample Groups batch_size 1", {"sampling_batch": 1}, sets=((TRAJECTORY_NODES, "batch_size", 1),))
+        yield Way(
+            "Sample Groups keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),)
+        )
         if self.pull:
             for tile in (TILE, TILE // 2):
                 words = f"Update: Reward Gradient tile {tile} (an estimate of the gradient)"
-                yield words, {"pull": replace(self.pull, tile=tile)}, {}
+                pull = {"pull": replace(self.pull, tile=tile)}
+                yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
+
+    def on_cpu(self) -> Iterator[Way]:
+        if self.rewards:
+            sets = ((tuple(REWARDS), "device", "cpu"),)
+            yield Way("device cpu on every reward (slow)", {"rewards": ()}, sets=sets)
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
         for size in sizes:
             if prod(size) < prod(self.size):
-                yield "size " + in_words(size), {"size": size}, {}
+                names = ("width", "height", *(("frames",) if self.size[2] > 1 else ()))
+                sets = tuple((TRAJECTORY_NODES, name, value) for name, value in zip(names, size, strict=False))
+                yield Way("size " + in_words(size), {"size": size}, sets=sets)
 
 
 def in_words(size: Size) -> str:
@@ -434,23 +464,36 @@ class Case(ABC):
 
     def changes(self) -> dict[str, Self]:
         """{what to change: the case that it makes}, for changes that need less memory, from cheap to costly."""
-        cases = {words: self._with(*fields) for words, *fields in self.ways()}
+        cases = {way.words: self._with(way) for way in self.ways()}
         return {words: case for words, case in cases.items() if case.needs.total < self.needs.total}
 
-    def together(self, has: float) -> tuple[list[str], Self]:
-        """Changes one after another, each that needs less than those before it, until all of it fits or no change is left."""
+    def together(self, has: float, ways: Iterable[Way] | None = None) -> tuple[list[Way], Self]:
+        """Changes one after another, each that needs less than those before it, until all of it fits or no change is left.
+
+        Args:
+            ways: of which to take; None: all.
+        """
         case, taken = self, []
-        for words, *fields in self.ways():
+        for way in self.ways() if ways is None else ways:
             if case.needs.total <= has:
                 break
-            changed = case._with(*fields)
+            changed = case._with(way)
             if changed.needs.total < case.needs.total:
-                case, taken = changed, [*taken, words]
+                case, taken = changed, [*taken, way]
         return taken, case
 
-    def _with(self, of_iteration: dict, of_case: dict) -> Self:
-        changed = {"iteration": replace(self.iteration, **of_iteration)} if of_iteration and self.iteration else {}
-        return replace(self, **changed, **of_case)  # pyright: ignore[reportArgumentType] a data class
+    def fix(self, has: float, ways: Iterable[Way]) -> tuple[list[Way], Self]:
+        """The first change of `ways` that alone makes it fit; else several `together`. No changes: it cannot be made to fit."""
+        ways = list(ways)
+        for way in ways:
+            if (changed := self._with(way)).needs.total <= has:
+                return [way], changed
+        taken, case = self.together(has, ways)
+        return (taken, case) if case.needs.total <= has else ([], self)
+
+    def _with(self, way: Way) -> Self:
+        changed = {"iteration": replace(self.iteration, **way.iteration)} if way.iteration and self.iteration else {}
+        return replace(self, **changed, **way.case)  # pyright: ignore[reportArgumentType] a data class
 
     def sentence(self, has: float) -> str:
         """For a human: what it needs, what there is, and the changes that make it fit."""
@@ -461,5 +504,9 @@ class Case(ABC):
             return f"{needs}: fits"
         taken, changed = self.together(has)
         fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
-        fix = f"{', '.join(taken)} ({changed.needs.total / GB:.1f} GB{fits})" if taken else "a larger GPU"
+        fix = (
+            f"{', '.join(way.words for way in taken)} ({changed.needs.total / GB:.1f} GB{fits})"
+            if taken
+            else "a larger GPU"
+        )
         return f"{needs}: does not fit. Fix: {fix}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ import torch
 from ...host import devices, distributed
 from ..families.options import FlowModelError, LoadOptions
 from ..policy.adapters import Adapter
+from . import needs
 from .blueprint import of_folder
-from .case import GB, Iteration
+from .case import GB, TIGHT, Iteration
 from .native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Its files have at least two bytes a number, and a trained number takes 24 at most: with that much free nothing is counted.
 PLENTY = 16
-TIGHT = 0.8  # of the free memory
 
 
 def check_folder(
@@ -67,9 +68,22 @@ SHARE = 0.5
 UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
+def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool) -> Iteration | None:
+    """What a graph does with its model; None of one that does not train exactly one."""
+    try:
+        return needs.iteration(graph, off=None if guidance_is_embedded else 1.0)
+    except ValueError:  # several updates, or none: only what is sampled is known
+        return None
+
+
 def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) -> NativeCase:
-    """Its training at these settings, by the figures of the model at hand."""
+    """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
     experts, samples = model.wrapped.values(), settings.batch_size or ROWS
+    size = settings.width, settings.height, settings.frames
+    guided = not model.guidance_is_embedded and settings.guidance > 1
+    iteration = Iteration(size, samples=samples, batch=samples, sampling_batch=samples, guided=guided)
+    if model.planned is not None:
+        iteration = replace(model.planned, size=size, guided=guided)
     blocks = sum(len(expert.blocks) for expert in experts)
     kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
     known = next((each for each in ARCHITECTURES.values() if each.image_model == kind), UNKNOWN)
@@ -88,13 +102,7 @@ def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) 
         model=architecture,
         weights_bytes=sum(expert.patcher.model_size() for expert in experts),
         trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
-        iteration=Iteration(
-            (settings.width, settings.height, settings.frames),
-            samples=samples,
-            batch=samples,
-            sampling_batch=samples,
-            guided=not model.guidance_is_embedded and settings.guidance > 1,
-        ),
+        iteration=iteration,
         checkpointing=checkpointing,
         is_low_memory=model.options.is_low_memory,
         tiling=True,  # to which ComfyUI turns by itself if a picture does not fit

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..types import MAKE_NODE
 from .case import DECODING, ENCODING, TILE, Case, Graph, Held, Iteration, Size, Way, with_halo
 
 RANK = 16
@@ -212,6 +213,16 @@ class NativeCase(Case):
     def title(self) -> str:
         return self.model.title
 
+    @property
+    def files_bytes(self) -> int:
+        """Bytes of all weights, which are in main memory while they are not on the GPU."""
+        return (
+            self.weights_bytes
+            + self.encoder_bytes
+            + self.vae_bytes
+            + sum(judge.bytes for judge in self.iteration.rewards)
+        )
+
     def held(self) -> Held:
         blocks = self.model.networks * self.model.layers
         return Held(
@@ -255,11 +266,14 @@ class NativeCase(Case):
 
     def ways(self) -> Iterator[Way]:
         it, fp8 = self.iteration, self.model.networks * self.model.params
+        make = (MAKE_NODE,)
         yield from it.ways()
-        yield "Make Trainable checkpointing on", {}, {"checkpointing": True}
-        yield "Make Trainable vae_tiling on", {}, {"tiling": True}
+        checkpointing = ((make, "checkpointing", "on"),)
+        yield Way("Make Trainable checkpointing on", case={"checkpointing": True}, sets=checkpointing)
+        yield Way("Make Trainable vae_tiling on", case={"tiling": True}, sets=((make, "vae_tiling", True),))
         if fp8:
-            yield "fp8 weights", {}, {"weights_bytes": min(self.weights_bytes, fp8)}
-        yield "device cpu on every reward (slow)", {"rewards": ()}, {}
+            kind = (("UNETLoader",), "weight_dtype", "fp8_e4m3fn")
+            yield Way("fp8 weights", case={"weights_bytes": min(self.weights_bytes, fp8)}, sets=(kind,))
+        yield from it.on_cpu()
         yield from it.smaller(self.model.sizes)
-        yield "Make Trainable memory low (slow)", {}, {"is_low_memory": True}
+        yield Way("Make Trainable memory low (slow)", case={"is_low_memory": True}, sets=((make, "memory", "low"),))

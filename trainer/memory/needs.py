@@ -36,14 +36,27 @@ from ..workflow import graph as api
 from .case import CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Pull
 from .native import ARCHITECTURES, FLUX_VAE, RANK, WEIGHT_BYTES, Architecture, NativeCase, architecture_of
 
-# Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
+# Loaders, ComfyUI's own and ComfyUI-GGUF's: the inputs that name files, and the folder of ComfyUI's models; below, what a folder
+# was once called.
+CLIPS = tuple(f"clip_name{number}" for number in range(1, 5))
 LOADERS = {
     "UNETLoader": (("unet_name",), "diffusion_models"),
+    "UnetLoaderGGUF": (("unet_name",), "diffusion_models"),
+    "CheckpointLoaderSimple": (("ckpt_name",), "checkpoints"),
     "CLIPLoader": (("clip_name",), "text_encoders"),
-    "DualCLIPLoader": (("clip_name1", "clip_name2"), "text_encoders"),
-    "TripleCLIPLoader": (("clip_name1", "clip_name2", "clip_name3"), "text_encoders"),
+    "CLIPLoaderGGUF": (("clip_name",), "text_encoders"),
+    "DualCLIPLoader": (CLIPS[:2], "text_encoders"),
+    "DualCLIPLoaderGGUF": (CLIPS[:2], "text_encoders"),
+    "TripleCLIPLoader": (CLIPS[:3], "text_encoders"),
+    "QuadrupleCLIPLoader": (CLIPS, "text_encoders"),
     "VAELoader": (("vae_name",), "vae"),
 }
+# Of a checkpoint, by its loader's outputs: how the names of the tensors of each part begin (comfy/sd.py).
+PARTS = (
+    ("model.diffusion_model.",),
+    ("text_encoders.", "conditioner.", "cond_stage_model."),
+    ("vae.", "first_stage_model."),
+)
 ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
 VARIETY_NODE, RELATIVE_NODE, JUDGE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords", "OTCA_RewardVLMJudge"
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
@@ -109,27 +122,61 @@ class File:
     Attributes:
         name: as the loader has it.
         path: where it is, or None if it is not here.
+        begins: how the names of its tensors begin that count; none: all of the file.
     """
 
     name: str
     path: Path | None
+    begins: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int | None:
-        return self.path.stat().st_size if self.path else None
+        if self.path is None or not self.begins:
+            return self.path.stat().st_size if self.path else None
+        return sum(size for size, _ in self.tensors().values())
+
+    def tensors(self) -> dict[str, tuple[int, list[int]]]:
+        """{name: bytes, shape} of those that count, by the file's header. Raises ValueError as `opened`."""
+        found = {}
+        assert self.path is not None, "asked only of a file that is here"
+        with opened(self.path, "np") as content:
+            for key in content.keys():
+                if key.startswith(self.begins or ""):
+                    tensor = content.get_slice(key)
+                    bits = re.search(r"\d+", tensor.get_dtype())  # BF16, F8_E4M3; BOOL has a byte
+                    found[key] = prod(tensor.get_shape()) * (int(bits[0]) if bits else 8) // 8, tensor.get_shape()
+        return found
 
 
-def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[Case, list[str]]:
+@dataclass(frozen=True)
+class Files:
+    """What a Make Trainable is connected to, each with the inputs of its loader."""
+
+    networks: list[tuple[File, Mapping]]
+    encoders: list[tuple[File, Mapping]]
+    autoencoders: list[tuple[File, Mapping]]
+
+    @classmethod
+    def of(cls, graph: Mapping[str, Mapping], inputs: Mapping[str, Any], comfyui: Path | None = None) -> Files:
+        """By the inputs of a Make Trainable."""
+        kinds = (("model", "low_noise_model"), ("clip",), ("vae",))
+        return cls(*([file for name in names for file in _files(graph, inputs.get(name), comfyui)] for names in kinds))
+
+    @property
+    def all(self) -> list[File]:
+        return [file for file, _ in (*self.networks, *self.encoders, *self.autoencoders)]
+
+
+def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[NativeCase, list[str]]:
     inputs = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)["inputs"]
-    networks = [files for name in ("model", "low_noise_model") for files in _files(graph, inputs.get(name), comfyui)]
+    files = Files.of(graph, inputs, comfyui)
+    networks, encoders, autoencoders = files.networks, files.encoders, files.autoencoders
     if not networks:
         raise ValueError("Make Trainable model: no Load Diffusion Model was found behind it. Fix: connect a UNETLoader")
-    encoders = _files(graph, inputs.get("clip"), comfyui)
-    autoencoders = _files(graph, inputs.get("vae"), comfyui)
     judging = [file for link in _judging(graph) for file in _files(graph, link, comfyui)]
     lines = [
         f"{file.name}: " + (f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures")
-        for file in dict.fromkeys(file for file, _ in [*networks, *encoders, *autoencoders, *judging])
+        for file in dict.fromkeys([*files.all, *(file for file, _ in judging)])
     ]
     model = replace(_architecture(networks[0][0]), networks=len(networks))
     sizes = [file.bytes for file, _ in encoders]
@@ -163,15 +210,17 @@ def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> lis
             names, kind = LOADERS[entry["class_type"]]
             folders = paths.weight_folders(kind)
             folders += [comfyui / "models" / str(name) for name in (kind, ONCE.get(kind, kind))] if comfyui else []
-            return [(_file(str(entry["inputs"].get(name, "")), folders), entry["inputs"]) for name in names]
+            begins = PARTS[min(int(link[1]), 2)] if kind == "checkpoints" else ()
+            named = [str(entry["inputs"].get(name, "")) for name in names]
+            return [(_file(name, folders, begins), entry["inputs"]) for name in named]
         links = api.links(entry)
         link = next((list(links[name]) for name in ("model", "clip", "vae") if name in links), None)
     return []
 
 
-def _file(name: str, folders: list[Path]) -> File:
+def _file(name: str, folders: list[Path], begins: tuple[str, ...]) -> File:
     candidates = permissions.candidates(name, folders, "weights")
-    return File(name, next((path for path in candidates if path.is_file()), None))
+    return File(name, next((path for path in candidates if path.is_file()), None), begins)
 
 
 def _weights(model: Architecture, file: File, loader: Mapping) -> int:
@@ -184,16 +233,15 @@ def _weights(model: Architecture, file: File, loader: Mapping) -> int:
 def _architecture(file: File) -> Architecture:
     """By the file's header if it is here, with what only the published configuration says; else by its name."""
     known = architecture_of(file.name)
-    if file.path is None:
-        if known is None:
-            titles = ", ".join(model.title for model in ARCHITECTURES.values())
-            raise ValueError(
-                f"{file.name} is not here, and its name is not that of a published model ({titles}). Fix: say by --comfyui where "
-                "ComfyUI is, or rename the file as ComfyUI's templates have it"
-            )
+    if known is not None and (file.path is None or file.path.suffix != ".safetensors"):
         return known
-    with opened(file.path, "np") as content:
-        shapes = {key: content.get_slice(key).get_shape() for key in content.keys()}
+    if file.path is None:
+        titles = ", ".join(model.title for model in ARCHITECTURES.values())
+        raise ValueError(
+            f"{file.name} is not here, and its name is not that of a published model ({titles}). Fix: say by --comfyui where "
+            "ComfyUI is, or rename the file as ComfyUI's templates have it"
+        )
+    shapes = {key: shape for key, (_, shape) in file.tensors().items()}
     params = sum(map(prod, shapes.values()))
     if known is not None:
         return replace(known, params=params)

@@ -379,30 +379,30 @@ class PipelineCase(Case):
         return Call(samples, height, width, frames, it.guided, it.both, checkpointing, through)
 
     def ways(self) -> Iterator[Way]:
-        def options(**fields) -> dict:
-            return {"options": replace(self.options, **fields)}
+        def memory(name: str, value: Any) -> Way:
+            words = f"Model Memory {name} {'on' if value is True else value}"
+            return Way(words, case={"options": replace(self.options, **{name: value})})
 
         it, is_frozen = self.iteration, self.adapter is not None
-        yield "Model Memory offload_encoders on", {}, options(offload_encoders=True)
+        yield memory("offload_encoders", True)
         if it is not None:
             yield from it.ways()
-            yield "Model Memory gradient_checkpointing on", {}, options(gradient_checkpointing=True)
-            yield "Model Memory vae_tiling on", {}, options(vae_tiling=True)
-        yield "Model Memory offload_vae on", {}, options(offload_vae=True)
+            yield memory("gradient_checkpointing", True)
+            yield memory("vae_tiling", True)
+        yield memory("offload_vae", True)
         if it is not None:
-            if it.rewards:
-                yield "device cpu on every reward (slow)", {"rewards": ()}, {}
+            yield from it.on_cpu()
             if it.guided:
-                yield "Update: GRPO unconditional_gradient off (another gradient)", {"both": False}, {}
+                yield Way("Update: GRPO unconditional_gradient off (another gradient)", {"both": False})
             yield from it.smaller(VIDEOS if it.size[2] > 1 else PICTURES)
         if not is_frozen:
-            yield "Load Flow Model training lora", {}, {"adapter": SMALL_ADAPTER}
+            yield Way("Load Flow Model training lora", case={"adapter": SMALL_ADAPTER})
         for kind in BITS if is_frozen else ():
-            yield f"Model Memory quantize {kind}", {}, options(quantize=kind)
+            yield memory("quantize", kind)
         for processes in (2, 4, 8):
-            several = {"processes": processes * self.processes, **options(shard=is_frozen, quantize="none")}
             words = f"{processes} GPUs (--gpus {processes})" + (" with Model Memory shard on" if is_frozen else "")
-            yield words, {}, several
+            shared = replace(self.options, shard=is_frozen, quantize="none")
+            yield Way(words, case={"processes": processes * self.processes, "options": shared})
 
 
 @lru_cache(maxsize=8)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
     from comfy.sd import CLIP, VAE
 
+    from ..memory.case import Iteration
     from ..types import Trajectories
 
 HIGH, LOW = "model", "low_noise_model"
@@ -85,6 +86,7 @@ class NativeModel(FlowModel):
         super().__init__(networks, adapters, self._first.dtype)
         self._encodings = Encodings(clip, self._with_pictures)
         self.grid = suitable.grid(model, vae)
+        self.planned: Iteration | None = None  # what the graph that samples does with it
         self._room = 0.0  # bytes that computing needs beside the weights
         self._checkpointing = options.checkpointing
         self._conditions: dict[tuple, NativeCondition] = {}
@@ -129,8 +131,10 @@ class NativeModel(FlowModel):
     def guidance_is_embedded(self) -> bool:
         return self.options.is_guided_inside or suitable.embeds_guidance(self._first.core)
 
-    def make_room(self) -> None:
-        """Nothing: ComfyUI knows of this model as of its own, and moves whatever it needs the room of."""
+    def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
+        """Moves nothing: ComfyUI knows of this model as of its own, and moves whatever it needs the room of."""
+        if graph is not None:
+            self.planned = fitting.planned(graph, self.guidance_is_embedded)
 
     # -- in memory ---------------------------------------------------------------------------------------------------------
 

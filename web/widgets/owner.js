@@ -1,26 +1,67 @@
 // @ts-check
-/** The line that says, where the model is loaded, which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
+/**
+ * Where the model is loaded: which run its adapter belongs to ("new run NAME", "NAME, iteration 4"), and on Make Trainable a traffic
+ * light: whether the training fits on this machine, before the first Run, with a button that makes it fit.
+ */
 import { t } from "../lib/language.js";
+import { lightLine, makeFit } from "../lib/light.js";
 import { MODEL_NODES } from "../lib/newrun.js";
 import { h, setText } from "../sidebar/dom.js";
 
-const TEXT = { none: t("Adapter: not used yet"), owner: (/** @type {string} */ text) => t("Adapter: {text}", { text }) };
+const TEXT = {
+  none: t("Adapter: not used yet"),
+  owner: (/** @type {string} */ text) => t("Adapter: {text}", { text }),
+  changed: t("Changed, so that it fits. Undo takes it back."),
+  failed: t("Memory"),
+};
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
-const MORE = 76; // for four lines more, about memory
+const MORE = { light: 38, button: 50, memory: 76 }; // two lines; a button of two; four lines about memory
 
 /** @type {OurWidget} */
 export const ownerWidget = {
   fits: (definition) => MODEL_NODES.includes(definition.name),
   create: (node, comfy) => {
+    /** @type {Light | null} */
+    let light = null;
     const line = h("p.otca-owner", { role: "status" }, TEXT.none);
+    const lamp = h("span.otca-lamp", { "aria-hidden": "true" });
+    const fits = h("span", {});
+    const fix = h("button.otca-button", { type: "button", hidden: true, onclick: () => change() });
+    const lit = h("div.otca-light", { role: "status", hidden: true }, h("p.otca-owner.otca-owner-memory", {}, lamp, fits), fix);
     const memory = h("p.otca-owner.otca-owner-memory", {});
-    const root = h("div.otca-owner-line", {}, line, memory);
-    const height = () => HEIGHT + (memory.textContent ? MORE : 0);
+    const root = h("div.otca-owner-line", {}, line, lit, memory);
+    const height = () => HEIGHT + (light ? MORE.light + (fix.hidden ? 0 : MORE.button) : memory.textContent ? MORE.memory : 0);
     comfy.passGesturesToGraph(root);
     comfy.addElement(node, "otca_owner", root, { least: height, most: height });
+
+    function change() {
+      if (!light) return;
+      try {
+        comfy.toast("success", TEXT.changed, makeFit(comfy, light).join("; "));
+      } catch (error) {
+        comfy.toast("error", TEXT.failed, error.message);
+      }
+    }
+
+    /** @param {Light | null} told */
+    function paint(told) {
+      if (!told && !light) return;
+      light = told;
+      const { tone, text, more, button } = told ? lightLine(told) : { tone: "none", text: "", more: "", button: "" };
+      lit.hidden = !told;
+      memory.hidden = Boolean(told); // it says the same, less exactly
+      lamp.setAttribute("data-tone", tone);
+      setText(fits, text);
+      lit.title = [text, more].filter(Boolean).join(" ");
+      fix.hidden = !button;
+      setText(fix, button);
+      comfy.growNode(node);
+    }
+
     return {
       show(kind, data) {
         if (kind === "opened") setText(line, TEXT.none);
+        if (kind === "light") paint(data.light);
         if (kind !== "owner") return;
         setText(line, TEXT.owner(data.text));
         line.title = line.textContent;

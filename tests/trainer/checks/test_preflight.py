@@ -216,3 +216,20 @@ def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
     found = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
     assert [problem.input for problem in found] == told and all(problem.severity == "warning" for problem in found)
     assert all("nothing is trained" in problem.message and "1e-4 to 3e-4" in problem.fix for problem in found)
+
+
+def test_a_size_far_from_the_models_own_is_warned_of(small_graph):
+    """shapes-flux is made for 40 x 40; 80 x 80 has four times its pixels."""
+    graph = small_graph()
+    sampler = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_SDESampler")
+    loader = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_LoadFlowModel")
+    loader["inputs"]["model"] = "shapes-flux"
+    sampler["inputs"] |= {"width": 80, "height": 80}
+
+    def warned():
+        found = preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS), 1)
+        return [problem.message for problem in found if problem.severity == "warning" and problem.input == "width"]
+
+    assert ["80 x 80 is far from 40 x 40" in message for message in warned()] == [True]
+    sampler["inputs"] |= {"width": 40, "height": 40}
+    assert not warned()

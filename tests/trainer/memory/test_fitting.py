@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,10 +13,15 @@ from safetensors.torch import load_file
 from comfyui_otca.host import devices
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.families.options import FlowModelError, LoadOptions
+from comfyui_otca.trainer.families.sizes import LatentGrid
 from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.memory import fitting, needs
 from comfyui_otca.trainer.memory.blueprint import of_folder
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
+from comfyui_otca.trainer.types import SamplerSettings
+
+API = Path(__file__).resolve().parents[3] / "workflows" / "api"
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
@@ -110,3 +119,32 @@ def test_several_processes_need_their_part_each(folder):
         assert needed(processes) == about(each * trained + rest)
         assert needed(processes, small) == about(2 * trained + rest)
         assert needed(processes, small, shard=True) == about(2 * trained / processes + rest)
+
+
+def test_what_comfyui_loaded_is_counted_with_the_update_that_follows():
+    """As `otca memory` counts the same graph: two pictures, one to a call, the rewards' gradient through the decoder's tiles."""
+    graph = json.loads((API / "z_image.json").read_text(encoding="utf-8"))
+    expert = SimpleNamespace(
+        blocks={},
+        core=SimpleNamespace(model_config=SimpleNamespace(unet_config={"image_model": "lumina2"})),
+        patcher=SimpleNamespace(model_size=lambda: 7),
+    )
+    model = SimpleNamespace(
+        wrapped={"model": expert},
+        source="z",
+        grid=LatentGrid(16, 8, 2),
+        policy=SimpleNamespace(trainable_parameters=list),
+        guidance_is_embedded=False,
+        options=SimpleNamespace(is_low_memory=False),
+        clip=None,
+        vae=None,
+        dtype=torch.bfloat16,
+        planned=fitting.planned(graph, False),
+    )
+    settings = SamplerSettings.from_inputs(graph["9"]["inputs"])
+    counted, _ = needs.read(graph)
+    case = fitting.case_of(model, settings, True)
+    assert case.iteration == counted.iteration and case.iteration.pull.tile == 512
+    assert "the decoder's gradient" in case.needs.phases
+    model.planned = fitting.planned({**graph, "99": graph["17"]}, False)  # two updates: which one is not known
+    assert model.planned is None and fitting.case_of(model, settings, True).iteration.pull is None

@@ -1,0 +1,160 @@
+"""The light on Make Trainable: whether the training that a graph asks for fits on this machine, before anything is loaded.
+
+The same count as `otca memory`: by the headers of the files that the loaders name, and the settings of the other nodes. What
+makes it fit is said as values of inputs, so that a click can set them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
+from ..workflow import graph as api
+from . import needs, own
+from .case import GB, REWARDS, TIGHT, Size, Way
+from .native import NativeCase
+
+FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
+COUNTED = {MAKE_NODE, DATASET_NODE, *TRAJECTORY_NODES, *STEP_NODES, *REWARDS}  # nodes whose values are read here
+IN_FLOAT32 = 4  # bytes of a number: without a GPU ComfyUI computes in float32, and holds weights of 16 bits so
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is.
+
+    Attributes:
+        device: torch's name of the one that ComfyUI computes on; "" for none but the CPU.
+        has: bytes of it.
+        ram: bytes of main memory.
+    """
+
+    device: str
+    has: int
+    ram: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that an input gets by a click."""
+
+    node: str
+    input: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Light:
+    """What a Make Trainable shows. All figures are GB.
+
+    Attributes:
+        state: FITS, TIGHTLY, TOO_MUCH; MISSING: files are not here; UNKNOWN: why stands in `text`.
+        text: beside a count, what the size of the pictures risks.
+        needs, phase: the most that the device is asked for, and when.
+        has, device: what there is of it; without a GPU main memory.
+        ram, ram_has: the files, and what there is of main memory.
+        missing: names of files.
+        fix: in words, the changes that make it fit, as few as possible; none: it fits, or nothing makes it fit.
+        after: what it needs then.
+        settings: the same as values.
+    """
+
+    state: str
+    needs: float = 0
+    phase: str = ""
+    has: float = 0
+    device: str = ""
+    ram: float = 0
+    ram_has: float = 0
+    missing: tuple[str, ...] = ()
+    text: str = ""
+    fix: tuple[str, ...] = ()
+    after: float = 0
+    settings: tuple[Setting, ...] = ()
+
+
+def is_judge(class_type: str) -> bool:
+    """Whether its files do not matter here."""
+    return class_type in REWARDS
+
+
+def unknown(graph: Mapping[str, Mapping], why: str) -> dict[str, Light]:
+    """The same of a graph that cannot be counted."""
+    return {node: Light(UNKNOWN, text=why) for node, entry in graph.items() if entry["class_type"] == MAKE_NODE}
+
+
+def lights(graph: Mapping[str, Mapping], machine: Machine) -> dict[str, Light]:
+    """{Make Trainable: its light}, without those whose model comes from no file, as the embedded one."""
+    found = {}
+    for node, entry in graph.items():
+        if entry["class_type"] != MAKE_NODE:
+            continue
+        files = needs.Files.of(graph, entry["inputs"])
+        missing = tuple(dict.fromkeys(file.name for file in files.all if file.path is None))
+        if missing:
+            found[node] = Light(MISSING, missing=missing)
+        elif files.networks:
+            found[node] = _light(graph, machine)
+    return found
+
+
+def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
+    try:
+        case, _ = needs.read(graph)
+    except ValueError as error:
+        return Light(UNKNOWN, text=str(error).partition(" Fix: ")[0])
+    assert isinstance(case, NativeCase), "the graph has a Make Trainable"
+    beside = 0
+    if not machine.device:
+        if case.weights_bytes > case.model.params * case.model.networks:  # 8 bits and fewer stay as they are
+            case = replace(case, weights_bytes=IN_FLOAT32 * case.model.params * case.model.networks)
+        case = replace(case, compute_bytes=IN_FLOAT32)
+        beside = case.encoder_bytes + case.vae_bytes  # which stay where they are
+    has = machine.has - beside
+    light = Light(
+        FITS,
+        needs=(case.needs.total + beside) / GB,
+        phase=case.needs.phase,
+        text=_far(graph, case.iteration.size),
+        has=machine.has / GB,
+        device=machine.device,
+        ram=case.files_bytes / GB,
+        ram_has=machine.ram / GB,
+    )
+    if case.needs.total <= has:
+        is_tight = case.needs.total > TIGHT * has or light.ram > light.ram_has
+        return replace(light, state=TIGHTLY) if is_tight else light
+    ways, changed = case.fix(has, (way for way in case.ways() if _settings(graph, way)))
+    return replace(
+        light,
+        state=TOO_MUCH,
+        fix=tuple(way.words for way in ways),
+        after=(changed.needs.total + beside) / GB,
+        settings=tuple(setting for way in ways for setting in _settings(graph, way)),
+    )
+
+
+def _far(graph: Mapping[str, Mapping], size: Size) -> str:
+    samplers = (node for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES)
+    made = own.of(graph, next(samplers))
+    return own.far(made, *size[:2]) if made else ""
+
+
+def owns(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
+    """{node that samples: {input: what its model is made for}}, as far as that is known."""
+    nodes = {node: entry["class_type"] for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES}
+    return {node: made.values(kind) for node, kind in nodes.items() if (made := own.of(graph, node))}
+
+
+def _settings(graph: Mapping[str, Mapping], way: Way) -> tuple[Setting, ...]:
+    """The inputs that make a change; none where one of them is linked, or not there."""
+    settings = []
+    for kinds, name, value in way.sets:
+        nodes = {node: entry["inputs"] for node, entry in graph.items() if entry["class_type"] in kinds}
+        having = [node for node, inputs in nodes.items() if name in inputs]
+        if not having or any(api.is_link(nodes[node][name]) for node in having):
+            return ()
+        settings += [Setting(node, name, value) for node in having]
+    return tuple(settings)

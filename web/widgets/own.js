@@ -1,0 +1,39 @@
+// @ts-check
+/** Gives a new node that samples the size, steps and guidance that its model is made for, once: when a model is connected. */
+import { t } from "../lib/language.js";
+
+const TEXT = {
+  set: (/** @type {string} */ title) => t("{title}: set to what the model is made for", { title }),
+};
+
+/** @type {OurWidget} */
+export const ownWidget = {
+  fits: (definition) => ["OTCA_SDESampler", "OTCA_PreferencePairs"].includes(definition.name),
+  create: (node, comfy) => {
+    /** @type {Record<string, any> | null} */
+    let begun = Object.fromEntries((node.widgets ?? []).map(({ name, value }) => [name, value]));
+    const before = node.onConfigure;
+    node.onConfigure = (...details) => {
+      begun = null; // it was saved, pasted or brought back by undo: its values stay
+      before?.apply(node, details);
+    };
+    return {
+      show(kind, data) {
+        if (kind !== "light" || !data.own || !begun) return;
+        const untouched = begun;
+        begun = null;
+        /** @type {string[]} */
+        const set = [];
+        comfy.changeTogether(() => {
+          for (const [name, value] of Object.entries(data.own)) {
+            const widget = node.widgets?.find((candidate) => candidate.name === name);
+            if (!widget || widget.value !== untouched[name] || widget.value === value) continue;
+            comfy.setWidget(node, name, value);
+            set.push(`${widget.label ?? name} ${value}`);
+          }
+        });
+        if (set.length) comfy.toast("info", TEXT.set(node.title), set.join(", "));
+      },
+    };
+  },
+};
