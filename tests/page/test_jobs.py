@@ -224,15 +224,6 @@ def test_hours_that_are_none(site, tiny, hours):
     assert answer.status == 400 and "number of hours" in answer.error and not site.folder.exists()
 
 
-def test_a_graph_with_a_key_is_not_proved(site, tiny):
-    graph = tiny()
-    graph["99"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": "http://127.0.0.1:1/score?api_key=abc"}}
-    stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
-    stack["inputs"]["rewards.reward1"] = ["99", 0]
-    answer = site.post("/otca/prove", {"name": "mine", "hours": 1, "prompt": graph})
-    assert answer.status == 400 and "key" in answer.error and not site.folder.exists()
-
-
 def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch, started):
     # The flags by the numbers of Windows' documentation: the end of a window there does not reach the training.
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
