@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, environment, files, headless_comfyui, own_folders, paths, processes
+from ..host import claim, environment, extras, files, headless_comfyui, own_folders, paths, processes
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..study import prove
@@ -326,6 +326,8 @@ class Jobs:
             command = ["prove", *files_of_run, "--hours", f"{prove.facts(run.folder).hours:g}"]
         else:
             command = ["train", *files_of_run, "--iterations", str(iterations), *arguments]
+        if _lean():
+            command += ["--comfyui", str(headless_comfyui.folder_of_server())]
         self.make_room()
         try:
             descriptor = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -363,7 +365,7 @@ class Jobs:
             FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
-            **(headless_comfyui.of_this_server(needs.packs) if needs else {}),
+            **(headless_comfyui.of_this_server(needs.packs if needs else ()) if needs or _lean() else {}),
         }
 
     def _wait(self, process: processes.Process, run: Run) -> None:
@@ -392,6 +394,11 @@ class Jobs:
         except Refused:
             return None
         return next((problem.node_id for problem in problems if problem.severity == "error" and problem.node_id), None)
+
+
+def _lean() -> bool:
+    """Whether this Python lacks diffusers: ComfyUI then reads the embedded models, in a training of its own as on the canvas."""
+    return not extras.installed("diffusers")
 
 
 def _is_queued(run: Run) -> bool:

@@ -16,7 +16,7 @@ import { newRunWidget } from "./widgets/newrun.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { savedWidget } from "./widgets/saved.js";
-import { scoresWidget } from "./widgets/scores.js";
+import { OPENS, scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 import { suggestWidget } from "./widgets/suggest.js";
 
@@ -103,7 +103,7 @@ const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinit
 /** @type {[(name: string) => boolean, number, number][]} */
 const READABLE = [
   [(name) => name === "OTCA_TrainingRun", 480, 640],
-  [(name) => scoresWidget.fits({ name }), 440, 640],
+  [(name) => scoresWidget.fits({ name }), OPENS[0], OPENS[1]],
   [(name) => name === "OTCA_PromptDataset", 400, 340],
 ];
 const HEATMAP = [400, 600];

@@ -210,7 +210,9 @@ def test_a_proof_trains_and_writes_its_page(site, tiny, until):
     assert answer.json == {"id": "mine"}
     assert site.get("/otca/runs/mine/proof").status == 404, "it is not written yet"
     told = ended(site, until)
-    assert (told["status"], told["proof"], told["total"]) == ("finished", {"hours": 1e-4, "page": True}, None), log(site)
+    assert (told["status"], told["proof"], told["total"]) == ("finished", {"hours": 1e-4, "page": True}, None), log(
+        site
+    )
     page = site.get("/otca/runs/mine/proof")
     assert page.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
     assert b"Proof of" in page.content and str(site.folder).encode() not in page.content
