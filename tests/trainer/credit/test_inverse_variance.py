@@ -181,7 +181,7 @@ def test_a_resumed_training_is_the_same_to_the_last_digit(small_graph, tmp_path)
 def test_bad_input_says_what_to_do(toy, load_toy, sample):
     taken = sample(toy)
     with pytest.raises(
-        ValueError, match="not the one that sampled these trajectories. Fix: connect the model of the SDE"
+        ValueError, match="not the one that sampled these trajectories. Fix: connect the model of Sample Groups"
     ):
         inverse_variance_weights(load_toy(), taken, 0.5)
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\), not 1"):

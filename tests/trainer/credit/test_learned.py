@@ -276,7 +276,9 @@ def test_a_deterministic_path_is_measured_too():
 
 def test_refusals():
     trajectories, model = walk(PATHS, (0, 1)), Remembering()
-    with pytest.raises(ValueError, match="model: it is not the one that sampled .*Fix: connect the model of the SDE"):
+    with pytest.raises(
+        ValueError, match="model: it is not the one that sampled .*Fix: connect the model of Sample Groups"
+    ):
         learned(model, trajectories, scored(trajectories), **OPTIONS)
     fewer = replace(scored(trajectories), values=torch.zeros(3, 1))
     with pytest.raises(ValueError, match="scores: they are of 3 samples, the trajectories are 4. Fix: "):
