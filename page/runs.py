@@ -194,7 +194,7 @@ class Run:
         }
 
     def _proof(self) -> dict[str, Any] | None:
-        """Of a run that is a proof: the hours it was given, and whether its page is written."""
+        """The hours that a run was given which is a proof, and whether its page is written; None of other runs."""
         if not self.file(prove.FACTS):
             return None
         try:

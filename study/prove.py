@@ -186,7 +186,7 @@ def _dataset(workflow: Workflow) -> list[str]:
     for node in workflow.find(DATASET_NODE):
         inputs = fairness.inputs(workflow, node)
         return distinct(read_prompts(inputs["prompts"], inputs["file"], PRESET))
-    raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one a line")
+    raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one per line")
 
 
 def _check_same(run: Path, planned: Workflow) -> None:
