@@ -130,10 +130,9 @@ def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Man
 def memory(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[int | None, str]:
     """The bytes of one GPU, if they are known, and a line about them: what `otca memory` says."""
     try:
-        case, _ = needs.read(graph, comfyui)
-    except (OSError, ValueError) as error:
+        found = needs.read(graph, comfyui)[0].needs
+    except (OSError, ValueError) as error:  # also if the package is missing that knows the model
         return None, f"memory: unknown ({error})"
-    found = case.needs
     words = f"memory: about {found.total / GB:.1f} GB on each GPU, in {found.phase} (an estimate by arithmetic)"
     return int(found.total), words
 

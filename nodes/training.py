@@ -250,7 +250,7 @@ class RewardGradientStep(_Step):
         ),
         "learning_rate": learning_rate(3e-4),
         "kl_coefficient": number(
-            GradientSettings.kl_coefficient, 0, 1000, step=0.1, fine=True, label="pull to original"
+            GradientSettings.kl_coefficient, 0, 1000, step=0.1, fine=True, label="KL strength"
         ).tip("Pull towards the untrained model (κ), the first brake. 0: none."),
     }
     OPTIONAL = {

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, environment, files, headless_comfyui, own_folders, paths, processes
+from ..host import claim, environment, extras, files, headless_comfyui, own_folders, paths, processes
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
+from ..study import prove
+from ..study.trainings import ANY_NUMBER
 from ..trainer.checks import preflight
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
@@ -27,7 +29,7 @@ from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
-from . import machine
+from . import machine, proof
 from .requests import Refused
 from .runs import Run, Runs
 
@@ -105,13 +107,41 @@ class Jobs:
             Refused: 400 with the graph's problems, 409 where the name is taken.
         """
         workflow = self._ready(prompt, iterations, gpus)
+        return self._start(name, workflow, canvas, iterations, gpus.arguments())
+
+    def prove(self, name: str, prompt: dict, canvas: dict | None, hours: float) -> Run:
+        """A new run of that name, which is a proof: what `otca prove` does in that time, at once or in the queue.
+
+        Raises:
+            Refused: as `start`; and 400 for a graph that must not be passed on, or has no prompts to evaluate.
+        """
+        workflow = self._ready(prompt, ANY_NUMBER, Gpus())
+        try:
+            workflow = prove.plan(proof.passed_on(workflow), prove.PICTURES)
+        except WorkflowError as error:
+            raise Refused(400, str(error), problems=as_json(error.problems)) from error
+        except ValueError as error:
+            raise Refused(400, str(error)) from error
+        return self._start(name, workflow, canvas, ANY_NUMBER, [], hours)
+
+    def _start(
+        self,
+        name: str,
+        workflow: Workflow,
+        canvas: dict | None,
+        iterations: int,
+        arguments: list[str],
+        hours: float | None = None,
+    ) -> Run:
         with self._starting:
             run = self.runs.create(name)
             try:
                 run.write(WORKFLOW, workflow.graph)
                 if canvas is not None:
                     run.write(CANVAS, canvas)
-                self._begin(run, iterations, gpus.arguments())
+                if hours is not None:
+                    prove.Facts(hours).write(run.folder)
+                self._begin(run, iterations, arguments)
             except BaseException:
                 own_folders.remove_own(run.folder)  # else the name would be taken by a run that never began
                 raise
@@ -150,7 +180,7 @@ class Jobs:
             raise Refused(
                 409, f"run {run.id} lives on another machine. Fix: continue it there, by the command that began it"
             )
-        total = iterations or run.summary()["total"]
+        total = iterations or (ANY_NUMBER if prove.is_proof(run.folder) else run.summary()["total"])
         if total is None:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
         begun = self.read(run.workflow()["prompt"]).graph
@@ -291,8 +321,13 @@ class Jobs:
         return workflow
 
     def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
-        command = ["train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
-        command += ["--iterations", str(iterations), *arguments]
+        files_of_run = [str(run.folder / WORKFLOW), "--output", str(run.folder)]
+        if prove.is_proof(run.folder):
+            command = ["prove", *files_of_run, "--hours", f"{prove.facts(run.folder).hours:g}"]
+        else:
+            command = ["train", *files_of_run, "--iterations", str(iterations), *arguments]
+        if _lean():
+            command += ["--comfyui", str(headless_comfyui.folder_of_server())]
         self.make_room()
         try:
             descriptor = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -331,7 +366,7 @@ class Jobs:
             FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
-            **(headless_comfyui.of_this_server(needs.packs) if needs else {}),
+            **(headless_comfyui.of_this_server(needs.packs if needs else ()) if needs or _lean() else {}),
         }
 
     def _wait(self, process: processes.Process, run: Run) -> None:
@@ -360,6 +395,11 @@ class Jobs:
         except Refused:
             return None
         return next((problem.node_id for problem in problems if problem.severity == "error" and problem.node_id), None)
+
+
+def _lean() -> bool:
+    """Whether this Python lacks diffusers: ComfyUI then reads the embedded models, in a training of its own as on the canvas."""
+    return not extras.installed("diffusers")
 
 
 def _is_queued(run: Run) -> bool:

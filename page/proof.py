@@ -49,8 +49,7 @@ def make(workflow: Workflow, folder: Path, hours: float, pictures: int, comfyui:
         WorkflowError: a graph with a key or a path in it, which must not be passed on; before anything is trained.
         NodeError, RunError, ValueError: as `prove.prove`.
     """
-    workflow = contents.begun_from_runs(workflow)
-    contents.collect(workflow)
+    workflow = passed_on(workflow)
     try:
         code = prove.prove(workflow, folder, hours, lambda graph: making.memory(graph, comfyui), pictures, say)
     except NodeError as error:
@@ -61,10 +60,17 @@ def make(workflow: Workflow, folder: Path, hours: float, pictures: int, comfyui:
     return code
 
 
+def passed_on(workflow: Workflow) -> Workflow:
+    """The workflow as others may have it. Raises WorkflowError: there is a key or a path in it, which must not be passed on."""
+    workflow = contents.begun_from_runs(workflow)
+    contents.collect(workflow)
+    return workflow
+
+
 def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     """Writes the folder to attach; returns the verdict, and where it is. `error`: that ended the training."""
-    run, target, known = folder / prove.RUN, folder / FOLDER, prove.facts(folder)
-    rows = {name: read_lines(run / name) for name in (METRICS, EVALUATIONS)}
+    target, known = folder / FOLDER, prove.facts(folder)
+    rows = {name: read_lines(folder / name) for name in (METRICS, EVALUATIONS)}
     found = prove.changes(rows[EVALUATIONS])
     collected = contents.collect(workflow)
     graph, files = collected.graph, [model.name for model in collected.models]
@@ -77,14 +83,14 @@ def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     write_text(
         target / prove.FACTS, json_line({"verdict": verdict, **asdict(known), "changes": list(map(asdict, found))})
     )
-    stands, given = status.read(run), budget.read(run)
+    stands, given = status.read(folder), budget.read(folder)
     if given is not None and stands.reason == given.spent:
         stands = replace(stands, reason=None)  # which is how a proof should end
     texts = [error, *run_page.warnings(rows[METRICS], rows[EVALUATIONS], stands)]
     body = [
         _head(graph, found, verdict, known),
         *(f'<p class="warning">{escape(text)}</p>' for text in dict.fromkeys(map(without_folders, texts)) if text),
-        section("Before and after", _changes(found, rows[EVALUATIONS]) + _pairs(run, rows[EVALUATIONS])),
+        section("Before and after", _changes(found, rows[EVALUATIONS]) + _pairs(folder, rows[EVALUATIONS])),
         section("Curves", run_page.curves(rows[METRICS], rows[EVALUATIONS], [])),
         section("Machine and memory", _machine(known, files)),
         section("Time", _phases(known, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),

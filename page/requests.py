@@ -20,6 +20,7 @@ from ..host.text import quoted
 
 logger = logging.getLogger(__name__)
 
+MOST_HOURS = 10_000
 LARGEST_BODY = 4 * 1024**2  # a large graph with its canvas is a few hundred kB
 
 Check = Callable[[Any], Any]
@@ -197,6 +198,12 @@ def whole_number(low: int, high: int) -> Check:
         return value
 
     return check
+
+
+def hours(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_HOURS:
+        raise ValueError(f"must be a number of hours. Fix: give one above 0, up to {MOST_HOURS}")
+    return float(value)
 
 
 def text(most: int, fix: str, least: int = 1) -> Check:

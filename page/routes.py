@@ -42,6 +42,7 @@ from .requests import (
     at_home,
     body,
     count,
+    hours,
     json_object,
     optional,
     query,
@@ -56,6 +57,7 @@ from .votes import add_vote_routes
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
 MOST_NAMES = 100  # of figures in one request
 LONGEST_ID = 1000  # characters
+ONLY_SHOWN = "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 GPUS = {
     "gpus": Field(whole_number(1, MOST_GPUS), default=1),
@@ -65,6 +67,12 @@ TRAIN = {
     "name": Field(plain_name, required=True),
     "iterations": Field(whole_number(1, MOST_ITERATIONS), required=True),
     **GPUS,
+    "prompt": Field(json_object, required=True),
+    "workflow": Field(optional(json_object)),
+}
+PROVE = {
+    "name": Field(plain_name, required=True),
+    "hours": Field(hours, required=True),
     "prompt": Field(json_object, required=True),
     "workflow": Field(optional(json_object)),
 }
@@ -160,6 +168,7 @@ def add_routes(
         f"{one}/state": served(Run.summary),
         f"{one}/workflow": served(Run.workflow),
         f"{one}/samples": served(Run.grids),
+        f"{one}/proof": served(shown.proof),
         f"{one}/removal": served(library.removal),
         f"{one}/before_after": served(made.of),
         f"{one}/before_after/{{pair}}/{{which}}": served(made.picture),
@@ -187,6 +196,7 @@ def add_routes(
     trusted = {
         f"{one}/delete": served(library.remove),
         "/otca/train": limited(served(shown.train, TRAIN)),
+        "/otca/prove": limited(served(shown.prove, PROVE)),
         f"{one}/stop": served(shown.stop),
         f"{one}/resume": limited(served(shown.resume, RESUME)),
         f"{one}/move_up": served(jobs.move_up),
@@ -264,6 +274,11 @@ class Shown:
         figures = self.runs.opened(run).reader.figures(run.file(METRICS), name, after)
         return web.json_response({**figures, "evaluations": run.evaluations()})
 
+    def proof(self, run: Run) -> web.Response:
+        # A run may be a stranger's: its page is shown, and nothing in it runs or asks for anything.
+        headers = {"Content-Security-Policy": ONLY_SHOWN, "X-Content-Type-Options": "nosniff"}
+        return web.Response(text=run.proof().read_text(encoding="utf-8"), content_type="text/html", headers=headers)
+
     async def lora(self, run: Run) -> dict[str, Any]:
         if run.status().place == REMOTE:
             await self.remotes.fetch_adapters(run)
@@ -275,6 +290,9 @@ class Shown:
         self, name: str, iterations: int, gpus: int, reward_gpus: int, prompt: dict, workflow: dict | None
     ) -> dict[str, Any]:
         return {"id": self.jobs.start(name, prompt, workflow, iterations, Gpus(gpus, reward_gpus)).id}
+
+    def prove(self, name: str, hours: float, prompt: dict, workflow: dict | None) -> dict[str, Any]:
+        return {"id": self.jobs.prove(name, prompt, workflow, hours).id}
 
     def resume(self, run: Run, iterations: int | None, gpus: int, reward_gpus: int) -> dict[str, Any]:
         return {"id": run.id, "told": self.jobs.resume(run, iterations, Gpus(gpus, reward_gpus))}
@@ -294,8 +312,17 @@ class Shown:
         extra = [each[0] for each in extras.wanted(graph.graph, graph.node_classes)]
         wanted = needs(graph.graph, graph.node_classes)
         lines = commands(f"{name}.json", name, wanted, extra)
-        here = self.word.training(f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
-        return {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json", "here": here}
+        here, prove = (
+            self.word.making(by, f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
+            for by in ("train", "prove")
+        )
+        return {
+            "problems": as_json(problems),
+            "commands": lines,
+            "filename": f"{name}.json",
+            "here": here,
+            "prove": prove,
+        }
 
 
 def _run_name(graph: Workflow) -> str | None:

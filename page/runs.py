@@ -19,6 +19,7 @@ from PIL import Image
 from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.text import SEPARATORS
+from ..study import prove
 from ..trainer import keys
 from ..trainer.pictures import grids
 from ..trainer.run import status, verdicts
@@ -51,6 +52,7 @@ MOST_LOG = 64 * 1024
 MOST_PICTURES = 32  # in a grid, as `save_pictures` of trainer/run/evaluation.py makes it
 MOST_OPENED = 16  # runs whose rows are kept in memory
 SAVE_NODE = "OTCA_SaveLoRA"
+PROOF = "proof/proof.html"  # as proof.py writes it
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
 
@@ -161,7 +163,9 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
-        iteration, total = self.iteration(), written.total or planned_iterations(self._graph())
+        iteration, proof = self.iteration(), self._proof()
+        # A proof ends by the clock.
+        total = None if proof else written.total or planned_iterations(self._graph())
         stands = status.now(self.folder, written, done=iteration, planned=total, executing=self.canvas_at_work(self.id))
         reasons = problems or list(filter(None, [written.error]))
         if stands == "interrupted" and written.status == "running":
@@ -186,7 +190,18 @@ class Run:
             "has_checkpoint": self.has_checkpoint(),
             "score": reading.score(self.file(EVALUATIONS)),
             "notes": (read_own(self.folder, NOTES, _quietly) or {}).get("notes") or "",
+            "proof": proof,
         }
+
+    def _proof(self) -> dict[str, Any] | None:
+        """The hours that a run was given which is a proof, and whether its page is written; None of other runs."""
+        if not self.file(prove.FACTS):
+            return None
+        try:
+            hours = prove.facts(self.folder).hours
+        except files.Damaged:
+            return None
+        return {"hours": hours, "page": self.file(PROOF) is not None}
 
     def _failed_at(self, written: Status) -> dict[str, str] | None:
         """The node of the run's workflow that raised the error, by id and title."""
@@ -226,6 +241,7 @@ class Run:
             "has_checkpoint": False,
             "score": None,
             "notes": "",
+            "proof": None,
         }
 
     def details(self) -> dict[str, Any]:
@@ -335,6 +351,13 @@ class Run:
         path = self.file(f"{SAMPLES}/{sample[1]}" if sample else name)
         if path is None:
             raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")
+        return path
+
+    def proof(self) -> Path:
+        """The page that a proof has written. Raises Refused (404)."""
+        path = self.file(PROOF)
+        if path is None:
+            raise Refused(404, f"run {self.id} has no page of a proof (yet). Fix: wait for its end")
         return path
 
     def log(self, after: int) -> dict[str, Any]:

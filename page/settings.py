@@ -113,10 +113,10 @@ class Word:
         command = self.line("allow", "trainings", "--user-folder", self.user_folder)
         return {"given": self.given, "command": command, "variable": f"{permissions.TRAININGS}=1"}
 
-    def training(self, workflow: str | Path, output: Path, packs: Iterable[str] = ()) -> str:
-        """The line that trains a graph as the page would, into a folder that it shows."""
+    def making(self, command: str, workflow: str | Path, output: Path, packs: Iterable[str] = ()) -> str:
+        """The line that trains or proves a graph as the page would, into a folder that it shows."""
         others = [part for pack in packs for part in ("--custom-nodes", pack)]
-        return _same_folders(self.line("train", workflow, "--output", output, "--comfyui", self.comfyui, *others))
+        return _same_folders(self.line(command, workflow, "--output", output, "--comfyui", self.comfyui, *others))
 
     def instead(self, run: Path) -> dict[str, str]:
         """What to type in place of pressing a run's buttons."""

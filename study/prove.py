@@ -1,7 +1,7 @@
 """`otca prove`: whether a model learns on this machine in the time there is, by one training between two evaluations.
 
 Both evaluations draw the same pictures from the same noises, each from a noise of its own. The training is a run like any other,
-in the folder RUN; FACTS beside it has what a run does not know: how long it took to load, memory, hardware, versions. Whatever
+in that folder; FACTS in it has what a run does not know: how long it took to load, memory, hardware, versions. Whatever
 ends it, the same call continues.
 """
 
@@ -31,7 +31,7 @@ from . import fairness
 from .statistics import Interval, clustered, holm, plus_minus
 from .trainings import ANY_NUMBER
 
-RUN, FACTS = "run", "proof.json"
+FACTS = "proof.json"
 PICTURES = 64  # of an evaluation, at least
 _EVALUATIONS = 4  # in the time that is trained, as far as they leave time to train
 _CHECKPOINT_EVERY = 5  # at least so often, since an iteration of a large model takes minutes
@@ -79,13 +79,18 @@ def facts(folder: Path) -> Facts:
     return Facts(**{name: value for name, value in content.items() if name in Facts.__dataclass_fields__})
 
 
+def is_proof(folder: Path) -> bool:
+    """Whether the run in that folder was begun as a proof."""
+    return present(folder / FACTS)
+
+
 def prove(
     workflow: Workflow, folder: Path, hours: float, rehearse: Rehearse, pictures: int = PICTURES, say: Say = print
 ) -> int:
     """Loads, estimates memory, evaluates, trains as long as there is time, and evaluates again.
 
     Args:
-        folder: of the proof; what it holds is continued, with another number of hours too.
+        folder: of the proof, which is a run; what it holds is continued, with another number of hours too.
         hours: in all, without what a process lost that was killed. The training ends early enough for the last evaluation, but it
             has one iteration at least.
         pictures: of an evaluation; there are as many seeds as give at least so many.
@@ -99,14 +104,13 @@ def prove(
     """
     if not 0 < hours < math.inf:
         raise ValueError(f"--hours {hours:g} is not a time. Fix: a number above 0, such as 1")
-    run, known = folder / RUN, facts(folder)
-    planned = plan(workflow, pictures)
-    _check_same(run, planned)
-    if status.read(run).status == "finished" and hours <= known.hours:
+    known, planned = facts(folder), plan(workflow, pictures)
+    _check_same(folder, planned)
+    if status.read(folder).status == "finished" and hours <= known.hours:
         return 0
     known.hours = hours
     known.hardware, known.versions = hardware(), versions()
-    prepared = prepare(planned, run, resume=present(run / WORKFLOW), say=say)
+    prepared = prepare(planned, folder, resume=present(folder / WORKFLOW), say=say)
     try:
         _load(prepared, known, rehearse, say)
     except BaseException:
@@ -116,7 +120,7 @@ def prove(
     finally:
         known.write(folder)
     amount = max(1.0, round(3600 * hours - sum(known.seconds.values())))
-    Budget(CLOCK, amount, _EVALUATIONS).write(run)
+    Budget(CLOCK, amount, _EVALUATIONS).write(folder)
     try:
         return train(prepared, say=say)
     finally:
@@ -182,7 +186,7 @@ def _dataset(workflow: Workflow) -> list[str]:
     for node in workflow.find(DATASET_NODE):
         inputs = fairness.inputs(workflow, node)
         return distinct(read_prompts(inputs["prompts"], inputs["file"], PRESET))
-    raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one a line")
+    raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one per line")
 
 
 def _check_same(run: Path, planned: Workflow) -> None:

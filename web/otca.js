@@ -19,7 +19,7 @@ import { ownWidget } from "./widgets/own.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { savedWidget } from "./widgets/saved.js";
-import { scoresWidget } from "./widgets/scores.js";
+import { OPENS, scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 import { suggestWidget } from "./widgets/suggest.js";
 
@@ -108,6 +108,26 @@ const lightSoon = soon(async () => {
 const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
+// Width and height that a new node has at least, so that what it will show can be read. A node that is loaded or pasted comes with
+// a size of its own, which is set later.
+/** @type {[(name: string) => boolean, number, number][]} */
+const READABLE = [
+  [(name) => name === "OTCA_TrainingRun", 480, 640],
+  [(name) => scoresWidget.fits({ name }), OPENS[0], OPENS[1]],
+  [(name) => name === "OTCA_PromptDataset", 400, 340],
+];
+const HEATMAP = [400, 600];
+
+/**
+ * @param {GraphNode} node
+ * @param {Definition} definition
+ */
+function openReadable(node, definition) {
+  const found = READABLE.find(([is]) => is(definition.name ?? ""));
+  const least = found ? found.slice(1) : heatmapWidget.fits(definition) ? HEATMAP : null;
+  if (least) node.setSize([0, 1].map((side) => Math.max(node.size[side], Number(least[side]))));
+}
+
 comfy.announceEvents();
 comfy.app.registerExtension({
   name: "ComfyUI-OTCA",
@@ -158,6 +178,7 @@ comfy.app.registerExtension({
     beginWithDefaults(comfy, node);
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
     if (widgets.length) live.add(node, widgets);
+    openReadable(node, definition);
   },
 
   afterConfigureGraph() {

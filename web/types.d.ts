@@ -258,6 +258,7 @@ interface Run {
   warning?: string | null;
   score: number | null; // evaluation/sum of the last evaluation
   notes: string;
+  proof?: { hours: number; page: boolean } | null; // of one that `otca prove` makes; `page`: it is written
 }
 
 /** Bytes of a device; `ours` of those that are used, null where that is not known. Main memory has no name. */
@@ -387,6 +388,7 @@ interface ExportAnswer {
   problems: Problem[];
   commands: { title: string; lines: string[]; note?: string }[];
   here: string; // the command on this machine
+  prove: string; // the one that proves it here
 }
 
 /** A bundle that was written into ComfyUI's output folder. */

@@ -205,6 +205,27 @@ def started(monkeypatch):
     return asked
 
 
+def test_a_proof_trains_and_writes_its_page(site, tiny, until):
+    answer = site.post("/otca/prove", {"name": "mine", "hours": 1e-4, "prompt": tiny()})
+    assert answer.json == {"id": "mine"}
+    assert site.get("/otca/runs/mine/proof").status == 404, "it is not written yet"
+    told = ended(site, until)
+    assert (told["status"], told["proof"], told["total"]) == ("finished", {"hours": 1e-4, "page": True}, None), log(
+        site
+    )
+    page = site.get("/otca/runs/mine/proof")
+    assert page.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+    assert b"Proof of" in page.content and str(site.folder).encode() not in page.content
+    assert site.post("/otca/runs/mine/resume", {}).status == 200, "which finds that it is done"
+    assert ended(site, until)["iteration"] == told["iteration"]
+
+
+@pytest.mark.parametrize("hours", [0, -1, True, "1", 1e9])
+def test_hours_that_are_none(site, tiny, hours):
+    answer = site.post("/otca/prove", {"name": "mine", "hours": hours, "prompt": tiny()})
+    assert answer.status == 400 and "number of hours" in answer.error and not site.folder.exists()
+
+
 def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch, started):
     # The flags by the numbers of Windows' documentation: the end of a window there does not reach the training.
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)

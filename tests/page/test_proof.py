@@ -50,9 +50,9 @@ def test_a_learning_rate_of_zero_learns_nothing(proves, capsys, tmp_path):
     assert not page.open and "Nothing was learned" in page.text and "it learned" not in page.text
     for text in [p.read_text() for p in target.iterdir()]:
         assert str(tmp_path) not in text and str(folder.home()) not in text
-    evaluations = rows(folder / "run", "evaluation.jsonl")
+    evaluations = rows(folder, "evaluation.jsonl")
     first, last = evaluations[0], evaluations[-1]
-    assert first["iteration"] == 0 and last["iteration"] == len(rows(folder / "run")) > 1
+    assert first["iteration"] == 0 and last["iteration"] == len(rows(folder)) > 1
     assert all(
         len(each["values"]) >= 6 and each["values"] == last["rewards"][name]["values"]
         for name, each in first["rewards"].items()
@@ -76,12 +76,12 @@ def test_a_killed_proof_is_continued_and_a_finished_one_only_with_more_time(prov
         with pytest.raises(KeyboardInterrupt):
             proves()
     code, folder = proves()
-    done = len(rows(folder / "run"))
+    done = len(rows(folder))
     assert code == 0 and done > 1
     html = (folder / "proof" / "proof.html").read_text()
     assert "is used up" not in html, "the end of the time is no warning"
-    assert proves()[0] == 0 and len(rows(folder / "run")) == done, "the same time again trains nothing"
-    assert proves("--hours", 3 / 3600)[0] == 0 and len(rows(folder / "run")) > done
+    assert proves()[0] == 0 and len(rows(folder)) == done, "the same time again trains nothing"
+    assert proves("--hours", 3 / 3600)[0] == 0 and len(rows(folder)) > done
     assert proves("--set", "Update: GRPO.learning_rate=0.5")[0] == 2, "another workflow is another proof"
     assert proves("--hours", "0")[0] == 2
 

@@ -103,15 +103,15 @@ def test_what_is_typed_instead_is_quoted(monkeypatch, tmp_path):
 
     word = settings.Word(False, tmp_path / "a user's", tmp_path)
     assert word.told()["command"].endswith(" allow trainings --user-folder '" + str(tmp_path / "a user") + "'\"'\"'s'")
-    line = word.training("x; rm -rf y.json", tmp_path / "$HOME", ["their pack"])
+    line = word.making("train", "x; rm -rf y.json", tmp_path / "$HOME", ["their pack"])
     assert "'x; rm -rf y.json'" in line and "'" + str(tmp_path / "$HOME") + "'" in line
     assert line.endswith("--custom-nodes 'their pack'")
     monkeypatch.setattr("sys.argv", ["main.py", "--base-directory", "/my models", "--port", "1"])
-    again = word.training("x.json", tmp_path / "x")
+    again = word.making("train", "x.json", tmp_path / "x")
     assert again.startswith("COMFYUI_ARGUMENTS=" + shlex.quote("--base-directory '/my models' --port 1") + " ")
     monkeypatch.setattr(settings, "WINDOWS", True)
-    assert word.training("x.json", tmp_path / "x") in again
+    assert word.making("train", "x.json", tmp_path / "x") in again
     assert word.told()["command"].endswith(f'"{tmp_path / "a user"}\'s"')
-    assert '"a;calc.json"' in word.training("a;calc.json", tmp_path / "x")
+    assert '"a;calc.json"' in word.making("train", "a;calc.json", tmp_path / "x")
     for name in ("$(calc)", "`calc`", "%PATH%", "!x!", 'a"&calc&"'):  # what PowerShell or cmd reads within quotes too
-        assert name not in word.training(f"{name}.json", tmp_path / name)
+        assert name not in word.making("train", f"{name}.json", tmp_path / name)

@@ -103,6 +103,7 @@ def test_summary(site, made):
         "has_checkpoint": False,
         "score": None,
         "notes": "",
+        "proof": None,
     }
 
 

@@ -121,6 +121,8 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def library_class(folder: Path, library: str, name: str) -> type:
     """A network's class, of a component that `read_index` has let pass. Raises FlowModelError if it is not one of theirs."""
+    if library in LIBRARIES and not extras.installed(library):
+        raise FlowModelError(f"{folder.parent} needs {library}, which is not installed. Fix: {extras.command(library)}")
     kind = getattr(pkgutil.resolve_name(library), name, None) if library in LIBRARIES else None
     if kind is None and library in LIBRARIES:
         raise FlowModelError(

@@ -27,7 +27,8 @@ export function offeredActions(run) {
   const ended = !waits && run.status !== "running" && run.status !== "idle";
   return {
     stop: run.status === "running" || waits,
-    resume: ended && run.place !== "remote" && (run.has_checkpoint || (run.status === "stopped" && run.iteration === 0)),
+    proof: Boolean(run.proof?.page),
+    resume: ended && !(run.proof && run.status === "finished") && run.place !== "remote" && (run.has_checkpoint || (run.status === "stopped" && run.iteration === 0)),
     canvas: run.status !== "running" && !waits && run.has_checkpoint,
     lora: run.has_lora,
     workflow: true,
@@ -35,11 +36,12 @@ export function offeredActions(run) {
 }
 
 /**
- * Part of the training that is done, 0 … 1; a run of unknown length has no total.
+ * Part of the training that is done, 0 … 1; a run of unknown length has no total, and a proof ends by the clock.
  *
  * @param {Run} run
  */
-export function progress({ iteration, total }) {
+export function progress({ iteration, total, proof, started, updated, status }) {
+  if (proof) return status === "finished" ? 1 : Math.min(1, (updated - (started ?? updated)) / (3600 * proof.hours));
   return total ? Math.min(1, iteration / total) : 0;
 }
 
@@ -62,7 +64,8 @@ export function formatDuration(seconds) {
  * @param {Run} run
  * @param {Row[]} rows
  */
-export function secondsLeft({ iteration, total }, rows) {
+export function secondsLeft({ iteration, total, proof, started, updated }, rows) {
+  if (proof) return Math.max(0, 3600 * proof.hours - (updated - (started ?? updated)));
   const recent = series(rows.slice(-10), "seconds/iteration").filter(Number.isFinite);
   if (!recent.length || !total || total <= iteration) return null;
   return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);

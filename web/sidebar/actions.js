@@ -4,7 +4,7 @@ import { t } from "../lib/language.js";
 import { resumeOnCanvas } from "../lib/newrun.js";
 import { runNameOf, uniqueName } from "../lib/runs.js";
 import { readWorkflow } from "../lib/safetensors.js";
-import { exportDialog, permissionsDialog, resumeDialog, trainDialog, wordDialog } from "./dialogs.js";
+import { exportDialog, permissionsDialog, proveDialog, resumeDialog, trainDialog, wordDialog } from "./dialogs.js";
 import { h } from "./dom.js";
 
 const TEXT = {
@@ -22,6 +22,9 @@ const TEXT = {
     t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name }),
   opened: (/** @type {string} */ id) => t("Workflow of {name} opened", { name: id }),
   train: t("Train headless"),
+  prove: t("Prove it"),
+  proveInTerminal: t("Prove it in a terminal"),
+  proveInTerminalNote: t("Type this into a terminal, in the folder that has the download. It says where its page is, and the run appears here by itself."),
   inTerminal: t("Train it in a terminal"),
   inTerminalNote: t("Type this into a terminal, in the folder that has the download. The run appears here by itself."),
   resume: t("Resume"),
@@ -38,25 +41,48 @@ const TEXT = {
  * @param {(comfy: Comfy, id: string) => void} showRun
  */
 export async function train(comfy, showRun) {
+  const instead = (/** @type {ExportAnswer} */ { here }) => ({ title: TEXT.inTerminal, command: here, note: TEXT.inTerminalNote });
+  await begin(comfy, { title: TEXT.train, route: "/otca/train", suffix: "", instead, ask: trainDialog, showRun });
+}
+
+/**
+ * Asks how long to try whether the graph on the canvas learns, and starts that; `showRun(comfy, id)` then shows the run.
+ *
+ * @param {Comfy} comfy
+ * @param {(comfy: Comfy, id: string) => void} showRun
+ */
+export async function prove(comfy, showRun) {
+  const instead = (/** @type {ExportAnswer} */ answer) =>
+    ({ title: TEXT.proveInTerminal, command: answer.prove, note: TEXT.proveInTerminalNote });
+  await begin(comfy, { title: TEXT.prove, route: "/otca/prove", suffix: "-proof", instead, ask: proveDialog, showRun });
+}
+
+/**
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {string} options.title of what is said instead, where the page may not start it
+ * @param {string} options.route that starts it
+ * @param {string} options.suffix of the run's name
+ * @param {(answer: ExportAnswer) => {title: string, command: string, note: string}} options.instead
+ * @param {(comfy: Comfy, options: {prompt: Prompt, taken: string[], start: (settings: object) => Promise<void>}) => void} options.ask
+ * @param {(comfy: Comfy, id: string) => void} options.showRun
+ */
+async function begin(comfy, { title, route, suffix, instead, ask, showRun }) {
   const graph = await comfy.exportedGraph();
   const [word, { runs }] = await Promise.all([comfy.trainingsWord(), comfy.getJson("/otca/runs")]);
   const taken = runs.map((/** @type {Run} */ run) => run.id);
   if (!word.given) {
-    const name = uniqueName(runNameOf(graph.output), taken);
-    const { here: command, filename, problems } = await comfy.postJson("/otca/export", { prompt: graph.output, name });
-    const instead = { title: TEXT.inTerminal, command, note: TEXT.inTerminalNote };
+    const name = uniqueName(`${runNameOf(graph.output)}${suffix}`, taken);
+    const answer = await comfy.postJson("/otca/export", { prompt: graph.output, name });
+    const { filename, problems } = answer;
     const file = { name: filename, save: () => save(filename, JSON.stringify(graph.output, null, 2)) };
-    return wordDialog(comfy, { title: TEXT.train, word, instead, file, problems });
+    return wordDialog(comfy, { title, word, instead: instead(answer), file, problems });
   }
-  trainDialog(comfy, {
+  ask(comfy, {
     prompt: graph.output,
     taken,
     async start(settings) {
-      const { id } = await comfy.postJson("/otca/train", {
-        ...settings,
-        prompt: graph.output,
-        workflow: graph.workflow,
-      });
+      const { id } = await comfy.postJson(route, { ...settings, prompt: graph.output, workflow: graph.workflow });
       comfy.toast("success", TEXT.started(id));
       showRun(comfy, id);
     },

@@ -14,6 +14,14 @@ const TEXT = {
   trainTitle: t("Train headless"),
   trainNote:
     t("Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed."),
+  proveTitle: t("Prove it"),
+  proveNote:
+    t("Finds out whether this workflow's model learns on this machine, as a process of its own: it draws 64 pictures, trains as long as there is time, draws the same ones again, and writes one page with the verdict."),
+  hours: t("Hours in all"),
+  hoursNote: t("A first answer takes 0.5 to 2 hours on a GPU. The evaluations are in it."),
+  proveStart: t("Start the proof"),
+  proofTitle: (/** @type {string} */ id) => t("Proof: {name}", { name: id }),
+  proofTab: t("Open in a tab"),
   resumeTitle: (/** @type {string} */ id) => t("Train on: {name}", { name: id }),
   name: t("Name"),
   iterations: t("Iterations"),
@@ -119,29 +127,86 @@ export function pictureDialog(source, caption) {
  * @param {(settings: Settings & {name: string}) => Promise<void>} options.start posts them; an Error may carry `problems`
  */
 export function trainDialog(comfy, { prompt, taken, start }) {
-  const name = h("input.otca-input", {
-    id: "otca-train-name",
-    required: true,
-    maxlength: 100,
-    value: uniqueName(runNameOf(prompt), taken),
-  });
-  const folder = h("output.otca-quiet", { for: "otca-train-name" });
-  const showFolder = () => setText(folder, TEXT.outputFolder(name.value.trim()));
-  name.addEventListener("input", showFolder);
-  showFolder();
-  const hasRun = Object.values(prompt).some((node) => node.class_type === "OTCA_TrainingRun");
-  formDialog(comfy, {
+  const named = nameFields(uniqueName(runNameOf(prompt), taken));
+  trainingDialog(comfy, {
     title: TEXT.trainTitle,
     note: TEXT.trainNote,
     iterations: iterationsOf(prompt),
     iterationsLabel: TEXT.iterations,
-    before: [field(TEXT.name, name)],
-    after: [field(TEXT.output, folder)],
-    error: hasRun ? "" : TEXT.noRunNode,
+    before: [named.name],
+    after: [named.folder],
+    error: hasRun(prompt) ? "" : TEXT.noRunNode,
     startLabel: TEXT.start,
-    start: (values) => start({ name: name.value.trim(), ...values }),
+    start: (values) => start({ name: named.value(), ...values }),
   });
-  name.select();
+  named.select();
+}
+
+/** @param {Prompt} prompt */
+function hasRun(prompt) {
+  return Object.values(prompt).some((node) => node.class_type === "OTCA_TrainingRun");
+}
+
+/**
+ * A new run's name, and the folder that it gets.
+ *
+ * @param {string} first
+ */
+function nameFields(first) {
+  const name = h("input.otca-input", { id: "otca-train-name", required: true, maxlength: 100, value: first });
+  const folder = h("output.otca-quiet", { for: "otca-train-name" });
+  const value = () => name.value.trim();
+  const showFolder = () => setText(folder, TEXT.outputFolder(value()));
+  name.addEventListener("input", showFolder);
+  showFolder();
+  return { name: field(TEXT.name, name), folder: field(TEXT.output, folder), value, select: () => name.select() };
+}
+
+/**
+ * Asks how long to try whether the graph on the canvas learns.
+ *
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {Prompt} options.prompt
+ * @param {string[]} options.taken names of runs
+ * @param {(settings: {name: string, hours: number}) => Promise<void>} options.start posts them; an Error may carry `problems`
+ */
+export function proveDialog(comfy, { prompt, taken, start }) {
+  const named = nameFields(uniqueName(`${runNameOf(prompt)}-proof`, taken));
+  const hours = h("input.otca-input", {
+    id: "otca-prove-hours",
+    type: "number",
+    min: 0.01,
+    max: 10000,
+    step: "any",
+    required: true,
+    value: 1,
+    "aria-describedby": "otca-prove-note",
+  });
+  askDialog(comfy, {
+    title: TEXT.proveTitle,
+    note: TEXT.proveNote,
+    fields: [named.name, field(TEXT.hours, hours, h("span.otca-note", { id: "otca-prove-note" }, TEXT.hoursNote)), named.folder],
+    error: hasRun(prompt) ? "" : TEXT.noRunNode,
+    startLabel: TEXT.proveStart,
+    start: () => start({ name: named.value(), hours: Number(hours.value) }),
+  });
+  named.select();
+}
+
+/**
+ * The page that a proof has written. Nothing in it runs, as the server says too.
+ *
+ * @param {Comfy} comfy
+ * @param {string} id of the run
+ */
+export function proofDialog(comfy, id) {
+  const source = comfy.routeUrl(`/otca/runs/${encodeURIComponent(id)}/proof`);
+  openDialog(
+    TEXT.proofTitle(id),
+    h("a.otca-button", { href: source, target: "_blank", rel: "noopener" }, TEXT.proofTab),
+    h("iframe.otca-proof", { src: source, title: TEXT.proofTitle(id), sandbox: "" }),
+  ).classList.add("otca-picture-dialog");
 }
 
 /**
@@ -151,7 +216,7 @@ export function trainDialog(comfy, { prompt, taken, start }) {
  * @param {{run: Run, start: (settings: Settings) => Promise<void>}} options
  */
 export function resumeDialog(comfy, { run, start }) {
-  formDialog(comfy, {
+  trainingDialog(comfy, {
     title: TEXT.resumeTitle(run.id),
     iterations: Math.max(run.total ?? 0, run.iteration) * 2,
     iterationsLabel: TEXT.iterationsInAll,
@@ -173,7 +238,7 @@ export function resumeDialog(comfy, { run, start }) {
  * @param {string} options.startLabel
  * @param {(settings: Settings) => Promise<void>} options.start
  */
-function formDialog(
+function trainingDialog(
   comfy,
   { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start },
 ) {
@@ -203,6 +268,30 @@ function formDialog(
     value: 0,
     "aria-describedby": "otca-reward-gpus-note",
   });
+  const fields = [
+    before,
+    field(iterationsLabel, count),
+    field(TEXT.gpus, gpus, h("span.otca-note", { id: "otca-gpus-note" }, TEXT.gpusNote)),
+    field(TEXT.rewardGpus, rewardGpus, h("span.otca-note", { id: "otca-reward-gpus-note" }, TEXT.rewardGpusNote)),
+    after,
+  ].flat();
+  const values = () => ({ iterations: Number(count.value), gpus: Number(gpus.value), reward_gpus: Number(rewardGpus.value) });
+  askDialog(comfy, { title, note, fields, error, startLabel, start: () => start(values()) });
+}
+
+/**
+ * A form whose answer starts something; what the server refuses is shown in it.
+ *
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {string} options.title
+ * @param {string} [options.note]
+ * @param {Child[]} options.fields
+ * @param {string} options.error
+ * @param {string} options.startLabel
+ * @param {() => Promise<void>} options.start
+ */
+function askDialog(comfy, { title, note, fields, error, startLabel, start }) {
   const message = h("div.otca-error", { role: "alert" }, error);
   const problems = h("div");
   const submit = h("button.otca-button.otca-primary", { type: "submit" }, startLabel);
@@ -211,11 +300,7 @@ function formDialog(
     "form.otca-form",
     {},
     note && h("p.otca-note", {}, note),
-    before,
-    field(iterationsLabel, count),
-    field(TEXT.gpus, gpus, h("span.otca-note", { id: "otca-gpus-note" }, TEXT.gpusNote)),
-    field(TEXT.rewardGpus, rewardGpus, h("span.otca-note", { id: "otca-reward-gpus-note" }, TEXT.rewardGpusNote)),
-    after,
+    fields,
     message,
     problems,
     h("div.otca-buttons.otca-end", {}, cancel, submit),
@@ -227,7 +312,7 @@ function formDialog(
     setText(message, "");
     problems.replaceChildren();
     try {
-      await start({ iterations: Number(count.value), gpus: Number(gpus.value), reward_gpus: Number(rewardGpus.value) });
+      await start();
       dialog.close();
     } catch (error) {
       // The message of a workflow with problems is the list of them.

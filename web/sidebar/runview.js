@@ -19,6 +19,7 @@ const TEXT = {
   canvas: t("Resume on canvas"),
   lora: t("Load the LoRA"),
   workflow: t("Open workflow"),
+  proof: t("Open the proof"),
   progress: (/** @type {Run} */ { iteration, total }) => (total ? t("iteration {iteration} of {total}", { iteration, total }) : t("iteration {iteration}", { iteration })),
   each: (/** @type {number} */ seconds) => t("{seconds} s each", { seconds: significant(seconds, 2) }),
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
@@ -39,7 +40,7 @@ const LONGEST_LOG = 200_000; // characters that stay in the page
 
 /**
  * What the buttons call.
- * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "failure", () => void>
+ * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "proof" | "failure", () => void>
  *   & Record<"remove" | "noted", () => void>
  *   & {failed(error: Error): void}} Actions
  *
@@ -128,12 +129,15 @@ function runHead(actions, kept) {
   const failure = button("pi-search-plus", "", () => actions.failure());
   const warning = h("div.otca-warning", { role: "status" });
   const buttons = {
+    proof: button("pi-verified", TEXT.proof, () => actions.proof(), { class: "otca-button otca-primary" }),
     stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
     resume: button("pi-play", TEXT.resume, () => actions.resume()),
     canvas: button("pi-pencil", TEXT.canvas, () => actions.canvas()),
     lora: button("pi-bolt", TEXT.lora, () => actions.lora()),
     workflow: button("pi-folder-open", TEXT.workflow, () => actions.workflow()),
   };
+  /** @type {boolean | null} */
+  let proven = null; // whether its page was there when it was looked at last
   for (const element of [state, failure, ...Object.values(buttons)]) element.hidden = true; // until the run is known
   return {
     element: h(
@@ -158,6 +162,8 @@ function runHead(actions, kept) {
       setText(failure.lastChild, run.failed_at ? t("Show {node} on the canvas", { node: run.failed_at.title }) : "");
       setText(warning, run.warning ?? "");
       const offered = offeredActions(run);
+      if (proven === false && offered.proof) actions.proof(); // it was waited for
+      proven = offered.proof;
       for (const [action, element] of Object.entries(buttons)) element.hidden = !offered[action];
       buttons.canvas.title = t(
         "Opens the run's workflow here, with its name, seeds and last checkpoint. The next Run then is iteration {next}.",

@@ -10,6 +10,7 @@ import { poll } from "../lib/poll.js";
 import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import * as actions from "./actions.js";
 import { compareRuns } from "./compare.js";
+import { proofDialog } from "./dialogs.js";
 import { button, h, setText } from "./dom.js";
 import { showFailure } from "./failure.js";
 import { followRuns } from "./follow.js";
@@ -28,6 +29,8 @@ const TEXT = {
   title: "OTCA",
   tooltip: t("OTCA: training runs"),
   train: t("Train headless…"),
+  prove: t("Prove it…"),
+  proveTitle: t("Finds out in an hour whether the model learns on this machine, and writes one page about it"),
   export: t("Export…"),
   watch: t("Watch…"),
   watchTitle: t("Shows a run that trains on another machine"),
@@ -221,6 +224,7 @@ function sidebarPanel(comfy) {
       "div.otca-toolbar",
       {},
       button("pi-play", TEXT.train, () => guard(comfy, () => actions.train(comfy, showRun)), { class: "otca-button otca-primary" }),
+      button("pi-verified", TEXT.prove, () => guard(comfy, () => actions.prove(comfy, showRun)), { title: TEXT.proveTitle }),
       button("pi-upload", TEXT.export, () => guard(comfy, () => actions.exportHeadless(comfy))),
       button("pi-eye", TEXT.watch, () => guard(comfy, () => watchRemote(comfy, choose)), { title: TEXT.watchTitle }),
       button("pi-plus", TEXT.newRun, () => guard(comfy, () => beginNewRun(comfy)), { title: TEXT.newRunTitle }),
@@ -284,7 +288,7 @@ function sidebarPanel(comfy) {
     if (shown) await readLog(shown);
     setText(readError, "");
     // What trains elsewhere may begin again there without a word to this page.
-    return runs.some(({ status, place }) => status === "running" || (place === "remote" && status !== "finished"));
+    return runs.some(({ status, place, proof }) => status === "running" || (status === "finished" && proof && !proof.page) || (place === "remote" && status !== "finished"));
   }
 
   /** The list as it was read, or what to do where there is no run. */
@@ -304,7 +308,8 @@ function sidebarPanel(comfy) {
       Object.assign(current, { rows: [], figures: new GrowingFigures(), logSize: 0 });
       current.view.clearLog();
     }
-    if (current.summary?.updated !== summary.updated || current.summary?.status !== summary.status) {
+    const before = current.summary;
+    if (before?.updated !== summary.updated || before?.status !== summary.status || before?.proof?.page !== summary.proof?.page) {
       const route = `/otca/runs/${encodeURIComponent(summary.id)}`;
       const after = current.rows.at(-1)?.iteration ?? 0;
       const [run, metrics] = await Promise.all([
@@ -348,6 +353,7 @@ function sidebarPanel(comfy) {
       canvas: act((run) => actions.continueOnCanvas(comfy, run)),
       lora: act((run) => actions.loadLora(comfy, run)),
       workflow: act((run) => actions.openWorkflow(comfy, run)),
+      proof: act((run) => proofDialog(comfy, run.id)),
       failure: act((run) => showFailure(comfy, run)),
       remove: act((run) => deleteRun(comfy, run, refresh)),
       noted: refresh,

@@ -38,6 +38,7 @@ const TEXT = {
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
 const THUMBNAIL = { sampled: 28, ranked: 36 };
 const NARROWEST = 300; // of a new node: a column each for four rewards
+export const OPENS = [440, 640]; // width and height of a new node, at which some ten samples are seen
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
 const HEIGHT = { empty: 56, sampled: 260, ranked: 420 }; // fixed: what comes with an iteration must not push the node over the next one

@@ -4,6 +4,7 @@
  * and another one appears when a reward is connected.
  */
 import { socketsToShow } from "../lib/sockets.js";
+import { OPENS, scoresWidget } from "./scores.js";
 
 const PREFIX = "reward_";
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_PreferencePairs", "OTCA_MyPictures"];
@@ -12,7 +13,7 @@ const INPUT = 1; // LiteGraph's name for the side of a node
 /** @type {OurWidget} */
 export const socketsWidget = {
   fits: (definition) => NODES.includes(definition.name ?? ""),
-  create: (node) => {
+  create: (node, comfy) => {
     const rewards = () => node.inputs.filter((input) => input.name.startsWith(PREFIX));
     const defined = rewards().map(({ name, type, shape, tooltip, label, localized_name }) => ({
       name,
@@ -23,7 +24,7 @@ export const socketsWidget = {
     const lastReward = () => node.inputs.findLastIndex((input) => input.name.startsWith(PREFIX));
 
     /** @type {number | null} */
-    let height = 0; // of a node that is new or was just loaded: what was saved of it
+    let height = scoresWidget.fits(comfy.nodeDefinition(node) ?? {}) ? OPENS[1] : 0; // of a node that is new or was just loaded: what was saved of it
 
     function fit() {
       waiting = false;
