@@ -51,7 +51,8 @@ def test_the_workflow_of_chosen_pictures_by_their_tag_and_its_cost_by_hand(store
     assert len(prompts) == 7 and all(prompt.endswith(" in two lines") for prompt in prompts)
     problems = Workflow(found.graph, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS).validate()
     errors = [str(problem) for problem in problems if problem.severity == "error"]
-    assert all("ComfyUI is not here" in error or "needs ComfyUI for" in error for error in errors)  # which is not here, and nothing else is wrong
+    # ComfyUI is not here, and nothing else is wrong.
+    assert all("ComfyUI is not here" in error or "needs ComfyUI for" in error for error in errors)
 
 
 def test_the_tag_moves_with_the_choice(store):
