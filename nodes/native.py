@@ -147,7 +147,7 @@ class TunedModel(Node):
         return models[HIGH], model.clip, model.vae, models.get(LOW)
 
 
-EMBEDDED = ("shapes-flux", "scenes-flux")
+EMBEDDED = ("shapes-flux", "scenes-flux", "edit-flux")
 
 
 class EmbeddedModel(Node):
@@ -156,7 +156,7 @@ class EmbeddedModel(Node):
     DESCRIPTION = (
         "A tiny FLUX that comes with the pack, as MODEL, CLIP and VAE: to try stock nodes and training on a CPU."
     )
-    SEARCH_ALIASES = ["tiny flux", "flux", "demo", "cpu", "load model", "shapes", "scenes"]
+    SEARCH_ALIASES = ["tiny flux", "flux", "demo", "cpu", "load model", "shapes", "scenes", "kontext", "edit"]
     RETURN_TYPES = ("MODEL", "CLIP", "VAE")
     RETURN_NAMES = ("model", "clip", "vae")
     OUTPUT_TOOLTIPS = (
@@ -167,7 +167,11 @@ class EmbeddedModel(Node):
     FUNCTION = "load"
     NEEDS_COMFYUI = True
 
-    REQUIRED = {"model": choice(EMBEDDED).tip("Which of the models that come with the pack.")}
+    REQUIRED = {
+        "model": choice(EMBEDDED).tip(
+            "Which of the models that come with the pack. edit-flux edits the picture that a prompt names."
+        )
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):

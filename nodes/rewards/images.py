@@ -354,9 +354,10 @@ class RewardShapesAccuracy(RewardNode):
     TITLE = "Reward: Shapes Accuracy"
     CATEGORY = "OTCA/research"
     DESCRIPTION = (
-        "Reads colour and shape off the pixels of the shapes world and says whether they are as asked. An exact judge."
+        "Reads colour and shape off the pixels of the shapes world and says whether they are as asked, or whether an edit of the "
+        "picture that the prompt names was made. An exact judge."
     )
-    SEARCH_ALIASES = [*REWARD, "shapes", "accuracy", "exact judge", "held out"]
+    SEARCH_ALIASES = [*REWARD, "shapes", "accuracy", "exact judge", "held out", "edit"]
     KIND = "accuracy"
     HELD_OUT = True
 

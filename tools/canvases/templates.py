@@ -150,6 +150,7 @@ TEMPLATES = {
         Template("rank_pictures", "04 Rank my pictures"),
         Template("my_taste", "05 Train on my taste - CPU, tiny model"),
         Template("my_pictures", "06 Learn from my pictures - CPU, tiny model"),
+        Template("edit", "07 Train an edit model - CPU, tiny model"),
         Template("z_image", "11 Z-Image Turbo"),
         Template("qwen_image", "12 Qwen-Image"),
         Template("krea2", "13 Krea 2"),

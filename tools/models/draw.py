@@ -20,20 +20,33 @@ SUPERSAMPLE = 4
 
 
 def draw(scene: shapes.Scene, random: np.random.Generator) -> np.ndarray:
-    """One picture of a scene, [SIZE, SIZE, 3] uint8.
+    """One picture of a scene, [SIZE, SIZE, 3] uint8; of one without a shape, its background.
 
     Size and place, saturation and brightness of both colours, softness of the edge and a little paper grain vary: a reward
     for colour, sharpness or smoothness finds pictures it prefers already in the untrained model's reach.
     """
-    assert scene.color is not None and scene.background is not None  # None is for what a judge could not tell
+    assert scene.background is not None  # None is for what a judge could not tell
     side = SIZE * SUPERSAMPLE
     half = random.uniform(0.2, 0.36) * side
     x, y = (random.uniform(half + 0.04 * side, side - half - 0.04 * side) for _ in range(2))
     picture = Image.new("RGB", (side, side), color_of(scene.background, random))
-    pen, ink = ImageDraw.Draw(picture), color_of(scene.color, random)
-    assert scene.shape is not None
-    outline(pen, scene.shape, x, y, half, ink)
+    ink = color_of(scene.color or scene.background, random)
+    if scene.shape is not None:
+        outline(ImageDraw.Draw(picture), scene.shape, x, y, half, ink)
     return _photographed(picture, random, blur=1.2, grain=6)
+
+
+def draw_edit(edit: shapes.Edit, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A picture before and after an edit, alike but for what is to change: size, place, tone and grain are the same."""
+    background, other = (
+        str(name) for name in random.choice([name for name in shapes.PALETTE if name != edit.color], 2, replace=False)
+    )
+    before = shapes.Scene(None, None, background)
+    if edit.shape is None:
+        before = shapes.Scene(other, str(random.choice(shapes.SHAPES)), background)
+    seed = random.integers(2**32)
+    first, second = (draw(scene, np.random.default_rng(seed)) for scene in (before, edit.of(before)))
+    return first, second
 
 
 def outline(

@@ -76,14 +76,14 @@ def train_flow(
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
     t5, transformer = _untrained(len(tokenizer_2))
     side = SIZE // 4
-    sets = [(drawn, _packed(vae, drawn)) for drawn in (careful, careless) if drawn is not None]
-    t5_ids = _padded(tokenizer_2, captions, length)
+    sets = [(drawn, packed(vae, drawn)) for drawn in (careful, careless) if drawn is not None]
+    t5_ids = padded(tokenizer_2, captions, length)
     with torch.no_grad():
-        pooled = text_encoder(_padded(tokenizer, captions, CLIP_TOKENS)).pooler_output
+        pooled = text_encoder(padded(tokenizer, captions, CLIP_TOKENS)).pooler_output
     image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
     text_ids = torch.zeros(length, 3)
 
-    def velocity(noisy: torch.Tensor, sigma: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
+    def velocity(noisy: torch.Tensor, sigma: torch.Tensor, caption: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return transformer(
             hidden_states=noisy,
             timestep=sigma,
@@ -95,7 +95,7 @@ def train_flow(
         )[0]
 
     learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
-    _fit(learned, velocity, sets, steps, batch, folder.with_suffix(".progress.pt"))
+    fit(learned, velocity, sets, steps, batch, folder.with_suffix(".progress.pt"))
     FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
         vae=vae,
@@ -107,7 +107,7 @@ def train_flow(
     ).to(dtype=torch.float16).save_pretrained(folder)
 
 
-def _padded(tokenizer: PreTrainedTokenizerBase, captions: list[str], length: int) -> torch.Tensor:
+def padded(tokenizer: PreTrainedTokenizerBase, captions: list[str], length: int) -> torch.Tensor:
     """The captions' tokens."""
     return tokenizer(captions, max_length=length, padding="max_length", truncation=True, return_tensors="pt").input_ids
 
@@ -140,15 +140,16 @@ def _untrained(vocabulary: int) -> tuple[T5EncoderModel, FluxTransformer2DModel]
     return t5, transformer
 
 
-def _fit(
+def fit(
     learned: torch.nn.Module,
-    velocity: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    velocity: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     sets: Sequence[tuple[Drawings, torch.Tensor]],
     steps: int,
     batch: int,
     progress: Path,
 ) -> None:
-    """Leaves the moving average of the weights in `learned`. Goes on from `progress`, where it saves itself, if that is there.
+    """Leaves the moving average of the weights in `learned`. `velocity` gets noisy latents, their levels, the numbers of captions
+    and those of the pictures. Goes on from `progress`, where it saves itself, if that is there.
 
     `sets`: careful drawings and, where the world has them, careless ones, each with its latents.
     """
@@ -168,7 +169,7 @@ def _fit(
         sigma = torch.sigmoid(torch.randn(batch))
         sigma = shift * sigma / (1 + (shift - 1) * sigma)
         noisy = (1 - sigma.view(-1, 1, 1)) * clean + sigma.view(-1, 1, 1) * noise
-        loss = F.mse_loss(velocity(noisy, sigma, caption), noise - clean)
+        loss = F.mse_loss(velocity(noisy, sigma, caption, index), noise - clean)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
@@ -199,7 +200,7 @@ def resume(path: Path, *parts: Any) -> int:
     return saved["step"]
 
 
-def _packed(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:
+def packed(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:
     """Normalised latents as the transformer takes them, [N, tokens, channels]."""
     latents = (_encode(vae, data) - vae.config["shift_factor"]) * vae.config["scaling_factor"]
     side = latents.shape[-1]

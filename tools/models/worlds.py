@@ -12,7 +12,7 @@ import torch
 
 from ...trainer.rewards import scenes, shapes
 from .draw import draw as draw_shape
-from .draw import draw_scene, misdrawn_scene
+from .draw import draw_edit, draw_scene, misdrawn_scene
 
 CLIP_TOKENS = 77
 _HEARINGS = 64  # of each caption of a careless set, from which one is drawn whenever a picture of it is trained on
@@ -101,6 +101,17 @@ WORLDS = {
         noise_shift=3.0,
     ),
 }
+
+# The shapes world's edits, whose pictures are drawn in pairs, and judged beside their sources.
+EDITS = World(
+    "edit",
+    shapes.edits(),
+    lambda edit, random: draw_edit(edit, random)[1],
+    lambda *_: None,
+    caption_tokens=5,
+    steps=3000,
+    careless=0.25,
+)
 
 
 # --- training sets -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ gets them when a model is connected, and a picture of another size is warned of.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..types import LOAD_NODE, TRAJECTORY_NODES
@@ -57,8 +57,8 @@ FILES = {
     "wan2.2_ti2v_5b": Own(640, 352, 8, 5.0, video=True),
     "wan2.2_t2v": Own(416, 240, 8, 3.5, video=True),
 }
-FOLDERS = {"shapes-flux": Own(40, 40, 8, 3.5), "scenes-flux": Own(40, 40, 5, 3.5)}
-EMBEDDED = {"shapes-flux": Own(40, 40, 8, 1.0), "scenes-flux": Own(40, 40, 5, 1.0)}  # guidance as ComfyUI means it
+FOLDERS = {"shapes-flux": Own(40, 40, 8, 3.5), "scenes-flux": Own(40, 40, 5, 3.5), "edit-flux": Own(40, 40, 5, 3.5)}
+EMBEDDED = {name: replace(own, guidance=1.0) for name, own in FOLDERS.items()}  # as ComfyUI means guidance
 EMBEDDED_NODE = "OTCA_EmbeddedModel"
 
 

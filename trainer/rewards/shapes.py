@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
+from ..families import given
 from .base import Reward
+from .sources import Sources, covering
 
 PALETTE = {
     "red": (200, 50, 50),
@@ -35,6 +37,11 @@ _MAIN_COLOR = 0.5  # share of the pixels off the background that have the shape'
 _CAPTION = re.compile(
     rf"\ban? ({'|'.join(PALETTE)}) ({'|'.join(SHAPES)}) on an? ({'|'.join(PALETTE)}) background\b", re.IGNORECASE
 )
+
+_EDIT = re.compile(
+    rf"\b(?:make it ({'|'.join(PALETTE)})|draw an? ({'|'.join(PALETTE)}) ({'|'.join(SHAPES)}))\b", re.IGNORECASE
+)
+_STAYS = 0.7  # intersection over union of a shape before and after it got another colour
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,34 @@ def scenes() -> list[Scene]:
     return [Scene(c, s, b) for c, s, b in itertools.product(PALETTE, SHAPES, PALETTE) if c != b]
 
 
+@dataclass(frozen=True)
+class Edit:
+    """What an instruction asks of a picture of the world: another colour for its shape, or on plain ground a shape."""
+
+    color: str
+    shape: str | None = None
+
+    @property
+    def caption(self) -> str:
+        article = "an" if self.color[0] in "aeiou" else "a"
+        return f"draw {article} {self.color} {self.shape}" if self.shape else f"make it {self.color}"
+
+    def of(self, before: Scene) -> Scene:
+        """The scene that it makes of another one."""
+        return replace(before, color=self.color, shape=self.shape or before.shape)
+
+
+def edits() -> list[Edit]:
+    """Every edit of the world: 8 colours for what is there, and 8 x 3 shapes to draw."""
+    return [Edit(*each) for each in itertools.product(PALETTE, (None, *SHAPES))]
+
+
+def parse_edit(text: str) -> Edit | None:
+    """The edit that a prompt asks for, or None when it is not of this world."""
+    match = _EDIT.search(text)
+    return Edit((match[1] or match[2]).lower(), match[3] and match[3].lower()) if match else None
+
+
 def parse_caption(text: str) -> Scene | None:
     """The scene a prompt describes, or None when it is not of this world."""
     match = _CAPTION.search(text)
@@ -65,15 +100,17 @@ def parse_caption(text: str) -> Scene | None:
 
 
 def recognise(image: np.ndarray) -> Scene:
-    """Reads a picture by palette and geometry alone.
-
-    Args:
-        image: [H, W, 3] float in [0, 1].
+    """Reads a picture [H, W, 3] in [0, 1] by palette and geometry alone.
 
     Returns:
         The background is the commonest palette colour along the border, the colour that of most remaining pixels, the shape
         the one that fits best into their bounding box.
     """
+    return _seen(image)[0]
+
+
+def _seen(image: np.ndarray) -> tuple[Scene, np.ndarray]:
+    """What `recognise` reads, and where the shape is, [H, W]."""
     lab = cie_lab(image)
     palette = cie_lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
     names = list(PALETTE)
@@ -83,12 +120,13 @@ def recognise(image: np.ndarray) -> Scene:
     )
     background = int(np.bincount(border, minlength=len(names)).argmax())
     inside = np.bincount(nearest[nearest != background], minlength=len(names))
-    if inside.sum() < _AREA[0] * nearest.size:
-        return Scene(None, None, names[background])
     color = int(inside.argmax())
-    if inside[color] < _MAIN_COLOR * inside.sum():
-        return Scene(None, None, names[background])
-    return Scene(names[color], _shape(lab, nearest, color, background), names[background])
+    if inside.sum() < _AREA[0] * nearest.size or inside[color] < _MAIN_COLOR * inside.sum():
+        return Scene(None, None, names[background]), np.zeros(nearest.shape, dtype=bool)
+    # Anti-aliased edges fall on third colours of the palette, so the outline is drawn between the two means instead.
+    ink, paper = lab[nearest == color].mean(0), lab[nearest == background].mean(0)
+    mask = np.linalg.norm(lab - ink, axis=-1) < np.linalg.norm(lab - paper, axis=-1)
+    return Scene(names[color], _shape(mask), names[background]), mask
 
 
 def accuracy(image: np.ndarray, caption: str) -> float | None:
@@ -97,22 +135,34 @@ def accuracy(image: np.ndarray, caption: str) -> float | None:
     return None if asked is None else float(recognise(image) == asked)
 
 
+def followed(image: np.ndarray, source: np.ndarray, edit: Edit) -> float:
+    """1.0 where the picture shows what the edit makes of its source [H, W, 3], and a shape that gets a colour stays where it is."""
+    (before, place), (after, other) = _seen(source), _seen(image)
+    stays = edit.shape is not None or (place & other).sum() >= _STAYS * (place | other).sum()
+    return float(stays and after == edit.of(before))
+
+
 class ShapesAccuracy(Reward):
-    """The judge as a reward: 1 where colour, shape and background are as asked. Held out unless switched off."""
+    """The judge as a reward: 1 where colour, shape and background are as asked, or, of a prompt with a picture, where its edit
+    was made. Held out unless switched off."""
 
     reads_prompt = False  # but for what its grammar knows
 
     def __init__(self, name: str = "accuracy", coefficient: float = 1.0, held_out: bool = True):
         super().__init__(name, coefficient, held_out)
+        self._sources = Sources()
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
-        return [accuracy(image, text) for image, text in zip(images.numpy(), prompts, strict=True)]
+        return [self._right(image, text) for image, text in zip(images, prompts, strict=True)]
+
+    def _right(self, image: Tensor, text: str) -> float | None:
+        edit = parse_edit(text) if given.named(text) else None
+        if edit is None:
+            return accuracy(image.numpy(), text)
+        return followed(image.numpy(), covering(self._sources.of(text), *image.shape[:2]).numpy(), edit)
 
 
-def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) -> str | None:
-    # Anti-aliased edges fall on third colours of the palette, so the outline is drawn between the two means instead.
-    ink, paper = lab[nearest == color].mean(0), lab[nearest == background].mean(0)
-    mask = np.linalg.norm(lab - ink, axis=-1) < np.linalg.norm(lab - paper, axis=-1)
+def _shape(mask: np.ndarray) -> str | None:
     area = mask.sum()
     if not _AREA[0] <= area / mask.size <= _AREA[1]:
         return None

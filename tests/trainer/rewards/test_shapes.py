@@ -15,10 +15,14 @@ from comfyui_otca.trainer.rewards.shapes import (
     Scene,
     ShapesAccuracy,
     accuracy,
+    edits,
+    followed,
     parse_caption,
+    parse_edit,
     recognise,
     scenes,
 )
+from comfyui_otca.trainer.types import Prompt
 
 SIDE, FINE = 40, 8  # pixels a side, and how much finer a picture is drawn than kept
 
@@ -146,3 +150,54 @@ def test_halves_and_noise_are_no_scene():
         assert accuracy(image, Scene(color, shape, "white").caption) == 0.0, (color, shape)
     random = np.random.default_rng(1)
     assert all(recognise(random.uniform(0, 1, (SIDE, SIDE, 3))).shape is None for _ in range(5))
+
+
+# --- edits ------------------------------------------------------------------------------------------------------------
+
+
+def square(color: str | None, background: str, left: int = 10) -> np.ndarray:
+    """A square of 16 pixels on plain ground, [40, 40, 3]."""
+    picture = np.full((SIDE, SIDE, 3), PALETTE[background])
+    if color:
+        picture[12:28, left : left + 16] = PALETTE[color]
+    return picture / 255
+
+
+@pytest.mark.parametrize("edit", edits(), ids=lambda edit: edit.caption)
+def test_every_edit_is_read_from_its_caption(edit):
+    assert parse_edit(f"please {edit.caption}.") == edit
+    assert parse_caption(edit.caption) is None
+
+
+def test_an_edit_is_judged_beside_its_source():
+    before = square("red", "white")
+    blue = parse_edit("make it blue")
+    assert [
+        followed(after, before, blue)
+        for after in (
+            square("blue", "white"),
+            before,  # nothing was done
+            square("blue", "yellow"),  # nor may the ground change
+            square("green", "white"),
+            square("blue", "white", left=13),  # 13·16 of 19·16 pixels: 0.68 of both is in both, less than 0.7
+            square("blue", "white", left=12),  # 14 of 18: 0.78
+        )
+    ] == [1, 0, 0, 0, 0, 1]
+    drawn = parse_edit("draw a green square")
+    plain = square(None, "black")
+    assert [followed(each, plain, drawn) for each in (square("green", "black", 20), plain)] == [1, 0]
+
+
+def test_a_prompt_with_a_picture_is_an_edit(tmp_path, monkeypatch):
+    """One without is a scene, and so is a caption that is not an edit."""
+    Image.fromarray((255 * square("red", "white")).round().astype(np.uint8)).save(tmp_path / "start.png")
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    named = {"image": "start.png"}
+    prompts = [
+        Prompt("make it blue", named),
+        Prompt("make it green", named),
+        "make it blue",
+        Prompt("a blue square on a white background", named),
+    ]
+    images = torch.from_numpy(square("blue", "white")).float().expand(4, -1, -1, -1)
+    assert ShapesAccuracy().score(images, prompts) == [1, 0, None, 1]
