@@ -109,8 +109,8 @@ EDITS = World(
     lambda edit, random: draw_edit(edit, random)[1],
     lambda *_: None,
     caption_tokens=5,
-    steps=3000,
-    careless=0.25,
+    steps=4000,
+    careless=0.15,
 )
 
 
