@@ -17,9 +17,9 @@ the clicks: *Templates*, the pack, the template by its shown name, *Run*, until 
 iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
 as the page lets it be made, so the seconds are the machine's.
 
-`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls through all while the browser
-tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started again. Then it counts
-those in the file.
+`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls through all of
+it while the browser tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started
+again. Then it counts those in the file.
 
 `imports` starts ComfyUI `--rounds` times with the pack and with an empty custom node, and gives the seconds that ComfyUI says it
 took to import each.

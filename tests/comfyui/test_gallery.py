@@ -131,6 +131,28 @@ def test_strange_pictures_are_shown_as_text(own):
     own.wait_for_timeout(300)
 
 
+SEEN_FIRST = """() => {
+    const list = document.querySelector(".otca-gallery-list").getBoundingClientRect();
+    const tiles = [...document.querySelectorAll(".otca-gallery-tile:not([hidden])")].map(each => [each.dataset.id, each.getBoundingClientRect()]);
+    const seen = tiles.filter(([, { bottom }]) => bottom > list.top).sort(([, a], [, b]) => a.top - b.top || a.left - b.left);
+    return [seen[0][0], Math.round(seen[0][1].top)];
+}"""
+
+
+def test_a_new_picture_does_not_move_what_is_looked_at(own, comfyui):
+    own.get_by_label("Words of prompts").fill("gallery_")
+    own.wait_for_function("() => document.querySelector('.otca-gallery-status').textContent.startsWith('24 of')")
+    own.evaluate("document.querySelector('.otca-gallery-list').scrollTop = 500")
+    own.wait_for_timeout(300)
+    before = own.evaluate(SEEN_FIRST)
+    text = {"prompt": json.dumps(graph("a dog", 99))}
+    (comfyui.base / "output" / "gallery_99.png").write_bytes(png(text, 99, 64))
+    own.wait_for_function("() => document.querySelector('.otca-gallery-status').textContent.startsWith('25 of')")
+    assert own.evaluate("document.querySelector('.otca-gallery-list').scrollTop") > 600  # the new row is above
+    assert own.evaluate(SEEN_FIRST) == before
+    (comfyui.base / "output" / "gallery_99.png").unlink()
+
+
 def test_in_the_sidebar(canvas, pictures):
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     gallery = canvas.page.locator(".otca-gallery")
