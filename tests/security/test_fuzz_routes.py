@@ -128,6 +128,7 @@ def good_bodies(graph):
         "/bundle": {"prompt": graph, "name": "a", "hashes": False},
         "/export": {"prompt": graph, "name": "a"},
         "/train": {"name": "mine", "iterations": 2, "gpus": 1, "reward_gpus": 0, "prompt": graph, "workflow": {}},
+        "/prove": {"name": "mine", "hours": 1.0, "prompt": graph, "workflow": {}},
         "/watch": {"url": "http://127.0.0.1:1", "token": "t", "name": "copy"},
         "/resume": {"iterations": 3, "gpus": 1, "reward_gpus": 0},
         "/note": {"notes": "mine"},
