@@ -223,3 +223,24 @@ def test_everybody_can_use_it(own, scheme):
     own.evaluate(script.read_text(encoding="utf-8"))
     findings = own.evaluate(AXE, ".otca-gallery")
     assert not findings, json.dumps(findings, indent=1)
+
+
+@pytest.mark.parametrize("palette", ["light", "dark"])
+def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
+    if (script := axe_core()) is None:
+        pytest.skip(f"axe-core is missing: {HOW}")
+    choose = "palette => app.extensionManager.setting.set('Comfy.ColorPalette', palette)"
+    canvas.page.evaluate(choose, palette)
+    canvas.page.evaluate(script.read_text(encoding="utf-8"))
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    canvas.page.wait_for_function(f"({TILES})() > 2")
+    found = {"gallery": canvas.page.evaluate(AXE, ".otca-gallery")}
+    for name in ("Opinions", "Train on these"):
+        canvas.page.locator(".otca-gallery").get_by_role("button", name=name).click()
+        dialog = canvas.page.locator("dialog.otca-dialog, .otca-gallery .otca-error:not(:empty)").first
+        dialog.wait_for()
+        found[name] = canvas.page.evaluate(AXE, "body > dialog.otca-dialog, .otca-gallery")
+        canvas.page.keyboard.press("Escape")
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    canvas.page.evaluate(choose, "dark")
+    assert not any(found.values()), json.dumps(found, indent=1)
