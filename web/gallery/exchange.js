@@ -10,7 +10,7 @@ const TEXT = {
   out: t("Save as a file"),
   file: t("Take in a file"),
   votes: t("Take in votes"),
-  votesNote: t("Takes the votes of Reward: Human Vote as pairs: which picture of a prompt was better."),
+  votesNote: t("Takes the votes of Reward: Vote as pairs: which picture of a prompt was better."),
   took: (/** @type {number} */ added, /** @type {number} */ known) => t("New: {added}. There already: {known}.", { added, known }),
   unread: (/** @type {number} */ count) => t("Without their pictures, and so left out: {count}.", { count }),
 };
