@@ -237,9 +237,8 @@ def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
     found = {"gallery": canvas.page.evaluate(AXE, ".otca-gallery")}
     for name in ("Opinions", "Train on these"):
         canvas.page.locator(".otca-gallery").get_by_role("button", name=name).click()
-        dialog = canvas.page.locator("dialog.otca-dialog, .otca-gallery .otca-error:not(:empty)").first
-        dialog.wait_for()
-        found[name] = canvas.page.evaluate(AXE, "body > dialog.otca-dialog, .otca-gallery")
+        canvas.page.locator("dialog.otca-dialog[open]").wait_for()
+        found[name] = canvas.page.evaluate(AXE, "dialog.otca-dialog[open]")
         canvas.page.keyboard.press("Escape")
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.evaluate(choose, "dark")

@@ -17,7 +17,7 @@ from PIL import Image
 from comfyui_otca.page.gallery import facts, index
 from comfyui_otca.page.gallery.index import Index, id_of
 from comfyui_otca.page.gallery.texts import MOST_TEXT
-from comfyui_otca.tests.page.strange_pictures import SCRIPT, bomb, by_exif, graph, huge, png, strange, with_chunk
+from comfyui_otca.tests.page.strange_pictures import SCRIPT, animated, bomb, by_exif, graph, huge, png, strange, with_chunk
 from comfyui_otca.trainer.opinions import store as store_module
 from comfyui_otca.trainer.opinions.identity import picture_id
 from comfyui_otca.trainer.rewards.vote import votes
@@ -385,6 +385,29 @@ def test_all_kinds_of_opinions_are_told_again(site, shown):
     assert say(site, one, "pair", True, other).status == 400  # of other prompts
     assert say(site, one, "stars", 6).status == 400 and say(site, one, "love", 1).status == 400
     assert say(site, "0" * 16, "thumb", 1).status == 404
+
+
+def test_doubles_share_what_is_said_and_a_deleted_picture_keeps_it(site, shown):
+    one, two = (shown(name, png({"prompt": json.dumps(graph("a cat"))}, 1)) for name in ("one.png", "two.png"))
+    assert say(site, one, "stars", 5).status == 200
+    said = site.post("/otca/gallery/details", {"ids": [one, two]}).json["pictures"]
+    assert said[one]["said"]["stars"] == said[two]["said"]["stars"] == 5
+    assert listed(site, said="stars5")["ids"] == listed(site)["ids"] and len(listed(site)["ids"]) == 2
+    assert say(site, one, "pair", True, two).status == 400  # the same picture
+    for name in ("one.png", "two.png"):
+        (site.output / name).unlink()
+    last = shown("other.png", png(seed=2))
+    assert listed(site)["ids"] == [last]
+    assert site.get("/otca/gallery/opinions").content.count(b'"stars"') == 1
+    again = shown("back.png", png(seed=1))
+    assert site.post("/otca/gallery/details", {"ids": [again]}).json["pictures"][again]["said"]["stars"] == 5
+
+
+def test_an_animated_picture_is_its_first_frame_and_a_huge_one_a_note(site, shown):
+    moves, large = shown("moves.png", animated()), shown("huge.png", huge())
+    found = site.post("/otca/gallery/details", {"ids": [moves, large]}).json["pictures"]
+    assert found[moves]["animated"] and not found[moves]["note"] and say(site, moves, "thumb", 1).status == 200
+    assert "cannot be shown" in found[large]["note"] and say(site, large, "thumb", 1).status == 404
 
 
 def test_pairs_are_of_one_prompt_and_asked_once(site, shown):
