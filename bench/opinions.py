@@ -214,7 +214,7 @@ def show(options: argparse.Namespace) -> None:
 def _forwards(run: Path) -> float:
     """What one training took, a backward pass counted as two."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return sum(budget.cost(row, budget.FORWARDS) for row in rows)
+    return budget.used(rows, budget.FORWARDS, [rows[-1]["iteration"]])[0]
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ class Opinions:
         try:
             return dataclasses.asdict(take())
         except Damaged as error:
-            status, shown = (400, path.name) if error.path == path else (409, error.path)
+            status, shown = (400, EXPORTED) if error.path == path else (409, error.path)
             raise Refused(status, f"{shown} {error.wrong}. Fix: {error.fix}") from error
         except Unwritable as error:
             raise Refused(507, f"the opinions could not be kept ({error})") from error

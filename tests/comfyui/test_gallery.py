@@ -133,7 +133,8 @@ def test_strange_pictures_are_shown_as_text(own):
 
 SEEN_FIRST = """() => {
     const list = document.querySelector(".otca-gallery-list").getBoundingClientRect();
-    const tiles = [...document.querySelectorAll(".otca-gallery-tile:not([hidden])")].map(each => [each.dataset.id, each.getBoundingClientRect()]);
+    const shown = [...document.querySelectorAll(".otca-gallery-tile:not([hidden])")];
+    const tiles = shown.map(each => [each.dataset.id, each.getBoundingClientRect()]);
     const seen = tiles.filter(([, { bottom }]) => bottom > list.top).sort(([, a], [, b]) => a.top - b.top || a.left - b.left);
     return [seen[0][0], Math.round(seen[0][1].top)];
 }"""

@@ -17,7 +17,17 @@ from PIL import Image
 from comfyui_otca.page.gallery import facts, index
 from comfyui_otca.page.gallery.index import Index, id_of
 from comfyui_otca.page.gallery.texts import MOST_TEXT
-from comfyui_otca.tests.page.strange_pictures import SCRIPT, animated, bomb, by_exif, graph, huge, png, strange, with_chunk
+from comfyui_otca.tests.page.strange_pictures import (
+    SCRIPT,
+    animated,
+    bomb,
+    by_exif,
+    graph,
+    huge,
+    png,
+    strange,
+    with_chunk,
+)
 from comfyui_otca.trainer.opinions import store as store_module
 from comfyui_otca.trainer.opinions.identity import picture_id
 from comfyui_otca.trainer.rewards.vote import votes
