@@ -119,7 +119,7 @@ def test_a_region_tags_and_a_pair_by_the_pointer(own, comfyui):
 def test_strange_pictures_are_shown_as_text(own):
     own.get_by_label("Words of prompts").fill("hacked")
     own.wait_for_function(f"({TILES})() > 3")
-    assert SCRIPT in own.locator(".otca-gallery-prompt").first.text_content()
+    own.locator(".otca-gallery-prompt", has_text=SCRIPT).first.wait_for()
     own.get_by_label("Words of prompts").fill("")
     own.get_by_label("Group").select_option("graph")
     own.wait_for_function(f"({TILES})() > 10")
@@ -152,6 +152,7 @@ def test_a_new_picture_does_not_move_what_is_looked_at(own, comfyui):
     assert own.evaluate("document.querySelector('.otca-gallery-list').scrollTop") > 600  # the new row is above
     assert own.evaluate(SEEN_FIRST) == before
     (comfyui.base / "output" / "gallery_99.png").unlink()
+    own.wait_for_function("() => document.querySelector('.otca-gallery-status').textContent.startsWith('24 of')")
 
 
 def test_its_own_tab_speaks_as_comfyui_does(own, comfyui):
