@@ -69,22 +69,29 @@ def test_an_output_without_a_question_is_connected(small_graph, output, told):
 
 
 @pytest.mark.parametrize(
-    ("clip", "held_out", "told"), [("loader", False, True), ("loader", True, False), ("other", False, False)]
+    ("clip", "held_out", "told"),
+    [("loader", False, True), ("loader", True, False), ("other", False, False), ("same", False, True)],
 )
-def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, monkeypatch, clip, held_out, told):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, monkeypatch, clip, held_out, told, wrapped):
     monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
     content = small_graph({})
     first = {entry["class_type"]: node for node, entry in content.items()}
     model = content[first["OTCA_LoadFlowModel"]]
     links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
     model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
-    for node in ("loader", "other"):
-        content[node] = {"class_type": "Loader", "inputs": {}}
+    for node in ("loader", "other", "same"):
+        name = "of_the_model" if node == "same" else node
+        content[node] = {"class_type": "Loader", "inputs": {"ckpt_name": f"{name}.safetensors"}}
+    content["loader"]["inputs"] = content["same"]["inputs"]
     judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
     judge |= {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
     content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
+    words = {"reward": ["judge", 0], "good": "photo", "bad": "plastic", "coefficient": 1.0}
+    content["words"] = {"class_type": "OTCA_RewardRelativeWords", "inputs": words}
+    asked = "words" if wrapped else "judge"
     stack = content[first["OTCA_RewardStack"]]["inputs"]
-    stack.update({"reward_1": ["judge", 0], "reward_2": ["watched", 0]})
+    stack.update({"reward_1": [asked, 0], "reward_2": ["watched", 0]})
     content["watched"] = {"class_type": "OTCA_RewardSharpness", "inputs": {"coefficient": 1.0, "held_out": held_out}}
     for name in [name for name in stack if name.startswith("reward_") and name not in ("reward_1", "reward_2")]:
         del stack[name]
@@ -94,9 +101,11 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, m
 
         @classmethod
         def INPUT_TYPES(cls):
-            return {"required": {}}
+            return {"required": {"ckpt_name": ("STRING", {})}}
 
-    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader}))
+    workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader})
+    assert preflight.unwatched_judges(workflow) == [workflow.title(asked)] * told, "which the canvas says before Run"
+    problems = preflight.problems(workflow)
     found = [problem for problem in problems if "text encoder of the model that is trained" in problem.message]
     assert len(found) == told and all(problem.severity == "warning" for problem in found), list(map(str, problems))
     assert all(problem.input == "reward_1" and problem.fix.startswith("hold another reward out") for problem in found)
