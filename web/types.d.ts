@@ -205,6 +205,7 @@ interface Advantages {
 interface Scores {
   names: string[];
   held_out_names: string[];
+  meanings?: string[]; // [K + H], what a score is: see MEANINGS in web/lib/scores.js
   values: Value[][]; // [B][K]
   held_out: Value[][]; // [B][H]
   advantages: Value[][]; // [B][K + H]

@@ -163,7 +163,7 @@ class ScoreTable {
    * @param {import("../lib/scores.js").Column} column
    * @param {number} index
    */
-  header({ name, heldOut }, index) {
+  header({ name, heldOut, meaning }, index) {
     const { column, descending } = this.sort ?? {};
     const sorted = column === index ? (descending ? "descending" : "ascending") : null;
     const onclick = () => {
@@ -180,6 +180,7 @@ class ScoreTable {
         h("span", {}, name),
         sorted && h(`i.pi.pi-arrow-${sorted === "descending" ? "down" : "up"}`, { "aria-hidden": "true" }),
       ),
+      meaning && h("span.otca-scores-meaning", { title: meaning }, meaning),
       heldOut && h("span.otca-badge", {}, TEXT.heldOut),
     );
   }
