@@ -286,11 +286,9 @@ def unwatched_judges(workflow: Workflow) -> list[str]:
     return [workflow.title(judge) for _, _, judge in _unwatched(workflow.nodes, values)]
 
 
-def _unwatched(
-    nodes: Mapping[str, Node], values: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, str, str]]:
-    """(what asks it, its input, the judge's node) for each judge that reads as the trained model does. It shares the model's blind
-    spots, and nothing says what both do not see."""
+def _unwatched(nodes: Mapping[str, Node], values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """(what asks it, its input, the judge's node) for each judge that reads as the trained model does while nothing else watches.
+    It shares the model's blind spots, and nothing says what both do not see."""
     own = [node.links["clip"] for node in nodes.values() if node.class_type == MAKE_NODE and "clip" in node.links]
     files = set().union(*(_clip_files(nodes.get(source)) for source, _ in own))
     for stack in (node_id for node_id, node in nodes.items() if node.class_type in ASKING_NODES):

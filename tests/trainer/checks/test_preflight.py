@@ -73,7 +73,9 @@ def test_an_output_without_a_question_is_connected(small_graph, output, told):
     [("loader", False, True), ("loader", True, False), ("other", False, False), ("same", False, True)],
 )
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, monkeypatch, clip, held_out, told, wrapped):
+def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
+    small_graph, monkeypatch, clip, held_out, told, wrapped
+):
     monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
     content = small_graph({})
     first = {entry["class_type"]: node for node, entry in content.items()}
