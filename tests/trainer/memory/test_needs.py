@@ -75,6 +75,20 @@ def test_settings_of_the_graph():
     assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
 
 
+def test_pictures_in_the_prompts_lines_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    lines = [{"prompt": "make it blue", "image": "a.png"}, {"prompt": "both", "images": ["a.png", "b.png"]}]
+    (tmp_path / "edits.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plain, edits = changed("qwen_image"), changed("qwen_image", PromptDataset={"file": "edits.jsonl"})
+    gone = changed("qwen_image", PromptDataset={"file": "nowhere.jsonl"})
+    found = [needs.read(each)[0] for each in (plain, edits, gone)]
+    assert [case.iteration.references for case in found] == [0, 2, 0]
+    # 1024 x 1024 in tokens of 16 pixels and 256 of text; each picture as many again, and 14 x 14 that the encoder sees
+    ratio = (4096 + 256 + 2 * (4096 + 196)) / (4096 + 256)
+    assert found[1].graph(1).kept == pytest.approx(ratio * found[0].graph(1).kept)
+    assert found[1].latent() == found[0].latent(), "what is sampled is as large as before"
+
+
 def test_files_that_are_here_are_read(tmp_path):
     folder = tmp_path / "models" / "unet"  # as ComfyUI once called diffusion_models
     folder.mkdir(parents=True)
