@@ -168,7 +168,9 @@ def test_a_clip_that_judges_visits_with_the_bytes_of_its_file(tmp_path, monkeypa
     monkeypatch.setenv(permissions.FOLDERS, str(tmp_path))
     folder = tmp_path / "models" / "text_encoders"
     folder.mkdir(parents=True)
-    content = changed("z_image", RewardHPSv2={"offload": False})  # else the larger of both that visit is all that counts
+    content = changed(
+        "z_image", RewardHPSv2={"offload": False}
+    )  # else the larger of both that visit is all that counts
     plain = needs.read(content, tmp_path)[0].iteration.rewards
     content["clip"] = {"class_type": "CLIPLoader", "inputs": {"clip_name": "qwen3vl.safetensors", "type": "krea2"}}
     for node in ("one", "other"):
