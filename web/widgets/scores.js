@@ -177,7 +177,7 @@ class ScoreTable {
       h(
         "button",
         { type: "button", title: heldOut ? `${TEXT.sort(name)} (${TEXT.heldOutTitle})` : TEXT.sort(name), onclick },
-        h("span", {}, name),
+        h("span", {}, breakable(name)),
         sorted && h(`i.pi.pi-arrow-${sorted === "descending" ? "down" : "up"}`, { "aria-hidden": "true" }),
       ),
       meaning && h("span.otca-scores-meaning", { title: meaning }, meaning),
@@ -298,4 +298,13 @@ class ScoreTable {
     const ink = isDark((color.match(/\d+/g) ?? []).map(Number)) ? "#fff" : "#111";
     return `background: ${color}; color: ${ink}`;
   }
+}
+
+/**
+ * A name that may go on in the next line behind each of its underscores.
+ *
+ * @param {string} name
+ */
+function breakable(name) {
+  return name.split(/(?<=_)/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 }
