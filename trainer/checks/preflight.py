@@ -340,7 +340,7 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
         metric, stack = graph.values[run].get("best_metric"), offered.rewards_asked(graph.nodes, run)
         if not metric or stack is None:
             continue
-        rewards, links = _announced(graph, stack), graph.nodes[stack].links
+        rewards, links = _announced(graph.nodes, graph.values, stack), graph.nodes[stack].links
         names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name][0])]
         try:
             if None not in rewards.values():
