@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.native import MakeTrainable
@@ -244,3 +245,39 @@ def test_a_size_far_from_the_models_own_is_warned_of(small_graph):
     assert ["80 x 80 is far from 40 x 40" in message for message in warned()] == [True]
     sampler["inputs"] |= {"width": 40, "height": 40}
     assert not warned()
+
+
+@pytest.mark.parametrize(
+    ("unet", "told"),
+    [
+        ("z_image_turbo_bf16.safetensors", True),
+        ("krea2_raw_fp8_scaled.safetensors", False),
+        ("mine.safetensors", False),
+    ],
+)
+def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, monkeypatch, tmp_path, unet, told):
+    """By its file's name; of a name that is not known the first prompt tells."""
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "edits.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "image": "a.png"}')
+    content = small_graph({"OTCA_PromptDataset": {"prompts": "", "file": "edits.jsonl"}})
+    first = {entry["class_type"]: node for node, entry in content.items()}
+    model = content[first["OTCA_LoadFlowModel"]]
+    links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
+    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": unet}}
+
+    class Loader:
+        RETURN_TYPES, FUNCTION = ("MODEL", "CLIP", "VAE"), "load"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"unet_name": ("STRING", {})}}
+
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": Loader}))
+    found = [problem for problem in problems if problem.input == "file"]
+    assert len(found) == told, list(map(str, problems))
+    for problem in found:
+        assert "line 2 has 1 pictures, and this model takes none" in problem.message and problem.severity == "error"
+        assert problem.fix.startswith("name fewer, or choose another model")
