@@ -407,7 +407,7 @@ interface BundleAnswer {
 }
 
 /** Where the gallery asks, and how: as the panel of votes does. */
-type GalleryServer = VoteServer;
+type GalleryServer = VoteServer & { postFile(route: string, file: Blob): Promise<any> };
 
 /** What the gallery knows of a picture. */
 interface Known {
