@@ -511,7 +511,7 @@ def say(page: Page, comfyui, count: int, kills: int) -> None:
         page.keyboard.press("ArrowUp" if number % 3 else "12345"[number % 5])
         page.keyboard.press("j")
         if number % every == every - 1 and number // every < kills:
-            os.killpg(comfyui.process.pid, signal.SIGKILL)
+            os.killpg(comfyui.process.pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue] not on Windows
             comfyui.process.wait()
             comfyui.start()
             comfyui.wait_until_up()

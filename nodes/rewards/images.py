@@ -65,9 +65,9 @@ class RewardClipT(_OneEncoder):
     def sees_source(cls, direction=False, **_):
         return bool(direction)
 
-    def build(self, direction=False, source=None, **settings):
+    def build(self, model, path="", direction=False, source=None, **settings):
         more = {"kind": "clip_direction", "source": source} if direction else {}
-        return super().build(**more, **settings)
+        return super().build(model, path, **more, **settings)
 
 
 class RewardAesthetic(NetworkReward):

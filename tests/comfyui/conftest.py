@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -68,6 +70,17 @@ def _no_toy(real_model):
 def installation(request):
     """Every ComfyUI that is there, not running."""
     return request.param or pytest.skip(MISSING)
+
+
+@functools.cache
+def need_diffusers(installation: Installation) -> None:
+    """Skips a test of diffusers' layout in a ComfyUI that has only what its own requirements and ours name."""
+    code = "import importlib.util as u; print(*[n for n in ('diffusers', 'peft', 'accelerate') if not u.find_spec(n)])"
+    lacking = subprocess.run(
+        [installation.python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    if lacking:
+        pytest.skip(f"ComfyUI {installation.name}'s Python lacks {', '.join(lacking)} (CONTRIBUTING.md)")
 
 
 @pytest.fixture(scope="session")

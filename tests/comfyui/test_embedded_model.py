@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from comfyui_otca.tests.comfyui.conftest import need_diffusers
 from comfyui_otca.tests.comfyui.server import ComfyUI
 
 
@@ -21,6 +22,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(installation, folder):
     """What embedded_in_comfyui.py found in ComfyUI's own interpreter."""
+    need_diffusers(installation)
     done = subprocess.run(
         [installation.python, Path(__file__).with_name("embedded_in_comfyui.py"), folder],
         cwd=installation.folder,

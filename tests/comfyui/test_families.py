@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from comfyui_otca.tests.comfyui.conftest import need_diffusers
 from comfyui_otca.tests.tiny import models as tiny
 
 API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "otca.json"
@@ -40,6 +41,7 @@ LONG = (PICTURED, *UNKNOWN)
 @pytest.fixture(scope="session")
 def stock_loader(comfyui, tmp_path_factory):
     """stock_loader(LoRA file, config.json): what becomes of it in ComfyUI's own LoraLoader, in one process for all."""
+    need_diffusers(comfyui.installation)
     errors = tmp_path_factory.mktemp("loader") / "log"
     with (
         errors.open("w") as log,

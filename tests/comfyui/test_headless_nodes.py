@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from comfyui_otca.tests.comfyui.conftest import need_diffusers
 from comfyui_otca.tests.comfyui.server import ROOT, START_SECONDS, ComfyUI
 from comfyui_otca.tests.training import rows, untimed
 
@@ -60,8 +61,9 @@ def test_inputs_that_grow_and_types_that_are_matched(seen):
 
 
 @pytest.fixture
-def graph(small_graph):
+def graph(small_graph, installation):
     """OTCA's workflow, its number of steps from a node of ComfyUI's and its pictures into another one."""
+    need_diffusers(installation)
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
     ids = {entry["class_type"]: id_ for id_, entry in graph.items()}
     sampler = graph[ids["OTCA_SDESampler"]]["inputs"]
