@@ -129,8 +129,6 @@ def good_bodies(graph):
         "/bundle": {"prompt": graph, "name": "a", "hashes": False},
         "/export": {"prompt": graph, "name": "a"},
         "/train": {"name": "mine", "iterations": 2, "gpus": 1, "reward_gpus": 0, "prompt": graph, "workflow": {}},
-        "/gallery/opinions": {"opinion": {"id": "0" * 32, "kind": "thumb", "picture": "a" * 64, "value": 1}},
-        "/gallery/votes": {},
         "/prove": {"name": "mine", "hours": 0.5, "prompt": graph, "workflow": {}},
         "/watch": {"url": "http://127.0.0.1:1", "token": "t", "name": "copy"},
         "/resume": {"iterations": 3, "gpus": 1, "reward_gpus": 0},
