@@ -44,13 +44,16 @@ def own(browser, comfyui, pictures):
     """The gallery in a tab of its own; nothing in it may fail, nor run what a picture says."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     failed = []
+
+    def told(message):
+        is_known = (
+            "503" in message.text or "/otca/gallery/pictures/" in message.location["url"]
+        )  # one that cannot be shown
+        if message.type in ("error", "warning") and not is_known:
+            failed.append(message.text)
+
     page.on("pageerror", lambda error: failed.append(f"uncaught: {error}"))
-    page.on(
-        "console",
-        lambda message: (
-            message.type in ("error", "warning") and "503" not in message.text and failed.append(message.text)
-        ),
-    )
+    page.on("console", told)
     page.goto(f"{comfyui.url}/otca/gallery")
     page.wait_for_function(f"({TILES})() > 5")
     yield page
