@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from ..trainer.pairs.reading import CHOSEN, FILE, REJECTED
 from ..trainer.pictures import grids, media
 from ..trainer.prompts import choose, read_prompts
 from ..trainer.rewards.scenes import Scenes
+from ..trainer.run import budget
 from ..trainer.types import SamplerSettings
 from .common import table
 from .comparison import PROMPTS, SIZE, Graph, mean_and_error, node, train_one
@@ -102,7 +104,7 @@ MODEL = node("LoadFlowModel", model="scenes-flux", lora_rank=16, lora_alpha=16.0
 
 
 def offline(loss: str, keep_winner: float) -> Graph:
-    """Eight pairs to an iteration, at four noise levels of each: 16·4·(1 reference + 3) = 256 forwards."""
+    """Eight pairs to an iteration, at four noise levels of each: 16·4·(1 reference + 3) forwards, and 16 that measure the KL."""
     source = node(
         "PreferencePairs",
         model=["model", 0],
@@ -196,7 +198,7 @@ def show(options: argparse.Namespace) -> None:
         if not folders:
             continue
         runs = [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
-        cells = []
+        cells = [f"{statistics.fmean(_forwards(one) for one in folders):,.0f}"]
         for name in ("judge", "grade"):
             values = np.array([[one["rewards"][name]["values"] for one in run] for run in runs], dtype=float)
             rise = (values[:, 1:] - values[:, :1]).reshape(len(runs), values.shape[1] - 1, -1, 32)
@@ -206,7 +208,13 @@ def show(options: argparse.Namespace) -> None:
                 cells.append(f"{mean:+.3f} ± {error:.3f}")
         rows.append([method, str(len(runs)), *cells])
     head = [f"{name} {when}" for name in ("judge", "grade") for when in ("before", "half way", "at the end")]
-    print(table(("method", "seeds", *head), rows))
+    print(table(("method", "seeds", "forwards", *head), rows))
+
+
+def _forwards(run: Path) -> float:
+    """What one training took, a backward pass counted as two."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return budget.used(rows, budget.FORWARDS, [rows[-1]["iteration"]])[0]
 
 
 def main() -> None:

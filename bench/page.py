@@ -2,7 +2,7 @@
 
     python bench/page.py fluid [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
     python bench/page.py first-curve --comfyui ~/comfy/ComfyUI-0.33 [--front-end FOLDER] [--renderer nodes2] [--first-start]
-    python bench/page.py gallery [--pictures 10000] [--opinions 500]
+    python bench/page.py gallery [--pictures 10000] [--opinions 500] [--kills 20]
     python bench/page.py imports --comfyui ~/comfy/ComfyUI-0.33 [--rounds 5]
 
 `fluid` makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this
@@ -17,9 +17,9 @@ the clicks: *Templates*, the pack, the template by its shown name, *Run*, until 
 iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
 as the page lets it be made, so the seconds are the machine's.
 
-`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls while the browser
-tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started again. Then it counts
-those in the file.
+`gallery` makes pictures as ComfyUI saves them, opens the gallery's page without an index and with one, scrolls through all of
+it while the browser tells of tasks above 50 ms, and says opinions by the keyboard while ComfyUI's process is killed and started
+again. Then it counts those in the file.
 
 `imports` starts ComfyUI `--rounds` times with the pack and with an empty custom node, and gives the seconds that ComfyUI says it
 took to import each.
@@ -422,7 +422,6 @@ def imports(options: argparse.Namespace) -> None:
 # --- the gallery ------------------------------------------------------------------------------------------------------
 
 WORDS, THINGS = ("red", "green", "golden", "tiny", "old"), ("cat", "castle", "forest", "robot", "boat")
-KILLS = 20
 FIRST_VIEW = """() => {
     const shown = [...document.querySelectorAll(".otca-gallery-tile:not([hidden]) img")].filter(
         img => img.getBoundingClientRect().top < innerHeight);
@@ -436,14 +435,16 @@ WATCH = """() => {
 SCROLL = """async () => {
     const list = document.querySelector(".otca-gallery-list");
     let frames = 0;
-    for (const step of [120, 700, 3000]) {
-        for (let at = 0; at < 150; at++) {
+    const isAtEnd = () => list.scrollTop + list.clientHeight >= list.scrollHeight - 1;
+    for (const [step, most] of [[120, 150], [700, Infinity]]) {
+        for (let at = 0; at < most && !isAtEnd(); at++) {
             list.scrollTop += step;
             await new Promise(done => requestAnimationFrame(done));
             frames += 1;
         }
     }
-    return [frames, list.scrollTop, list.scrollHeight, document.querySelectorAll(".otca-gallery-tile").length];
+    const seen = (list.scrollTop + list.clientHeight) / list.scrollHeight;
+    return [frames, seen, document.querySelectorAll(".otca-gallery-tile").length];
 }"""
 NOTHING_WAITS = "() => JSON.parse(sessionStorage.getItem('otca.gallery.waiting') ?? '[]').length === 0"
 
@@ -547,25 +548,26 @@ def gallery(options: argparse.Namespace) -> None:
             page.wait_for_timeout(3000)
             before = page.evaluate("longest")
             page.evaluate("() => { longest.length = 0 }")
-            frames, at, height, tiles = page.evaluate(SCROLL)
+            frames, seen, tiles = page.evaluate(SCROLL)
             page.wait_for_timeout(500)
             scrolling = page.evaluate("longest")
             times |= {
                 "longest task while it opens, ms": max(before, default=0),
                 "longest task while it scrolls, ms": max(scrolling, default=0),
             }
-            times |= {"frames scrolled": frames, "share of the list scrolled": at / height, "tiles in the page": tiles}
+            times |= {"frames scrolled": frames, "share of the list scrolled": seen, "tiles in the page": tiles}
             page.keyboard.press("Home")
             page.locator(".otca-gallery-list").focus()
             page.keyboard.press("Home")
-            say(page, comfyui, options.opinions, KILLS)
+            say(page, comfyui, options.opinions, options.kills)
             store = Store(next(comfyui.base.rglob(FILE)))
             times["opinions by keyboard"], times["opinions kept"] = options.opinions, len(store.standing())
-            times["killed meanwhile"], times["errors in the page"] = KILLS, len(errors)
+            times["killed meanwhile"], times["errors in the page"] = options.kills, len(errors)
             browser.close()
         finally:
             comfyui.stop()
-    print(f"ComfyUI {comfyui.installation.version}, {options.pictures} pictures, {os.cpu_count()} processors")
+    size = f"{options.pictures} pictures, {os.cpu_count()} processors, load {psutil.getloadavg()[0]:.1f} in the last minute"
+    print(f"ComfyUI {comfyui.installation.version}, {size}")
     print(table(("what", "value"), [(name, f"{value:.4g}") for name, value in times.items()]))
     print(*errors, sep="\n")
 
@@ -594,6 +596,7 @@ def main() -> None:
     fourth = parts.add_parser("gallery")
     fourth.add_argument("--pictures", type=int, default=10_000)
     fourth.add_argument("--opinions", type=int, default=500)
+    fourth.add_argument("--kills", type=int, default=20)
     fourth.set_defaults(work=gallery)
     options = parser.parse_args()
     options.work(options)

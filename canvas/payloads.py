@@ -92,10 +92,12 @@ def scores(
     from ..trainer.advantages import correlation, standing
 
     standings = standing(scores) if standings is None else standings
+    plain = {reward.name: reward.meaning for reward in scores.rewards if reward.rescale == 1 and not reward.bounds}
     return {
         "node": node,
         "names": list(scores.names),
         "held_out_names": list(scores.held_out_names),
+        "meanings": [plain.get(name, "") for name in (*scores.names, *scores.held_out_names)],
         "groups": scores.groups.tolist(),
         "prompts": list(scores.prompts),
         "values": numbers(scores.values),

@@ -39,6 +39,7 @@ from .options import (
     arg("--csv", "writes every single score", type=Path, metavar="FILE"),
     count("--batch-size", "files at once", 8),
     DEVICE,
+    COMFYUI,
     PERMISSIONS,
 )
 def score(arguments: argparse.Namespace) -> int:
@@ -52,7 +53,8 @@ def score(arguments: argparse.Namespace) -> int:
         prompts = [arguments.prompt] * len(files)
     else:
         prompts = scoring.prompts_of(files, arguments.prompts)
-    rewards = [scoring.parse_reward(text) for text in arguments.reward]
+    encoder = options.text_encoder(arguments)
+    rewards = [scoring.parse_reward(text, encoder) for text in arguments.reward]
     scores = scoring.score_files(rewards, files, prompts, arguments.batch_size)
     names = [reward.name for reward in rewards]
     print(scoring.table(names, scores, prompts))
@@ -104,7 +106,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
             others,
             read_prompts("", arguments.prompts),
             range(arguments.seed, arguments.seed + arguments.seeds),
-            {text: scoring.parse_reward(text) for text in arguments.reward},
+            {text: scoring.parse_reward(text, options.text_encoder(arguments)) for text in arguments.reward},
             folder,
             options.classes_of_run(arguments, arguments.source),
             size=arguments.size,

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..host import environment, extras
 from ..trainer.workflow.problem import Problem
@@ -245,6 +245,20 @@ def set_seeds(workflow, seed: int | None) -> None:
         for id_, node in workflow.nodes.items():  # as they are now: `set` puts other nodes in their place
             if "seed" in node.inputs:
                 workflow.set(f"{id_}.seed", seed)
+
+
+def text_encoder(arguments: argparse.Namespace) -> Callable[[str], Any]:
+    """What loads a judge that --reward names: ComfyUI, if COMFYUI says where it is."""
+    from ..study.scoring import no_comfyui
+
+    def load(name: str) -> Any:
+        from ..host import headless_comfyui
+
+        headless_comfyui.load(str(folder), arguments.device, [*headless_comfyui.named_packs(), *arguments.custom_nodes])
+        return headless_comfyui.text_encoder(name)
+
+    folder = comfyui_folder(arguments)
+    return load if folder else no_comfyui
 
 
 def comfyui_folder(arguments: argparse.Namespace) -> Path | None:

@@ -63,6 +63,28 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
     return Loaded(nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS)
 
 
+def text_encoder(name: str) -> Any:
+    """A text encoder as ComfyUI's CLIPLoader gives it, after `load`.
+
+    Args:
+        name: a file, or the name of one in ComfyUI's folders of text encoders.
+
+    Raises:
+        ValueError: no such file, or not one of a text encoder.
+    """
+    import comfy.sd
+    import folder_paths
+
+    path = Path(name).expanduser()
+    found = str(path) if path.is_file() else folder_paths.get_full_path("text_encoders", name)
+    if found is None:
+        folders = ", ".join(folder_paths.get_folder_paths("text_encoders"))
+        raise ValueError(
+            f"{name!r} is neither a file nor in {folders}. Fix: put it there, or give the file with its folder"
+        )
+    return comfy.sd.load_clip([found])
+
+
 def named_packs() -> list[str]:
     """The custom packs that the environment names."""
     return [name for name in environment.read(PACKS).split(os.pathsep) if name]

@@ -297,6 +297,18 @@ def reward_folders() -> list[Path]:
     return [*folders_of("OTCA_MODELS"), *_comfyui_folders("otca_rewards")]
 
 
+def list_rewards() -> list[str]:
+    """Names of the files in these folders and one level below, as `search.weights` takes them. Links are left out."""
+    suffixes = (".pt", ".pth", ".safetensors")
+    found = {
+        file.relative_to(folder).as_posix(): None
+        for folder in reward_folders()
+        for file in sorted([*folder.glob("*"), *folder.glob("*/*")])
+        if file.suffix.lower() in suffixes and file.is_file() and not file.is_symlink()
+    }
+    return list(found)
+
+
 def clip_tokenizers() -> list[Path]:
     """The folder of CLIP ViT-L/14's tokenizer that ComfyUI brings; none if its packages are not loaded."""
     if not comfyui.comfy_loaded():

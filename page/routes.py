@@ -20,6 +20,7 @@ from ..host import extras
 from ..host.files import Damaged
 from ..host.questions import desk
 from ..host.text import plain_name
+from ..trainer.checks import preflight
 from ..trainer.run.folder import METRICS
 from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
@@ -226,7 +227,9 @@ class Shown:
         return self.live.results_of(self.jobs.read(prompt).graph, workflow)
 
     def coming(self, prompt: dict) -> dict[str, Any]:
-        return self.live.coming(self.jobs.read(prompt).graph)
+        workflow = self.jobs.read(prompt)
+        unwatched = preflight.unwatched_judges(workflow)
+        return {node: {**run, "unwatched": unwatched} for node, run in self.live.coming(workflow.graph).items()}
 
     def fits(self, prompt: dict) -> dict[str, Any]:
         return compared(self.jobs.read(prompt))

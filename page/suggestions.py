@@ -65,7 +65,7 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
     "picture_folders": _picture_folders,
     "prompt_files": _prompt_files,
     "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
-    "reward_weights": lambda: names_in(paths.reward_folders(), file_of(".pt", ".pth", ".safetensors"), 1),
+    "reward_weights": paths.list_rewards,
     "tokenizers": lambda: paths.list_models("tokenizer_config.json"),
     "video_judges": lambda: paths.list_models("model_config.json"),
     "votes": lambda: [name for name in names_in([paths.votes_folder()], is_folder, 0) if is_id(name)],

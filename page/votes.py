@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +173,7 @@ class Scorer:
         """The scores; None if the training no longer waits for them."""
         stopping.helper.abandoned = abandoned
         try:
-            return self.folder.scores(asked.pictures, asked.prompts, asked.groups, asked.fps)
+            return self.folder.scores(asked.pictures, asked.prompts, asked.groups, asked.fps, asked.sources)
         except stopping.Stopped:
             return None
         finally:
@@ -187,13 +187,14 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, and the videos' frames per
-    second, None if not given."""
+    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, the videos' frames per
+    second, None if not given, and the picture that each was made of, None if it was made of none."""
 
     pictures: list[np.ndarray]
     prompts: list[str]
     groups: list[int]
     fps: float | None
+    sources: list[np.ndarray | None]
 
 
 def _groups(prompts: list[str], given: list[Any]) -> list[int]:
@@ -218,12 +219,21 @@ def _decoded(content: bytes) -> Asked:
         version, media, samples = asked["version"], asked["media"], asked["samples"]
         prompts, encoded = zip(*((str(sample["prompt"]), str(sample["data"])) for sample in samples), strict=True)
         groups, fps = [sample.get("group") for sample in samples], asked.get("fps")
+        edited, places = list(map(str, asked.get("sources", []))), [sample.get("source") for sample in samples]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused(400, f"that is not a request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
     if version != VERSION or media not in ("png", "mp4"):
         raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
     if fps is not None and not (is_number(fps) and 1 <= fps <= MOST_FPS):
         raise Refused(400, f"fps is {quoted(fps)}. Fix: a number from 1 to {MOST_FPS}, or null")
+    if wrong := [place for place in places if place is not None and not (is_whole(place) and place < len(edited))]:
+        raise Refused(400, f"source is {quoted(wrong[0])}, and {len(edited)} sources came. Fix: look at who sent it")
+    pictures, sources = _pictures("sample", encoded, media), _pictures("source", edited, "png")
+    shown = [None if place is None else sources[place] for place in places]
+    return Asked(pictures, list(prompts), _groups(list(prompts), groups), fps, shown)
+
+
+def _pictures(what: str, encoded: Sequence[str], media: str) -> list[np.ndarray]:
     contents = []
     try:
         for number, data in enumerate(encoded):
@@ -231,7 +241,7 @@ def _decoded(content: bytes) -> Asked:
                 contents.append(base64.b64decode(data, validate=True))
             except binascii.Error as error:
                 raise ValueError(f"sample {number} cannot be read as {media}: {error}") from error
-        pictures = [*sent(media, contents)]
+        return [*sent(media, contents)]
     except ValueError as error:
-        raise Refused(400, f"{error}. Fix: look at who sent it") from error
-    return Asked(pictures, list(prompts), _groups(list(prompts), groups), fps)
+        said = str(error).replace("sample", what, 1)
+        raise Refused(400, f"{said}. Fix: look at who sent it") from error

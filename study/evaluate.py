@@ -17,18 +17,20 @@ import numpy as np
 from torch import Tensor
 
 from ..host import stopping
+from ..host.extras import MissingPackage
 from ..host.files import sha256, write_text
 from ..host.json_files import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe, read_json
 from ..host.text import named_path, plain_name
 from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout
+from ..trainer.families import given
 from ..trainer.families.base import FlowModel
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
-from ..trainer.prompts import distinct, key
+from ..trainer.prompts import IMAGES, distinct, identity, key, picture_names
 from ..trainer.rewards import Reward
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
@@ -137,7 +139,7 @@ def evaluate(
         methods.insert(1, Method(run.name, run / ADAPTER if model.policy.is_adapted else None))
     _check_methods(model, methods, chosen.steps)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
-    record = _Record(folder, _identity(source, model, chosen, methods, rewards), prompts)
+    record = _Record(folder, _identity(source, model, chosen, methods, rewards) | _pictures(prompts), prompts)
     for method in methods:
         waiting = [pair for pair in pairs if not record.has(method.name, pair, names)]
         if waiting:
@@ -148,7 +150,10 @@ def evaluate(
     write_text(folder / TABLE, text)
     write_text(folder / SHEET, sheet(cells, names, len(pairs)))
     panels = {name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}
-    grids.save(plots.evaluation(panels), folder / PLOT)
+    try:
+        grids.save(plots.evaluation(panels), folder / PLOT)
+    except MissingPackage as missing:  # ComfyUI's own Python, which a judge needs, may have no matplotlib
+        return f"{text}\nThere is no {PLOT}: {missing}\n"
     return text
 
 
@@ -239,6 +244,15 @@ def _identity(
     }
 
 
+def _pictures(prompts: Sequence[str]) -> dict[str, str]:
+    """The digests of what prompts work on. Raises as `given.sources`."""
+    return {
+        f"picture.{name}": picture.digest
+        for prompt in prompts
+        for name, picture in zip(picture_names(prompt), given.pictures(prompt), strict=True)
+    }
+
+
 def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
     adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
@@ -288,8 +302,13 @@ def _sample(
 
 
 def _check_scores(row: dict) -> None:
-    check(row, dict, {"method": TEXT, "prompt": TEXT, "seed": WHOLE, "file": TEXT})
+    check(row, dict, {"method": TEXT, "prompt": TEXT, "seed": WHOLE, "file": TEXT, IMAGES: maybe(TEXTS)})
     check(row.get("scores"), dict, {})
+
+
+def _prompt_of(row: Mapping[str, Any]) -> str:
+    """`identity` of the prompt whose picture a row is about."""
+    return identity(Prompt(row["prompt"], {IMAGES: row[IMAGES]} if row.get(IMAGES) else None))
 
 
 class _Record:
@@ -300,7 +319,7 @@ class _Record:
         Damaged: one of its files is.
     """
 
-    def __init__(self, folder: Path, identity: dict, prompts: Sequence[str]):
+    def __init__(self, folder: Path, fixed: dict, prompts: Sequence[str]):
         self.folder = folder
         fix = "put the file back, or choose another --output"
         fields = {"prompts": TEXTS, "metadata": maybe(OBJECTS)}
@@ -308,28 +327,32 @@ class _Record:
         before: dict[str, Any] = (
             {"noise": "seed"} | kept if kept else {"prompts": []}
         )  # of a time when no noise was named
-        for name, value in identity.items():
+        for name, value in fixed.items():
             if before.get(name, value) != value:
                 raise RunError(
                     f"{folder} holds an evaluation whose {name} is {before[name]}, and now it is {value}. Fix: choose another "
                     "--output, or another name where a method or reward has changed"
                 )
-        self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
+        named = {identity(prompt): prompt for prompt in prompts}
+        self.prompts = list(dict.fromkeys([*before["prompts"], *named]))  # numbered as they came
         rows, known = read_lines(folder / SCORES, _check_scores), before.get("metadata") or {}
-        scored = {row["prompt"] for row in rows}
-        if other := [p for p in prompts if p in scored and key(p) != key(Prompt(p, known.get(p)))]:
+        scored = set(map(_prompt_of, rows))
+        if other := [p for name, p in named.items() if name in scored and key(p) != key(Prompt(p, known.get(name)))]:
             raise RunError(
                 f"{folder} holds scores of {', '.join(map(repr, other[:3]))} with other metadata. Fix: choose another --output"
             )
-        self.metadata = known | {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
+        self.metadata = known | {
+            name: dict(metadata_of(prompt)) for name, prompt in named.items() if metadata_of(prompt)
+        }
         folder.mkdir(parents=True, exist_ok=True)
-        settings = {**before, **identity, "prompts": self.prompts, "metadata": self.metadata}
+        settings = {**before, **fixed, "prompts": self.prompts, "metadata": self.metadata}
         write_text(folder / SETTINGS, json.dumps(settings, indent=1))
         write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
-        self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
+        self.rows = {(row["method"], _prompt_of(row), row["seed"]): row for row in rows}
 
     def has(self, method: str, pair: Pair, names: Sequence[str]) -> bool:
-        return set(names) <= self.rows.get((method, *pair), {"scores": {}})["scores"].keys()
+        prompt, seed = pair
+        return set(names) <= self.rows.get((method, identity(prompt), seed), {"scores": {}})["scores"].keys()
 
     def add(
         self, method: str, pairs: Sequence[Pair], images: Tensor, rewards: Sequence[Reward], scores: Tensor
@@ -337,33 +360,37 @@ class _Record:
         """Pictures uint8 [B, H, W, 3] or videos [B, F, H, W, 3], and their scores [B, K]."""
         with open(self.folder / SCORES, "a", encoding="utf-8") as file:
             for (prompt, seed), image, values in zip(pairs, images.numpy(), scores.tolist(), strict=True):
-                number = self.prompts.index(prompt) + 1
+                name, shown = identity(prompt), picture_names(prompt)
+                number = self.prompts.index(name) + 1
                 path = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
                 if image.ndim == 4:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
                 else:
                     grids.save(image, path)
-                before = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
+                before = self.rows.get((method, name, seed), {"scores": {}})["scores"]  # of the same picture
                 all_scores = before | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
                 row = {"method": method, "prompt": prompt, "seed": seed, "scores": all_scores, "file": path.name}
+                row |= {IMAGES: list(shown)} if shown else {}
                 file.write(json_line(row))
-                self.rows[method, prompt, seed] = row
+                self.rows[method, name, seed] = row
 
     def describe(self, method: str) -> None:
         """Says beside the pictures whose prompt is whose, for `otca score` and others."""
-        rows = sorted((row["file"], row["prompt"]) for row in self.rows.values() if row["method"] == method)
+        rows = sorted(
+            (row["file"], _prompt_of(row), row["prompt"]) for row in self.rows.values() if row["method"] == method
+        )
         if rows:
             lines = [
-                json_line({**self.metadata.get(prompt, {}), "file_name": file, "prompt": prompt})
-                for file, prompt in rows
+                json_line({**self.metadata.get(name, {}), "file_name": file, "prompt": prompt})
+                for file, name, prompt in rows
             ]
             write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
 
     def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:
         """Scores [P, S, K], NaN for those that are missing."""
         scores = [
-            [[self.rows[method, prompt, seed]["scores"][name] for name in names] for seed in seeds]
+            [[self.rows[method, identity(prompt), seed]["scores"][name] for name in names] for seed in seeds]
             for prompt in prompts
         ]
         return np.array(scores, dtype=float)

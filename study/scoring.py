@@ -14,26 +14,36 @@ import torch
 from torch import Tensor
 
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
-from ..trainer.prompts import read_prompts
+from ..trainer.prompts import identity, read_prompts
 from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from ..trainer.types import Prompt
 from . import statistics
 
+CLIP_JUDGE = "clip_judge"
+KINDS = (*REWARDS, CLIP_JUDGE)
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 
 
-def parse_reward(text: str) -> Reward:
-    """`kind` or `kind:option=value,option=value` to a reward: a row of REWARDS, and its constructor's options.
+def no_comfyui(name: str) -> Any:
+    """Refuses to load a text encoder. Raises ValueError."""
+    raise ValueError(f"judge={name!r} is a text encoder that ComfyUI loads. Fix: add --comfyui PATH")
+
+
+def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> Reward:
+    """`kind` or `kind:option=value,option=value` to a reward: a row of REWARDS or clip_judge, and its constructor's options.
 
     `rescale` and `clip` are options of every reward.
+
+    Args:
+        text_encoder: (the name of a file) -> ComfyUI's CLIP, for the judge of clip_judge.
 
     Raises:
         ValueError: an unknown kind or option; it names those that there are.
     """
     kind, _, rest = text.partition(":")
-    if kind not in REWARDS:
-        raise ValueError(f"--reward {text!r}: no reward has the kind {kind!r}. Fix: one of {', '.join(REWARDS)}")
+    if kind not in KINDS:
+        raise ValueError(f"--reward {text!r}: no reward has the kind {kind!r}. Fix: one of {', '.join(KINDS)}")
     made = reward_class(kind)
     declared = _options(made)
     options = {}
@@ -52,7 +62,9 @@ def parse_reward(text: str) -> Reward:
     except ValueError as error:
         raise ValueError(f"--reward {text!r}: {error}") from error
     if isinstance(other := converted.get("reward"), str):  # of a reward that asks another
-        converted["reward"] = parse_reward(other)
+        converted["reward"] = parse_reward(other, text_encoder)
+    if kind == CLIP_JUDGE:
+        converted["judge"] = text_encoder(converted["judge"])
     reward = made(**converted)
     reward.rescale, reward.bounds = rescale, bounds
     return reward
@@ -185,7 +197,7 @@ def table(names: Sequence[str], scores: Tensor, prompts: Sequence[str]) -> str:
     """Markdown: a row a reward, its interval clustered by prompt."""
     body = []
     for name, column in zip(names, scores.T.tolist(), strict=True):
-        own = statistics.clustered(column, prompts)
+        own = statistics.clustered(column, list(map(identity, prompts)))
         bounds = f"{own.low:.4g} … {own.high:.4g}" if own.low == own.low else "–"
         body.append([name, statistics.number(own.mean, ".4g", "–"), bounds, f"{own.count} of {len(column)}"])
     return "\n".join(statistics.table(["reward", "mean", "95 % interval", "scored"], body))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from comfyui_otca.__main__ import parser
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.rewards import REWARDS
+from comfyui_otca.study.scoring import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = ROOT / "web" / "docs"
@@ -141,7 +141,7 @@ def _command(text: str) -> Iterator[str]:
             return
     yield from (f"{word} is abbreviated" for word in words if word.startswith("--") and word not in known_options())
     for reward in getattr(options, "reward", None) or ():
-        if reward.partition(":")[0] not in REWARDS and not reward.isupper():
+        if reward.partition(":")[0] not in KINDS and not reward.isupper():
             yield f"{reward} is no reward"
     graph = _graph(str(getattr(options, "workflow", "")))
     changes = getattr(options, "set", ())

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -261,16 +260,27 @@ def key(prompt: str) -> tuple[str, str]:
     return str(prompt), json.dumps(metadata_of(prompt), sort_keys=True, default=str)
 
 
+def identity(prompt: str) -> str:
+    """Equal for prompts that are one and the same: those of one text that work on the same pictures. Without pictures it is the
+    text."""
+    names = picture_names(prompt)
+    return json.dumps({"prompt": str(prompt), IMAGES: names}, ensure_ascii=False) if names else str(prompt)
+
+
 def distinct(prompts: Sequence[str]) -> list[str]:
     """Each prompt once, in their order.
 
     Raises:
-        PromptError: equal texts with different metadata, which could not be told apart by their texts.
+        PromptError: one and the same prompt with different metadata, which could not be told apart by text and pictures.
     """
-    texts = Counter(text for text, _ in set(map(key, prompts)))
-    if twice := [text for text in dict.fromkeys(prompts) if texts[text] > 1]:
+    found: dict[str, str] = {}
+    twice = {}
+    for prompt in prompts:
+        if key(found.setdefault(identity(prompt), prompt)) != key(prompt):
+            twice[str(prompt)] = None
+    if twice:
         raise PromptError(
-            f"{len(twice)} prompts stand there twice with different metadata: {', '.join(map(repr, twice[:3]))}. Fix: another "
+            f"{len(twice)} prompts stand there twice with different metadata: {', '.join(map(repr, [*twice][:3]))}. Fix: another "
             "text for each, or one of them"
         )
-    return list(dict.fromkeys(prompts))
+    return list(found.values())

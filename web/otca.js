@@ -98,6 +98,8 @@ const foreseeSoon = soon(async () => {
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
+// Once ComfyUI has opened its own graph: what is opened before that, it replaces.
+const openLeftSoon = soon(() => openWhatWasLeft(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)));
 let looks = 0;
 const lightSoon = soon(async () => {
   const look = ++looks;
@@ -192,5 +194,6 @@ comfy.app.registerExtension({
     foreseeSoon();
     lightSoon();
     showWantsSoon();
+    openLeftSoon();
   },
 });

@@ -205,6 +205,7 @@ interface Advantages {
 interface Scores {
   names: string[];
   held_out_names: string[];
+  meanings?: string[]; // [K + H], what a score is: see MEANINGS in web/lib/scores.js
   values: Value[][]; // [B][K]
   held_out: Value[][]; // [B][H]
   advantages: Value[][]; // [B][K + H]
@@ -219,8 +220,11 @@ interface Scores {
   beside?: (number | null)[]; // of each group: where in the thumbnails the picture is that was edited
 }
 
-/** Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0. */
-type Coming = { run: string; iteration: number; other: [string, number] | null; still?: boolean };
+/**
+ * Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0;
+ * `unwatched`: titles of judges that are the model's own text encoder while no other reward is held out.
+ */
+type Coming = { run: string; iteration: number; other: [string, number] | null; still?: boolean; unwatched?: string[] };
 
 /** Whether what a Make Trainable trains fits here, in GB: page/machine.py. */
 type Light = {
@@ -403,7 +407,7 @@ interface BundleAnswer {
 }
 
 /** Where the gallery asks, and how: as the panel of votes does. */
-type GalleryServer = VoteServer;
+type GalleryServer = VoteServer & { postFile(route: string, file: Blob): Promise<any> };
 
 /** What the gallery knows of a picture. */
 interface Known {

@@ -65,9 +65,9 @@ class RewardClipT(_OneEncoder):
     def sees_source(cls, direction=False, **_):
         return bool(direction)
 
-    def build(self, direction=False, source=None, **settings):
+    def build(self, model, path="", direction=False, source=None, **settings):
         more = {"kind": "clip_direction", "source": source} if direction else {}
-        return super().build(**more, **settings)
+        return super().build(model, path, **more, **settings)
 
 
 class RewardAesthetic(NetworkReward):
@@ -139,8 +139,8 @@ class RewardHPSv2(NetworkReward):
     MODEL_INPUTS = ("path", "tokenizer")
 
     REQUIRED = {
-        "path": text("HPS_v2.1_compressed.pt", suggest="reward_weights").tip(
-            "The published file: a path, or its name in a model folder."
+        "path": found(paths.list_rewards, "HPS_v2.1_compressed.pt").tip(
+            "The published file, by its name in models/otca_rewards. An exported workflow may name a path."
         ),
         "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
             "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "

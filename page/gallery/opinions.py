@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ...host.files import Damaged
+from ...trainer.opinions import exchange
 from ...trainer.opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion
 from ...trainer.opinions.store import Store, Unwritable
+from ...trainer.rewards.vote import votes
 from ..requests import Refused
 from .index import Index
 
 UNDO = "undo"
+EXPORTED = "opinions.jsonl"
 
 
 def ABOUT() -> dict[str, Any]:
@@ -67,6 +72,37 @@ class Opinions:
         except Unwritable as error:
             raise Refused(507, f"the opinion could not be kept ({error})") from error
         return {"opinions": self.state()}
+
+    def exported(self) -> bytes:
+        """All that stands, as JSON lines. Raises Refused: 409 for a damaged file."""
+        try:
+            return "".join(f"{line}\n" for line in exchange.export_lines(self.store)).encode()
+        except Damaged as error:
+            raise Refused(409, str(error)) from error
+
+    def take_in(self, content: bytes) -> dict[str, int]:
+        """Takes in an exported file, all of it or nothing: {new, known, unread}. Raises Refused: 400 with its line, 507."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, EXPORTED)
+            path.write_bytes(content)
+            return self._taken_in(lambda: exchange.import_lines(self.store, path), path)
+
+    def take_in_votes(self, folder: Path) -> dict[str, int]:
+        """Takes in every folder of votes in this one: see `take_in`."""
+        told = {"new": 0, "known": 0, "unread": 0}
+        for file in sorted(folder.glob(f"*/{votes.FILE}")):
+            for name, count in self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent)).items():
+                told[name] += count
+        return told
+
+    def _taken_in(self, take: Callable[[], exchange.Imported], path: Path | None = None) -> dict[str, int]:
+        try:
+            return dataclasses.asdict(take())
+        except Damaged as error:
+            status, shown = (400, EXPORTED) if error.path == path else (409, error.path)
+            raise Refused(status, f"{shown} {error.wrong}. Fix: {error.fix}") from error
+        except Unwritable as error:
+            raise Refused(507, f"the opinions could not be kept ({error})") from error
 
 
 def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from typing import Any
 from aiohttp import web
 
 from ...host.access import opening
-from ...host.paths import ASSETS
+from ...host.paths import ASSETS, votes_folder
 from ...host.text import quoted
 from ...trainer.opinions.store import Unwritable
-from ..requests import Check, Field, Refused, answered, body, count, optional, query, text, word
+from ..requests import NOTHING as NO_FIELDS
+from ..requests import Check, Field, Refused, answered, body, bytes_of, count, optional, query, text, word
 from . import asking
 from .index import File, Index
-from .opinions import ABOUT, Opinions
+from .opinions import ABOUT, EXPORTED, Opinions
 from .selection import Selection
 from .taste import SAVE, Taste, score_of
 
@@ -51,6 +52,7 @@ def list_of_ids(most: int) -> Check:
 
 
 DETAILS = {"ids": Field(list_of_ids(MOST_IDS), required=True)}
+MOST_OPINIONS = 64 * 1024**2  # bytes of a file of them: some hundred thousand
 MOST_CHOSEN = 20_000  # pictures of one training
 WORKFLOW = {
     "ids": Field(list_of_ids(MOST_CHOSEN), default=[]),
@@ -174,14 +176,26 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         tag, content = await asyncio.to_thread(_small, gallery.index, request.match_info["name"], given)
         return _tagged(request, content, "image/webp", tag)
 
+    async def exported(request: web.Request) -> web.Response:
+        headers = {"Content-Disposition": f'attachment; filename="{EXPORTED}"', "X-Content-Type-Options": "nosniff"}
+        content = await asyncio.to_thread(opinions.exported)
+        return web.Response(body=content, content_type="application/jsonl", headers=headers)
+
+    async def imported(request: web.Request) -> dict[str, int]:
+        content = await bytes_of(request, MOST_OPINIONS, "take in a part of its lines at a time")
+        return await asyncio.to_thread(opinions.take_in, content)
+
     routes.get("/otca/gallery")(answered(page))
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
     routes.get("/otca/gallery/pairs")(served(compared, {"skip": count(0)}))
     routes.get("/otca/gallery/taste")(served(taste, {"encoder": word("")}))
+    routes.get("/otca/gallery/opinions")(answered(exported))
     routes.get("/otca/gallery/pictures/{name}")(answered(picture))
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))
+    routes.post("/otca/gallery/opinions")(answered(imported))
+    routes.post("/otca/gallery/votes")(served(lambda: opinions.take_in_votes(votes_folder()), NO_FIELDS))
     routes.post("/otca/gallery/say")(served(say, SAY))
     routes.post("/otca/gallery/workflow")(served(lambda **asked: workflow(opinions, gallery.index, **asked), WORKFLOW))
     routes.post("/otca/gallery/taste")(served(gallery.taste.save, SAVE))

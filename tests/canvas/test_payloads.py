@@ -8,6 +8,7 @@ import torch
 
 from comfyui_otca.canvas import payloads
 from comfyui_otca.trainer import advantages
+from comfyui_otca.trainer.rewards.pixels import Sharpness
 from comfyui_otca.trainer.types import Scores, StepCredit
 
 NAN = float("nan")
@@ -110,6 +111,16 @@ def test_scores(scores):
     assert sent["correlation"][0][0] == pytest.approx(1)
     assert sent["correlation"][0][2] == pytest.approx(0, abs=1e-6)
     json.dumps(sent, allow_nan=False)
+
+
+def test_a_judges_column_says_what_its_numbers_are_as_long_as_they_are_those(scores):
+    class Judged(Sharpness):
+        meaning = "yes_no"
+
+    twice = Judged("plain")
+    twice.rescale = 2.0
+    sent = payloads.scores("8", replace(scores, rewards=(Sharpness("bright"), twice, Judged("judge"))), None)
+    assert sent["meanings"] == ["", "", "yes_no"]
 
 
 def test_a_reward_that_tells_nothing_apart_correlates_with_nothing():

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
+
+from comfyui_otca.tests.comfyui import judging
+from comfyui_otca.tests.comfyui.server import ROOT, ComfyUI
+from comfyui_otca.tests.training import rows
 
 
 @pytest.fixture
@@ -43,6 +50,47 @@ def test_a_broken_picture_loses_none_of_the_others_and_stop_loses_nothing(able):
     assert found["others"] == pytest.approx(others, abs=1e-6)
     assert found["stopped"] and found["asked"] == [6, 10], "what was scored before Stop is not asked again"
     assert found["again"] == pytest.approx(found["whole"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("command", "count"), [("score", 3), ("eval", 4)])
+def test_the_commands_ask_a_judge_from_a_file_that_comfyui_loads(able, tmp_path, command, count):
+    found = able.ask("by_command", command=command, folder=str(tmp_path))
+    assert found["code"] == 0 and found["loaded"], "by ComfyUI, from the file that was named"
+    assert len(found["found"]) == count and found["found"] == pytest.approx(found["itself"], abs=1e-5)
+    assert max(found["found"]) - min(found["found"]) > 1e-3, "the pictures matter"
+
+
+def test_a_judges_file_that_is_not_there_is_said_with_its_folders(able):
+    told = able.ask("no_file")["told"]
+    assert told.startswith("'nowhere.safetensors' is neither a file nor in ") and "text_encoders" in told
+    assert "Fix: put it there" in told
+
+
+def test_it_is_held_out_in_a_headless_training(able, small_graph, tmp_path):
+    """`otca train` in ComfyUI's own Python, with the tiny judge as a pack of ComfyUI's."""
+    for name in ("custom_nodes", "output"):
+        (tmp_path / "base" / name).mkdir(parents=True)
+    (tmp_path / "base" / "custom_nodes" / "tiny_judge").symlink_to(judging.__path__[0], target_is_directory=True)
+    graph = small_graph({"OTCA_TrainingRun": {"iterations": 2, "evaluate_every": 2, "evaluation_seeds": 1}})
+    coefficients = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
+    asked = {"url": "", "model": "", "questions": "Is this {prompt}?", "held_out_1": True, "judge": ["80", 0]}
+    graph["80"] = {"class_type": "TinyJudge", "inputs": {}}
+    graph["81"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": coefficients | asked}
+    [stack] = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack"]
+    stack["reward_8"] = ["81", 0]
+    (tmp_path / "workflow.json").write_text(json.dumps(graph))
+    place = able.installation
+    environment = ComfyUI.environment() | {"OMP_NUM_THREADS": "1"}
+    environment["COMFYUI_ARGUMENTS"] = f"--base-directory {tmp_path / 'base'}"
+    command = [place.python, ROOT, "train", tmp_path / "workflow.json", "--device", "cpu", "--output", tmp_path / "run"]
+    command += ["--comfyui", place.folder, "--custom-nodes", "tiny_judge"]
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    steps, evaluations = rows(tmp_path / "run"), rows(tmp_path / "run", "evaluation.jsonl")
+    assert all(0 < row["held_out/vlm_judge/mean"] < 1 for row in steps) and len(steps) == 2
+    judged = [row["rewards"]["vlm_judge"] for row in evaluations]
+    assert [row["held_out"] for row in judged] == [True] * len(evaluations) and len(evaluations) == 2
+    assert all(0 < value < 1 for row in judged for value in row["values"])
 
 
 def test_it_leaves_when_room_is_made_and_between_uses_where_it_shall(able):

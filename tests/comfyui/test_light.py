@@ -1,5 +1,7 @@
 """Make Trainable's light before the first Run, with files of true size and no numbers: a click that makes it fit, and undo."""
 
+import json
+
 import pytest
 
 from comfyui_otca.tests.tiny import sparse
@@ -82,3 +84,25 @@ def test_a_new_sampler_is_set_to_what_its_model_is_made_for_once(canvas):
     )
     assert [sampler[name] for name in ("width", "height", "steps", "guidance")] == [40, 40, 6, 3.5]
     canvas.page.get_by_text("set to what the model is made for").first.wait_for()
+
+
+def test_comfyui_lists_the_rewards_file_among_those_to_download(canvas, newest):
+    """Its list reads the values of choices alone; a text box was not in it. Older pages have a dialog of their own."""
+    if not newest:
+        pytest.skip("once, in the newest page")
+    page, warning = canvas.page, "Comfy.Workflow.ShowMissingModelsWarning"
+    switch = "([name, on]) => app.extensionManager.setting.set(name, on)"
+    page.evaluate(switch, [warning, True])
+    try:
+        page.evaluate(
+            "content => app.loadGraphData(content, true, true, 'template', { openSource: 'template' })",
+            json.loads(TEMPLATES["z_image"].canvas.read_text(encoding="utf-8")),
+        )
+        page.get_by_text("View details").first.click()
+        for name, folder in (("HPS_v2.1_compressed.pt", "otca_rewards"), ("ae.safetensors", "vae")):
+            page.get_by_text(name, exact=True).first.wait_for()
+            page.get_by_text(folder, exact=True).first.wait_for()
+        assert page.get_by_role("button", name="Download all").count()
+    finally:
+        page.evaluate(switch, [warning, False])
+        canvas.forget()  # that panel asks ComfyUI's registry about our nodes, which the tests do not let through

@@ -94,3 +94,35 @@ def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
     small.wait("() => /^The next Run/.test(document.querySelector('.otca-curves-coming span')?.textContent)")
     small.page.wait_for_timeout(1000)
     assert small.page.locator(".otca-heatmap-empty").first.is_visible()
+
+
+# Asks the model's own text encoder, and nothing else.
+OWN_ENCODER = """() => {
+    const find = type => app.graph.nodes.find(node => node.type === type);
+    const stack = find("OTCA_RewardStack"), judge = LiteGraph.createNode("OTCA_RewardVLMJudge");
+    for (const [slot, input] of stack.inputs.entries()) if (/^reward_/.test(input.name)) stack.disconnectInput(slot);
+    app.graph.add(judge);
+    find("OTCA_EmbeddedModel").connect(1, judge, judge.inputs.findIndex(input => input.name === "judge"));
+    judge.connect(0, stack, stack.inputs.findIndex(input => input.name === "reward_1"));
+    app.canvas.emitBeforeChange();
+    app.canvas.emitAfterChange();
+}"""
+ALSO_HELD_OUT = """() => {
+    const stack = app.graph.nodes.find(node => node.type === "OTCA_RewardStack");
+    const other = LiteGraph.createNode("OTCA_RewardSharpness");
+    app.graph.add(other);
+    other.widgets.find(widget => widget.name === "held_out").value = true;
+    other.connect(0, stack, stack.inputs.findIndex(input => input.name === "reward_2"));
+    app.canvas.emitBeforeChange();
+    app.canvas.emitAfterChange();
+}"""
+WARNS = "text => [...document.querySelectorAll('.otca-curves .otca-warning')].some(p => p.textContent.includes(text))"
+
+
+def test_a_judge_that_reads_as_the_model_does_is_warned_of_before_run(canvas, once):
+    said = "Reward: Judge is asked with the text encoder of the model that is trained, and no other reward is held out."
+    canvas.load(TEMPLATES["quickstart_comfyui"].canvas)
+    canvas.page.evaluate(OWN_ENCODER)
+    canvas.wait(WARNS, said)
+    canvas.page.evaluate(ALSO_HELD_OUT)
+    canvas.wait(f"text => !({WARNS})(text)", said)

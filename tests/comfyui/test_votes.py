@@ -1,12 +1,20 @@
 """Votes on the canvas: a training that waits for somebody who likes red pictures, in every ComfyUI and both renderers."""
 
 import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.types import Prompt
 
 ITERATIONS = 6
 
@@ -195,3 +203,72 @@ def test_keys_thumbs_order_undo_alike_and_skip(voted, run_name):
     assert [line["answer"]["kind"] for line in lines(voted, run_name)] == ["order", "withdrawn", "order", "alike"]
     (row,) = voted.comfyui.metrics(run_name)
     assert row["does_not_apply/vote"] == 6
+
+
+# --- the picture that was edited --------------------------------------------------------------------------------------------
+
+BLUE = (20, 60, 220)
+# The size and the middle pixel of the picture that was edited, where it is shown.
+SOURCE = """() => { const img = document.querySelector(".otca-vote-source");
+    if (!img || img.hidden || !img.complete || !img.naturalWidth) return null;
+    const canvas = Object.assign(document.createElement("canvas"), { width: img.naturalWidth, height: img.naturalHeight });
+    const context = canvas.getContext("2d");
+    context.drawImage(img, 0, 0);
+    const { data } = context.getImageData(canvas.width / 2, canvas.height / 2, 1, 1);
+    return [canvas.width, canvas.height, ...data.slice(0, 3)];
+}"""
+
+
+def test_the_picture_that_was_edited_stands_beside_the_prompt(canvas, run_name, once, tiny_folder):
+    base = canvas.comfyui.base
+    folder = base / "models" / "diffusers" / "tiny-kontext"
+    if not folder.exists():
+        shutil.copytree(tiny_folder("flux-kontext"), folder)
+    Image.new("RGB", (60, 40), BLUE).save(base / "input" / "start.png")
+    rows = [{"prompt": "make it red", "image": "start.png"}, {"prompt": "make it green", "image": "start.png"}]
+    (base / "input" / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    load(canvas, run_name)
+    edits = {"1.path": "tiny-kontext", "2.prompts": "", "2.file": "edits.jsonl", "3.width": 32, "3.height": 32}
+    canvas.set({**edits, "3.group_size": 2, "12.evaluate_every": 0})
+    voter = Voter(canvas)
+    with canvas.executions(1) as ran:
+        canvas.run()
+        voter.see()
+        canvas.wait(f"() => ({SOURCE})()")
+        assert canvas.page.evaluate(SOURCE) == [60, 40, *BLUE]
+        box = voter.panel.locator(".otca-vote-source").bounding_box()
+        text = voter.panel.locator(".otca-vote-prompt").bounding_box()
+        assert box["width"] > 40 and box["x"] + box["width"] <= text["x"], "beside the prompt, before it"
+        voter.vote(2)
+    assert ran[0].end == "execution_success", ran[0].detail
+
+
+def test_the_page_of_a_vote_elsewhere_shows_it_too(browser, tmp_path):
+    """`otca vote`, and a training in another process whose files it cannot see."""
+    Image.new("RGB", (60, 40), BLUE).save(tmp_path / "start.png")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "comfyui_otca", "vote", "--folder", str(tmp_path / "votes"), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    try:
+        assert [server.stdout.readline(), server.stdout.readline()][1].startswith("vote on")
+        reward, found = reward_class("vote")(url=f"http://127.0.0.1:{port}/score"), []
+        pictures = torch.arange(2)[:, None, None, None].expand(2, 64, 64, 3) / 4
+        edit = Prompt("make it red", {"image": str(tmp_path / "start.png")})
+        training = threading.Thread(target=lambda: found.append(reward.score_groups(pictures, [edit] * 2, [0, 0])))
+        training.start()
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_function(f"() => ({SOURCE})()", timeout=30_000)
+        assert page.evaluate(SOURCE) == [60, 40, *BLUE]
+        page.locator(".otca-vote-picture").nth(1).click()
+        page.get_by_role("button", name="Next").click()
+        training.join(30)
+        [[low, high]] = found
+        assert high > 0 > low
+    finally:
+        page.close()
+        server.kill()
+        server.wait()
+        server.stdout.close()

@@ -17,9 +17,20 @@ from PIL import Image
 from comfyui_otca.page.gallery import facts, index
 from comfyui_otca.page.gallery.index import Index, id_of
 from comfyui_otca.page.gallery.texts import MOST_TEXT
-from comfyui_otca.tests.page.strange_pictures import SCRIPT, bomb, by_exif, graph, huge, png, strange, with_chunk
+from comfyui_otca.tests.page.strange_pictures import (
+    SCRIPT,
+    animated,
+    bomb,
+    by_exif,
+    graph,
+    huge,
+    png,
+    strange,
+    with_chunk,
+)
 from comfyui_otca.trainer.opinions import store as store_module
 from comfyui_otca.trainer.opinions.identity import picture_id
+from comfyui_otca.trainer.rewards.vote import votes
 
 FEW, MANY = 24, 300
 
@@ -386,6 +397,29 @@ def test_all_kinds_of_opinions_are_told_again(site, shown):
     assert say(site, "0" * 16, "thumb", 1).status == 404
 
 
+def test_doubles_share_what_is_said_and_a_deleted_picture_keeps_it(site, shown):
+    one, two = (shown(name, png({"prompt": json.dumps(graph("a cat"))}, 1)) for name in ("one.png", "two.png"))
+    assert say(site, one, "stars", 5).status == 200
+    said = site.post("/otca/gallery/details", {"ids": [one, two]}).json["pictures"]
+    assert said[one]["said"]["stars"] == said[two]["said"]["stars"] == 5
+    assert listed(site, said="stars5")["ids"] == listed(site)["ids"] and len(listed(site)["ids"]) == 2
+    assert say(site, one, "pair", True, two).status == 400  # the same picture
+    for name in ("one.png", "two.png"):
+        (site.output / name).unlink()
+    last = shown("other.png", png(seed=2))
+    assert listed(site)["ids"] == [last]
+    assert site.get("/otca/gallery/opinions").content.count(b'"stars"') == 1
+    again = shown("back.png", png(seed=1))
+    assert site.post("/otca/gallery/details", {"ids": [again]}).json["pictures"][again]["said"]["stars"] == 5
+
+
+def test_an_animated_picture_is_its_first_frame_and_a_huge_one_a_note(site, shown):
+    moves, large = shown("moves.png", animated()), shown("huge.png", huge())
+    found = site.post("/otca/gallery/details", {"ids": [moves, large]}).json["pictures"]
+    assert found[moves]["animated"] and not found[moves]["note"] and say(site, moves, "thumb", 1).status == 200
+    assert "cannot be shown" in found[large]["note"] and say(site, large, "thumb", 1).status == 404
+
+
 def test_pairs_are_of_one_prompt_and_asked_once(site, shown):
     ids = {
         n: shown(f"{n}.png", png({"prompt": json.dumps(graph(text))}, n)) for n, text in ((1, "a"), (2, "a"), (3, "b"))
@@ -437,6 +471,41 @@ def test_a_damaged_or_full_store_is_a_line(site, shown, monkeypatch):
 
 def _full(*_, **__):
     raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_opinions_go_out_and_come_in(site, shown):
+    one, two = (shown(f"{n}.png", png({"prompt": json.dumps(graph("a cat"))}, n)) for n in (1, 2))
+    assert say(site, one, "stars", 4).status == say(site, one, "pair", True, two).status == 200
+    gone = site.get("/otca/gallery/opinions")
+    lines = [json.loads(line) for line in gone.content.decode().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["picture", "picture", "opinion", "opinion"]
+    assert gone.headers["Content-Disposition"] == 'attachment; filename="opinions.jsonl"'
+    assert site.post("/otca/gallery/opinions", gone.content).json == {"new": 0, "known": 2, "unread": 0}
+    site.gallery.opinions.store.file.unlink()
+    wrong = site.post("/otca/gallery/opinions", gone.content + b'{"opinion": {}}\n')
+    assert wrong.status == 400 and wrong.error.startswith("opinions.jsonl is damaged: line 5")
+    assert site.gallery.opinions.store.standing() == []  # all or none
+    assert site.post("/otca/gallery/opinions", gone.content).json == {"new": 2, "known": 0, "unread": 0}
+    said = site.post("/otca/gallery/details", {"ids": [one]}).json["pictures"][one]["said"]
+    assert (said["stars"], said["better"]) == (4, 1)
+
+
+def test_votes_come_in_once(site, monkeypatch, tmp_path):
+    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
+    assert site.post("/otca/gallery/votes", {}).json == {"new": 0, "known": 0, "unread": 0}
+    names = tuple(f"votes/{number:016x}.png" for number in (1, 2))
+    (tmp_path / "hands" / "votes").mkdir(parents=True)
+    for number, name in enumerate(names, 1):
+        (tmp_path / "hands" / name).write_bytes(png(seed=number))
+    answer = votes.Answer("pair", ((1,), (0,)))
+    votes.append(tmp_path / "hands" / votes.FILE, votes.Vote("a cat", names, answer))
+    for told in ({"new": 1, "known": 0, "unread": 0}, {"new": 0, "known": 1, "unread": 0}):
+        assert site.post("/otca/gallery/votes", {}).json == told
+    (opinion,) = site.gallery.opinions.store.standing()
+    assert opinion.pictures == (picture_id(png(seed=2)), picture_id(png(seed=1)))
+    (tmp_path / "hands" / votes.FILE).write_text("[]\n")
+    answer = site.post("/otca/gallery/votes", {})
+    assert answer.status == 409 and "line 1" in answer.error and "Fix: " in answer.error
 
 
 def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+from PIL import Image
 
 from comfyui_otca.host import files, stopping
 from comfyui_otca.host.questions import desk
@@ -26,6 +28,7 @@ from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.server import png
 from comfyui_otca.trainer.rewards.vote import votes
 from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
+from comfyui_otca.trainer.types import Prompt
 
 PROMPTS = ["a red circle"] * 2 + ["a blue square"] * 2
 PATIENCE = 30
@@ -214,7 +217,11 @@ NO_REQUESTS = [
 
 
 def test_what_is_no_request_is_refused_by_name(server, monkeypatch):
-    for content, wrong in NO_REQUESTS:
+    samples = [{**sample, "source": 1} for sample in request()["samples"]]
+    picture = samples[0]["data"]
+    unfit = [({"samples": samples, "sources": [picture]}, "source is 1, and 1 sources came")]
+    unfit.append(({"sources": [picture, "AAAA"]}, "source 1 cannot be read as png: its first bytes are not those"))
+    for content, wrong in [*NO_REQUESTS, *((request(**more), wrong) for more, wrong in unfit)]:
         status, answer = server.ask("/score", content)
         assert status == 400 and wrong in answer["error"]
 
@@ -241,6 +248,23 @@ def test_two_groups_of_one_prompt_stay_two(server):
     thread.join(PATIENCE)
     (scores,) = found
     assert scores[0] == -scores[1] == scores[3] == -scores[2] > 0
+
+
+def test_the_picture_that_was_edited_is_shown_beside_what_became_of_it(server, tmp_path):
+    """A training elsewhere names it by a file of its own, so that it is sent along: once, and of at most 1024 pixels a side."""
+    Image.fromarray(np.full((1500, 3000, 3), (200, 10, 10), np.uint8)).save(tmp_path / "start.png")
+    edit = Prompt("make it blue", {"image": str(tmp_path / "start.png")})
+    thread, found, _ = scoring(server.url, prompts=[edit, edit, "a fox", "a fox"])
+    first, second = server.questions(2)
+    assert (first["prompt"], first["source"], second["source"]) == ("make it blue", True, False)
+    status, shown = server.ask(f"/otca/votes/{first['id']}/pictures/source")
+    with Image.open(io.BytesIO(shown)) as picture:
+        assert status == 200 and picture.size == (1024, 512) and picture.getpixel((5, 5)) == (200, 10, 10)
+    assert server.ask(f"/otca/votes/{second['id']}/pictures/source")[0] == 404
+    for question in (first, second):
+        server.ask(f"/otca/votes/{question['id']}", {"answer": {"kind": "alike"}})
+    thread.join(PATIENCE)
+    assert found == [[None] * 4]
 
 
 def test_videos_are_kept_at_the_frames_a_second_of_the_request(server):

@@ -110,6 +110,7 @@ def good_bodies(graph):
     """{the end of a POST route: what it takes}; a route that is not here fails the test."""
     asked = {"kind": "read", "what": "/etc"}
     sample = {"prompt": "p", "data": base64.b64encode(png(np.zeros((4, 4, 3), np.uint8))).decode(), "group": 0}
+    edited = {"samples": [{**sample, "source": 0}], "sources": [sample["data"]]}
     return {
         "/results": {"prompt": graph, "workflow": "a"},
         "/coming": {"prompt": graph},
@@ -119,6 +120,8 @@ def good_bodies(graph):
         "/wants": {"prompt": graph},
         "/taste": {"name": "mine"},
         "/gallery/workflow": {"ids": ["0123456789abcdef"], "model": "my_pictures"},
+        "/gallery/opinions": {"opinion": {"id": "0" * 32, "kind": "thumb", "picture": "a" * 64, "value": 1}},
+        "/gallery/votes": {},
         "/details": {"ids": ["0123456789abcdef"]},
         "/say": {"id": "0" * 32, "kind": "thumb", "picture": "0123456789abcdef", "other": "", "value": 1},
         "/allow": asked,
@@ -126,12 +129,13 @@ def good_bodies(graph):
         "/bundle": {"prompt": graph, "name": "a", "hashes": False},
         "/export": {"prompt": graph, "name": "a"},
         "/train": {"name": "mine", "iterations": 2, "gpus": 1, "reward_gpus": 0, "prompt": graph, "workflow": {}},
+        "/prove": {"name": "mine", "hours": 0.5, "prompt": graph, "workflow": {}},
         "/watch": {"url": "http://127.0.0.1:1", "token": "t", "name": "copy"},
         "/resume": {"iterations": 3, "gpus": 1, "reward_gpus": 0},
         "/note": {"notes": "mine"},
         "/before_after": {"prompt": "a", "seed": 1},
         "/votes/{id}": {"answer": {"order": [0, 1]}},
-        "/score": {"version": 1, "media": "png", "fps": None, "samples": [sample]},
+        "/score": {"version": 1, "media": "png", "fps": None, **edited},
         **dict.fromkeys(("/release", "/lora", "/stop", "/move_up", "/delete", "/cancel"), {}),
     }
 

@@ -306,6 +306,35 @@ def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside
     assert code == 2 and "twice with different metadata: 'a red circle'" in told
 
 
+def test_equal_texts_about_different_pictures_are_prompts_of_their_own(tmp_path, tiny_folder, capsys, monkeypatch):
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    for name, light in (("a.png", 40), ("b.png", 200)):
+        Image.new("RGB", (32, 32), (light,) * 3).save(tmp_path / name)
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
+    command = ["eval", str(tiny_folder("flux-kontext")), "--prompts", str(prompts), "--reward", "kept"]
+    command += ["--seeds", "1", "--steps", "2", "--size", "32x32", "--output", str(tmp_path / "out")]
+
+    def evaluate(*some):
+        prompts.write_text("\n".join(map(json.dumps, some)))
+        code, said = main(command), capsys.readouterr()
+        return code, said.out + said.err
+
+    assert evaluate(rows[0])[0] == 0 == evaluate(*rows)[0], "the second call goes on with the first"
+    found = lines(tmp_path / "out")
+    assert [(row["prompt"], row["images"], row["file"]) for row in found] == [
+        ("make it blue", ["a.png"], "0001-0.png"),
+        ("make it blue", ["b.png"], "0002-0.png"),
+    ]
+    assert found[0]["scores"] != found[1]["scores"], "each beside its own source"
+    assert "prompts: 2, seeds of each: 1" in (tmp_path / "out" / "table.md").read_text()
+    beside = (tmp_path / "out" / "pictures" / "base" / "metadata.jsonl").read_text().splitlines()
+    assert [json.loads(line)["image"] for line in beside] == ["a.png", "b.png"]
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "b.png")
+    code, told = evaluate(*rows)
+    assert code != 0 and "an evaluation whose picture.b.png is " in told, "another picture of that name"
+
+
 REFUSED = [
     (["shapes-flux", "--lora", "nowhere.safetensors"], "nowhere.safetensors: no such adapter. Fix: "),
     (["shapes-flux", "--lora", "base=nowhere.safetensors"], "two methods share a name: base, base. Fix: "),

@@ -118,6 +118,10 @@ def test_a_reward_that_cannot_be_read():
         with pytest.raises(ValueError) as caught:
             parse_reward(text)
         assert f"--reward {text!r}" in str(caught.value) and told in str(caught.value)
+    with pytest.raises(
+        ValueError, match="judge='a.safetensors' is a text encoder that ComfyUI loads. Fix: add --comfyui"
+    ):
+        parse_reward("clip_judge:judge=a.safetensors,question=Is it {prompt}?")
 
 
 def test_the_exact_judge_of_scenes_is_asked_for_by_an_option():

@@ -12,7 +12,8 @@ from PIL import Image
 
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.training import whole_and_resumed
+from comfyui_otca.tests.processes import together
+from comfyui_otca.tests.training import rows, train, whole_and_resumed
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import given
 from comfyui_otca.trainer.pictures import media
@@ -231,3 +232,28 @@ def test_it_trains_on_pictures_evaluates_with_them_and_resumes_to_the_bit(small_
     assert [[entry["image"] for entry in row["metadata"]] for row in rows] == [["a.png", "b.png"]] * len(rows) != []
     first, second = (rows[0]["rewards"][name]["values"] for name in list(rows[0]["rewards"])[:1] for _ in range(2))
     assert first[0] != second[1], "equal texts, different pictures"
+
+
+def test_several_processes_train_and_evaluate_on_pictures_as_one_does(small_graph, tiny_folder, folder, tmp_path):
+    """Equal texts, each with its own source, and a reward that compares with it. Of three processes each has parts of groups."""
+    entries = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
+    run = {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1}
+    run["evaluation_prompts"] = "\n".join(map(json.dumps, entries))
+    sampler = {"width": 32, "height": 32, "guidance": 3.5, "steps": 4, "group_size": 3, "batch_size": 1}
+    changes = {"OTCA_TrainingRun": run, "OTCA_SDESampler": sampler}
+    graph = graph_of(small_graph, tiny_folder("flux-kontext"), folder, *entries, **changes)
+    graph["kept"] = {"class_type": "OTCA_RewardKept", "inputs": {"coefficient": 1.0}}
+    [stack] = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack"]
+    stack["reward_8"] = ["kept", 0]
+    made = [Workflow(graph, NODE_CLASS_MAPPINGS) for _ in range(2)]
+    assert train(made[0], tmp_path / "one") == 0
+    assert together(3, train, made[1], tmp_path / "many") == [0] * 3
+    for before, after in zip(rows(tmp_path / "one"), rows(tmp_path / "many"), strict=True):
+        for name in ("loss", "reward/kept/mean", "reward/kept/std"):
+            assert after[name] == pytest.approx(before[name], abs=1e-5), name
+        assert after["gradient_norm"] == pytest.approx(before["gradient_norm"], rel=1e-3)
+    judged = [rows(tmp_path / name, "evaluation.jsonl") for name in ("one", "many")]
+    for before, after in zip(*judged, strict=True):
+        assert after["metadata"] == before["metadata"] == [{"image": "a.png"}, {"image": "b.png"}]
+        values = [row["rewards"]["kept"]["values"] for row in (before, after)]
+        assert values[1] == pytest.approx(values[0], abs=1e-5) and abs(values[0][0] - values[0][1]) > 1e-3

@@ -83,6 +83,15 @@ def test_equal_texts_with_other_metadata_are_named():
         distinct([*same, Prompt("a sign", {"text": "SHUT"})])
 
 
+def test_equal_texts_about_different_pictures_are_different_prompts():
+    one, other = (Prompt("make it blue", {"image": name}) for name in ("a.png", "b.png"))
+    several = Prompt("make it blue", {"images": ["a.png", "b.png"]})
+    found = distinct([one, other, one, several, "make it blue"])
+    assert [metadata_of(prompt) for prompt in found] == [*map(metadata_of, (one, other, several)), {}]
+    with pytest.raises(PromptError, match="1 prompts stand there twice with different metadata: 'make it blue'"):
+        distinct([one, Prompt("make it blue", {"image": "a.png", "mask": "m.png"})])
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.txt", "\n# only a comment\n"), ("a.jsonl", "\n"), ("", "")])
 def test_what_holds_no_prompt_is_named(tmp_path, name, text):
     where = f" in .*{name}" if name else ""

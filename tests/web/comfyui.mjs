@@ -20,6 +20,8 @@ export const app = {
 
 globalThis.window ??= globalThis;
 globalThis.requestAnimationFrame ??= () => 0;
+globalThis.localStorage ??= { getItem: () => null };
+globalThis.BroadcastChannel = class {}; // Node's own keeps its process alive
 globalThis.LGraphCanvas = { link_type_colors: {} };
 
 export const api = new EventTarget();

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
-import { languageOf, speak, t } from "../../web/lib/language.js";
+import { languageOf, settingsLocale, speak, spoken, t } from "../../web/lib/language.js";
 
 afterEach(() => speak(null));
 
@@ -15,6 +15,29 @@ test("a text is in the language of the table, with its values; one that is not t
   assert.equal(t("{count} of {all} runs", { count: 2, all: 7 }), "2 von 7 Läufen");
   assert.equal(t("of {all}, {count}", { count: 2, all: "{count}" }), "{count}: 2", "a value is no text");
   assert.equal(t("Stop {name}", { name: "$&" }), "Stop $&");
+});
+
+test("a page beside ComfyUI's asks its settings; the browser's locale stands in where they name none", async () => {
+  globalThis.navigator ??= { language: "fr" }; // newer Nodes have one
+  const asked = [];
+  const answers = (value, ok = true) => async (address) => {
+    asked.push(String(address));
+    return { ok, json: async () => value };
+  };
+  assert.equal(await settingsLocale(answers("ja")), "ja");
+  assert.match(asked[0], /\/settings\/Comfy\.Locale$/);
+  assert.equal(await settingsLocale(answers(null)), navigator.language);
+  assert.equal(await settingsLocale(answers("ja", false)), navigator.language);
+  const away = async () => {
+    throw new TypeError("Failed to fetch");
+  };
+  assert.equal(await settingsLocale(away), navigator.language);
+});
+
+test("the page is named by the language that it speaks", async () => {
+  assert.equal(spoken(), "en");
+  await speak("de", async () => ({}));
+  assert.equal(spoken(), "de");
 });
 
 test("English asks for no table", async () => {

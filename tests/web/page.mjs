@@ -206,3 +206,11 @@ export function openPage() {
 export async function settled() {
   for (let round = 0; round < 50; round++) await Promise.resolve();
 }
+
+// One that listens would keep node's process alive for ever.
+globalThis.BroadcastChannel = class extends globalThis.BroadcastChannel {
+  constructor(name) {
+    super(name);
+    this.unref();
+  }
+};

@@ -14,18 +14,19 @@ test("every status of the routes has a word, an icon and a tone", () => {
 
 test("actions follow from what a run is and has", () => {
   const offered = (status, has_checkpoint, has_lora) => runs.offeredActions({ status, has_checkpoint, has_lora });
-  assert.deepEqual(offered("running", true, true), { stop: true, resume: false, canvas: false, lora: true, workflow: true });
-  assert.deepEqual(offered("stopped", true, false), { stop: false, resume: true, canvas: true, lora: false, workflow: true });
+  assert.deepEqual(offered("running", true, true), { stop: true, proof: false, resume: false, canvas: false, lora: true, workflow: true });
+  assert.deepEqual(offered("stopped", true, false), { stop: false, proof: false, resume: true, canvas: true, lora: false, workflow: true });
   assert.equal(offered("idle", true, true).resume, false);
   assert.deepEqual(offered("queued", false, false), {
     stop: true,
+    proof: false,
     resume: false,
     canvas: false,
     lora: false,
     workflow: true,
   });
   assert.equal(runs.offeredActions({ status: "stopped", iteration: 0, has_checkpoint: false }).resume, true, "never begun");
-  assert.deepEqual(offered("failed", false, false), { stop: false, resume: false, canvas: false, lora: false, workflow: true });
+  assert.deepEqual(offered("failed", false, false), { stop: false, proof: false, resume: false, canvas: false, lora: false, workflow: true });
 });
 
 test("progress stays within its bar", () => {

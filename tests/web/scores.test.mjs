@@ -29,10 +29,15 @@ const order = (sort) => scores.scoreGroups(PAYLOAD, sort).map(({ samples }) => s
 
 test("trained rewards stand before those held out", () => {
   assert.deepEqual(scores.scoreColumns(PAYLOAD), [
-    { name: "clip_t", heldOut: false },
-    { name: "colorfulness", heldOut: false },
-    { name: "accuracy", heldOut: true },
+    { name: "clip_t", heldOut: false, meaning: "" },
+    { name: "colorfulness", heldOut: false, meaning: "" },
+    { name: "accuracy", heldOut: true, meaning: "" },
   ]);
+});
+
+test("the column of a judge says what its numbers are", () => {
+  const said = scores.scoreColumns({ ...PAYLOAD, meanings: ["grade", "", "yes_no"] }).map(({ meaning }) => meaning);
+  assert.deepEqual(said, ["grade 1–5, as 0–1", "", "P(yes)"]);
 });
 
 test("samples are grouped by prompt, as sampled", () => {

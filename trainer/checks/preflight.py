@@ -50,6 +50,7 @@ from ..workflow.running import Workflow
 from . import method
 
 MODEL_TYPE = "OTCA_MODEL"
+CLIP_FILES = ("clip_name", "ckpt_name")  # how inputs of ComfyUI's loaders begin that name a file with a text encoder
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
@@ -227,19 +228,21 @@ def _advancing(graph: _Graph) -> Iterator[Problem]:
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def _announced(graph: _Graph, stack: str) -> dict[str, tuple[str, bool] | None]:
+def _announced(
+    nodes: Mapping[str, Node], values: Mapping[str, Mapping[str, Any]], stack: str
+) -> dict[str, tuple[str, bool] | None]:
     """{input of a stack: (name, held out)}; None where a reward does not say before it is built."""
     rewards = {}
-    for name, (source, index) in graph.nodes[stack].links.items():
+    for name, (source, index) in nodes[stack].links.items():
         if name.startswith("reward_"):
-            announced = getattr(graph.nodes[source].cls, "announced", None)
-            rewards[name] = announced(**graph.values[source])[index] if announced else None
+            announced = getattr(nodes[source].cls, "announced", None) if source in nodes else None
+            rewards[name] = announced(**values[source])[index] if announced else None
     return rewards
 
 
 def _rewards(graph: _Graph) -> Iterator[Problem]:
     for stack in graph.of(*ASKING_NODES):
-        links, rewards = graph.nodes[stack].links, _announced(graph, stack)
+        links, rewards = graph.nodes[stack].links, _announced(graph.nodes, graph.values, stack)
         trained = [name for name, reward in rewards.items() if reward is not None and not reward[1]]
         connected: dict[tuple[str, int], str] = {}
         named: dict[str, str] = {}
@@ -265,21 +268,57 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
 
 
 def _own_encoder(graph: _Graph) -> Iterator[Problem]:
-    """A judge that reads as the trained model does shares its blind spots, and says nothing of what both do not see."""
-    encoders = {
-        node.links["clip"] for node in graph.nodes.values() if node.class_type == MAKE_NODE and "clip" in node.links
-    }
-    for stack in graph.of(*ASKING_NODES):
-        links, rewards = graph.nodes[stack].links, _announced(graph, stack)
-        judges = {name for name in rewards if graph.nodes[links[name][0]].links.get("judge") in encoders}
+    for stack, name, judge in _unwatched(graph.nodes, graph.values):
+        title = graph.titles([judge])
+        message = (
+            f"{title} is asked with the text encoder of the model that is trained, and no other reward is held out"
+        )
+        fix = "hold another reward out, so that it shows what the judge does not see"
+        yield replace(graph.problem(stack, name, message, fix), severity="warning")
+
+
+def unwatched_judges(workflow: Workflow) -> list[str]:
+    """The titles of those judges of a graph that are the trained model's own text encoder while no other reward is held out:
+    for the canvas, before a graph runs. None while it is half made."""
+    if errors(workflow.validate()):
+        return []
+    values = {node_id: node.defaults | node.constants for node_id, node in workflow.nodes.items()}
+    return [workflow.title(judge) for _, _, judge in _unwatched(workflow.nodes, values)]
+
+
+def _unwatched(nodes: Mapping[str, Node], values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """(what asks it, its input, the judge's node) for each judge that reads as the trained model does while nothing else watches.
+    It shares the model's blind spots, and nothing says what both do not see."""
+    own = [node.links["clip"] for node in nodes.values() if node.class_type == MAKE_NODE and "clip" in node.links]
+    files = set().union(*(_clip_files(nodes.get(source)) for source, _ in own))
+    for stack in (node_id for node_id, node in nodes.items() if node.class_type in ASKING_NODES):
+        links, rewards = nodes[stack].links, _announced(nodes, values, stack)
+        judges = {}
+        for name in rewards:
+            clip = _judge_of(nodes, links[name][0])
+            if clip and (clip in own or _clip_files(nodes.get(clip[0])) & files):
+                judges[name] = links[name][0]
         watched = any(reward is None or reward[1] for name, reward in rewards.items() if name not in judges)
         for name in sorted(judges) if not watched else ():
-            title = graph.titles([links[name][0]])
-            message = (
-                f"{title} is asked with the text encoder of the model that is trained, and no other reward is held out"
-            )
-            fix = "hold another reward out, so that it shows what the judge does not see"
-            yield replace(graph.problem(stack, name, message, fix), severity="warning")
+            yield stack, name, judges[name]
+
+
+def _judge_of(nodes: Mapping[str, Node], reward: str) -> tuple[str, int] | None:
+    """Where the CLIP comes from that a reward asks, itself or through the reward that it asks."""
+    seen = set()
+    while reward in nodes and reward not in seen:
+        seen.add(reward)
+        links = nodes[reward].links
+        if "judge" in links:
+            return links["judge"]
+        reward = links.get("reward", ("", 0))[0]
+    return None
+
+
+def _clip_files(loader: Node | None) -> set[str]:
+    """The files that a loader of ComfyUI's reads a text encoder from: two loaders of one file give the same one."""
+    named = loader.constants.items() if loader else ()
+    return {value for name, value in named if name.startswith(CLIP_FILES) and isinstance(value, str)}
 
 
 def _people(graph: _Graph) -> Iterator[Problem]:
@@ -301,7 +340,7 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
         metric, stack = graph.values[run].get("best_metric"), offered.rewards_asked(graph.nodes, run)
         if not metric or stack is None:
             continue
-        rewards, links = _announced(graph, stack), graph.nodes[stack].links
+        rewards, links = _announced(graph.nodes, graph.values, stack), graph.nodes[stack].links
         names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name][0])]
         try:
             if None not in rewards.values():

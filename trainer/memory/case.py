@@ -144,6 +144,7 @@ class Iteration:
         samples: of all prompts together.
         alike: samples that share their noise, and so take the first trained step as one.
         prompts: that are read at once.
+        references: pictures that a prompt works on, at most.
         steps, trained_steps: of a trajectory.
         batch, sampling_batch: samples to a pass of the update and of the rollout; never more than there are.
         guided: guidance is classifier-free, so that a sample has two rows in a pass.
@@ -170,6 +171,7 @@ class Iteration:
     pulled: bool = False
     rewards: tuple[Judge, ...] = ()
     pull: Pull | None = None
+    references: int = 0
 
     @property
     def staying(self) -> int:

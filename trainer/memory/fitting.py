@@ -84,6 +84,7 @@ def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) 
     iteration = Iteration(size, samples=samples, batch=samples, sampling_batch=samples, guided=guided)
     if model.planned is not None:
         iteration = replace(model.planned, size=size, guided=guided)
+    iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
     blocks = sum(len(expert.blocks) for expert in experts)
     kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
     known = next((each for each in ARCHITECTURES.values() if each.image_model == kind), UNKNOWN)

@@ -84,6 +84,7 @@ class Architecture:
         pixels: of a side of one token; a video's token also spans `time` frames.
         values: numbers of a latent that one token stands for.
         text_tokens: that stand in one sequence with those of the picture.
+        seen_tokens: more of the text's for each picture that a prompt works on, if the text encoder sees it.
         rows: of a sample in one forward pass as its template samples, 2 with classifier-free guidance.
         embeds_guidance: guidance is an input of the network, and takes no second row.
         encoder_bytes: the file or files that ComfyUI's template loads.
@@ -105,6 +106,7 @@ class Architecture:
     time: int = 4
     values: int = 64
     text_tokens: int = 256
+    seen_tokens: int = 0
     rows: int = 1
     embeds_guidance: bool = False
     networks: int = 1
@@ -114,15 +116,19 @@ class Architecture:
     def picture_tokens(self, width: int, height: int, frames: int = 1) -> int:
         return (width // self.pixels) * (height // self.pixels) * ((frames - 1) // self.time + 1)
 
-    def tokens(self, width: int, height: int, frames: int = 1) -> int:
-        return self.picture_tokens(width, height, frames) + self.text_tokens
+    def tokens(self, width: int, height: int, frames: int = 1, references: int = 0) -> int:
+        """References are scaled to about the area of what is sampled, and stand beside it in the sequence; a video begins with
+        its picture instead."""
+        beside = references * (self.picture_tokens(width, height) + self.seen_tokens) if frames == 1 else 0
+        return self.picture_tokens(width, height, frames) + self.text_tokens + beside
 
 
 # Widths and blocks: the configurations that comfy/model_detection.py (0.33) reads off each file, klein's those of
 # black-forest-labs/flux2 (Klein4BParams, Klein9BParams). params, lora, saved: bench/memory.py counts them on ComfyUI's own
 # classes. Text tokens: prompts are padded to 256 (FLUX.1) or 512 (klein) by comfy/text_encoders/flux.py; others are as long as
-# the prompt, taken as 256; Wan's stand in no sequence with the video's. Encoders: sizes of the files on huggingface.co that
-# ComfyUI's templates name.
+# the prompt, taken as 256; Wan's stand in no sequence with the video's. A text encoder that sees pictures sees 384 x 384 of each,
+# a token for 28 x 28 (Qwen-Image) or 32 x 32 (Krea 2). Encoders: sizes of the files on huggingface.co that ComfyUI's templates
+# name.
 KLEIN: dict[str, Any] = {"values": 128, "text_tokens": 512}
 QWEN3_4B, UMT5 = 8_044_982_048, 6_740_000_000  # qwen_3_4b, umt5_xxl_fp8_e4m3fn_scaled
 ARCHITECTURES = {  # title, params, width, layers, lora, encoder_bytes, vae; files, image_model, saved
@@ -130,12 +136,16 @@ ARCHITECTURES = {  # title, params, width, layers, lora, encoder_bytes, vae; fil
         *("Z-Image", 6_154_908_736, 3840, 32, 2_219_520, QWEN3_4B, FLUX_VAE), ("z_image",), "lumina2", saved=34.2
     ),
     "krea2": Architecture(  # its encoder is qwen3vl_4b_fp8_scaled
-        *("Krea 2", 12_820_073_036, 6144, 28, 3_354_624, 5_200_000_000, WAN21_VAE), *(("krea2",), "krea2", 29.8), rows=2
+        *("Krea 2", 12_820_073_036, 6144, 28, 3_354_624, 5_200_000_000, WAN21_VAE),
+        *(("krea2",), "krea2", 29.8),
+        rows=2,
+        seen_tokens=144,
     ),
     "qwen_image": Architecture(  # qwen_2.5_vl_7b_fp8_scaled
         *("Qwen-Image", 20_430_401_088, 3072, 60, 6_635_520, 9_380_000_000, WAN21_VAE),
         *(("qwen_image",), "qwen_image", 24.4),
         rows=2,
+        seen_tokens=196,
     ),
     "flux2_klein_4b": Architecture(
         *("FLUX.2 klein 4B", 3_875_544_576, 3072, 25, 1_443_840, QWEN3_4B, FLUX2_VAE),
@@ -262,7 +272,8 @@ class NativeCase(Case):
         return 2 if self.iteration.guided else 1
 
     def _vectors(self, rows: int, count: float) -> int:
-        return round(rows * self.model.tokens(*self.iteration.size) * self.model.width * self.compute_bytes * count)
+        tokens = self.model.tokens(*self.iteration.size, self.iteration.references)
+        return round(rows * tokens * self.model.width * self.compute_bytes * count)
 
     def ways(self) -> Iterator[Way]:
         it, fp8 = self.iteration, self.model.networks * self.model.params

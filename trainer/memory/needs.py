@@ -18,6 +18,7 @@ from typing import Any
 from ...host import paths, search
 from ...host.access import permissions
 from ..policy.files import opened
+from ..prompts import PRESET, picture_names, read_prompts
 from ..schedule import step_kinds
 from ..types import (
     DATASET_NODE,
@@ -304,6 +305,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | N
         samples=samples,
         alike=group if settings.shared_noise else 1,
         prompts=samples // 2 if pairs else count,
+        references=max(map(_references, prompts), default=0),
         steps=settings.transitions,
         trained_steps=max(1, trained),
         batch=max(step.get("batch_size") or samples, group if compares else 1),
@@ -317,6 +319,17 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | N
         rewards=tuple(judges),
         pull=_pull(update["inputs"]) if pulls else None,
     )
+
+
+def _references(inputs: Mapping[str, Any]) -> int:
+    """How many pictures a prompt of a Prompt Dataset works on, at most; 0 for prompts that the node itself refuses."""
+    try:
+        return max(
+            len(picture_names(prompt))
+            for prompt in read_prompts(inputs.get("prompts", ""), inputs.get("file", ""), PRESET)
+        )
+    except (ValueError, permissions.NotAllowed):
+        return 0
 
 
 def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:

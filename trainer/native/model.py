@@ -90,7 +90,7 @@ class NativeModel(FlowModel):
         self._room = 0.0  # bytes that computing needs beside the weights
         self._checkpointing = options.checkpointing
         self._conditions: dict[tuple, NativeCondition] = {}
-        self._most_pictures = 0  # of a prompt, so far
+        self.most_pictures = 0  # of a prompt, so far
         self._decoding = threading.RLock()
         # Whether the network writes over what autograd keeps; None: not known yet.
         self._writes_over: bool | None = None
@@ -177,12 +177,12 @@ class NativeModel(FlowModel):
         return self._of(self._asked(texts, settings), settings)
 
     def example(self, settings: SamplerSettings) -> NativeCondition:
-        pictures = (given.grey(settings.width, settings.height),) * self._most_pictures
+        pictures = (given.grey(settings.width, settings.height),) * self.most_pictures
         return self._of([Asked(EXAMPLE, pictures, settings.width * settings.height if pictures else 0)], settings)
 
     def _asked(self, texts: Sequence[str], settings: SamplerSettings) -> list[Asked]:
         pictures, area = list(map(given.pictures, texts)), settings.width * settings.height
-        self._most_pictures = max(self._most_pictures, *map(len, pictures))
+        self.most_pictures = max(self.most_pictures, *map(len, pictures))
         return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
 
     def _of(self, asked: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:

@@ -103,7 +103,7 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     levels = min(update["sampled_steps"] or mine["levels"], mine["levels"])
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
     forwards = iterations * 2 * mine["pairs_per_iteration"] * levels * (3 + others)
-    memory, unknown = _memory(graph)
+    memory, unknown = _memory(graph) if model != TEMPLATE else (None, "")  # the tiny model fits everywhere
     said = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, said)
 

@@ -79,6 +79,7 @@ class ClipJudge(Reward):
         super().__init__(name, **use)
         self.answers = Answers(judge)
         self.template = TEMPLATES[template] if template else self._own(question, answer)
+        self.meaning = self.template.answer
         self.batch_size, self.frames, self.offload = batch_size, frames, offload
         self.groups_only = groups_only or self.groups_only
         self.sources = Sources(source)

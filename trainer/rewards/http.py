@@ -8,7 +8,8 @@ The request, a POST of application/json, and the two forms of the answer:
 
 `data` is a whole PNG, or an mp4 of `fps` frames a second, in base64. Where the prompt says more than its text, a sample has that
 beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else that key is missing. In the same way Reward: Vote says which samples
-are of one group, as in `"group": 3`. null is what could not be scored, though it
+are of one group, as in `"group": 3`, and which picture was edited: its place in a list beside `samples`, as in `"source": 0` and
+`"sources": ["iVBORw0…"]`, PNGs of MOST_SIDE pixels a side at most. null is what could not be scored, though it
 should have been, and "does not apply" what this reward has no opinion of, by design. An answer may have ANSWER_BYTES, and
 SAMPLE_BYTES more for each sample. A server to begin with: assets/examples/reward_server.py.
 """
@@ -21,8 +22,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from torch import Tensor
 
+from ..families import given
 from ..networks import RewardError
 from ..pictures import media
 from ..types import metadata_of
@@ -32,6 +36,7 @@ VERSION = 1
 LEFT_OUT = "does not apply"  # instead of a score
 # What is read of an answer: room for forty named scores of a sample, with all their digits.
 ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024
+MOST_SIDE = 1024
 
 
 class HTTPReward(ServerReward):
@@ -110,9 +115,13 @@ class ScoreServer(Server):
         frames = media.eight_bits(batch).numpy()
         kind = "mp4" if batch.ndim == 5 else "png"
         encoded = [media.mp4(clip, self.fps) if kind == "mp4" else png(clip) for clip in frames]
-        numbers = [None] * len(encoded) if groups is None else groups
-        samples = [_sample(*of) for of in zip(prompts, encoded, numbers, strict=True)]
-        head = {"version": VERSION, "media": kind, "fps": self.fps if kind == "mp4" else None}
+        numbers, places, sources = [None] * len(encoded), [None] * len(encoded), []
+        if groups is not None:
+            numbers = groups
+            sources, places = _sources(prompts)
+        samples = [_sample(*of) for of in zip(prompts, encoded, numbers, places, strict=True)]
+        head: dict[str, Any] = {"version": VERSION, "media": kind, "fps": self.fps if kind == "mp4" else None}
+        head |= {"sources": sources} if sources else {}
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         answers = self.ask([_question({**head, "samples": part}) for part in parts])
@@ -148,9 +157,23 @@ class ScoreServer(Server):
         return {name: list(map(_score, column)) for name, column in columns.items()}
 
 
-def _sample(prompt: str, data: bytes, group: int | None) -> dict[str, Any]:
+def _sources(prompts: Sequence[str]) -> tuple[list[str], list[int | None]]:
+    """The pictures that prompts work on, the first of each, as a request has them; and which of them is each prompt's."""
+    found: dict[str, tuple[int, str]] = {}  # by digest
+    places: list[int | None] = []
+    for prompt in prompts:
+        picture = next(iter(given.pictures(prompt)), None)
+        if picture is not None and picture.digest not in found:
+            image = Image.fromarray(picture.pixels.numpy())
+            image.thumbnail((MOST_SIDE, MOST_SIDE))
+            found[picture.digest] = len(found), base64.b64encode(png(np.asarray(image))).decode()
+        places.append(None if picture is None else found[picture.digest][0])
+    return [data for _, data in found.values()], places
+
+
+def _sample(prompt: str, data: bytes, group: int | None, source: int | None) -> dict[str, Any]:
     """One of a request's samples."""
-    more = {"metadata": dict(metadata_of(prompt)) or None, "group": group}
+    more = {"metadata": dict(metadata_of(prompt)) or None, "group": group, "source": source}
     said = {name: value for name, value in more.items() if value is not None}
     return {"prompt": prompt, **said, "data": base64.b64encode(data).decode()}
 

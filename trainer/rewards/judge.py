@@ -80,6 +80,7 @@ class VLMJudge(ServerReward):
         super().__init__(name, **use)
         if answer not in JUDGE_ANSWERS:
             raise ValueError(f"answer={answer!r} is unknown. Fix: one of {', '.join(JUDGE_ANSWERS)}")
+        self.meaning = "" if answer == "auto" else answer
         if answer == "grade":
             answer, scale = "number", GRADE
         self.question = check_question(question) if question else ""
@@ -118,6 +119,7 @@ class VLMJudge(ServerReward):
         if self.answer != "number":
             replies = self.server.with_probabilities(asked, self.fields)
             if replies is not None:
+                self.meaning = "yes_no"
                 return replies, probability_of_yes
             if self.answer == "yes_no":
                 fix = "set answer=auto or answer=number, or ask a server that gives log-probabilities"

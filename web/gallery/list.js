@@ -47,19 +47,30 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
     mark(ids.indexOf(id), false);
     clicked(id, event);
   });
-  const resized = globalThis.ResizeObserver && new ResizeObserver(arrange);
+  const resized = globalThis.ResizeObserver && new ResizeObserver(() => arrange());
   resized?.observe(element);
 
   function later() {
     if (!asked) asked = requestAnimationFrame(show);
   }
 
-  function arrange() {
-    const seen = ids[place] ?? null;
+  /** @param {ReturnType<typeof held>} [kept] */
+  function arrange(kept = held()) {
     laid = layout(groups, inner.clientWidth, inner.clientWidth < NARROW ? width * 0.6 : width, headings);
     inner.style.height = `${laid.height}px`;
+    const at = kept ? ids.indexOf(kept.id) : -1;
+    if (kept && at >= 0 && element.scrollTop) element.scrollTop = lineOf(laid, at).top - kept.below; // at the top new ones come into view
+    else if (place >= 0 && (at < 0 || at === place)) reveal();
     show();
-    if (seen) reveal();
+  }
+
+  /** The picture that stays where it is when the list changes: the marked one if it is seen, else the first that is seen. */
+  function held() {
+    const { scrollTop, clientHeight } = element;
+    const lines = linesBetween(laid, scrollTop, scrollTop + clientHeight).filter(({ count }) => count);
+    const line = lines.find(({ first, count }) => first <= place && place < first + count) ?? lines[0];
+    if (!line) return null;
+    return { id: ids[line.first <= place && place < line.first + line.count ? place : line.first], below: line.top - scrollTop };
   }
 
   function show() {
@@ -190,10 +201,11 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
      */
     update(given, listed, withHeadings) {
       const before = ids[place];
+      const kept = held();
       [groups, ids, headings] = [given, listed, withHeadings];
       const again = before === undefined ? -1 : ids.indexOf(before);
       place = again >= 0 || place < 0 ? again : Math.min(place, ids.length - 1);
-      arrange();
+      arrange(kept);
       if (ids[place] !== before) marked(ids[place] ?? null);
     },
     /** More is known of pictures that are seen. */

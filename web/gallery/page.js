@@ -1,6 +1,6 @@
 // @ts-check
 /** The gallery in a tab of its own. ComfyUI's page loads every module of ours, so nothing is done there. */
-import { languageOf } from "../lib/language.js";
+import { spoken } from "../lib/language.js";
 import { openElsewhere } from "./canvas.js";
 import { galleryView } from "./view.js";
 
@@ -18,13 +18,14 @@ async function answerOf(response) {
 }
 
 if (document.body?.classList.contains("otca-gallery-page")) {
-  document.documentElement.lang = languageOf(navigator.language) ?? "en"; // for whoever has it read aloud
+  document.documentElement.lang = spoken(); // for whoever has it read aloud
   const root = location.pathname.replace(/\/otca\/gallery\/?$/, "");
   const headers = { "Content-Type": "application/json" };
   const view = galleryView(
     {
       getJson: async (route) => answerOf(await fetch(root + route)),
       postJson: async (route, body) => answerOf(await fetch(root + route, { method: "POST", headers, body: JSON.stringify(body) })),
+      postFile: async (route, file) => answerOf(await fetch(root + route, { method: "POST", body: file })),
       routeUrl: (route) => root + route,
     },
     { own: true, openWorkflow: (graph, name) => openElsewhere(graph, name, root.replace(/\/api$/, "/")) },

@@ -27,7 +27,7 @@ export async function comparePairs(server, { say }) {
     const image = h("img", { alt: "" });
     return { image, element: h("button.otca-gallery-choice", { type: "button", "aria-label": side ? TEXT.right : TEXT.left, onclick: () => choose(side) }, image) };
   });
-  const prompt = h("p.otca-gallery-prompt");
+  const prompt = h("p.otca-gallery-prompt", { tabindex: "0" });
   const why = h("p.otca-note", { role: "status" });
   const error = h("div.otca-error", { role: "alert" });
   const skip = button("pi-forward", TEXT.skip, () => next(true));

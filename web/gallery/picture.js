@@ -54,7 +54,7 @@ export function pictureView(server, { say, pressed }) {
   const regionList = h("span.otca-gallery-chips");
   const tags = h("span.otca-gallery-chips");
   const tag = h("input.otca-input", { type: "text", maxlength: 100, placeholder: TEXT.tag, "aria-label": TEXT.tag });
-  const prompt = h("p.otca-gallery-prompt");
+  const prompt = h("p.otca-gallery-prompt", { tabindex: "0" });
   const facts = h("dl.otca-gallery-facts");
   const controls = h(
     "div.otca-gallery-say",

@@ -32,7 +32,7 @@ const TEXT = {
 export async function trainDialog(server, { ids, openWorkflow }) {
   const from = h("select.otca-input", { "aria-label": TEXT.from }, h("option", { value: "all" }, TEXT.all), h("option", { value: "listed" }, TEXT.listed(ids.length)));
   const model = h("select.otca-input", { "aria-label": TEXT.model });
-  const told = h("ul.otca-bundle", { role: "status" });
+  const told = h("ul.otca-bundle");
   const error = h("div.otca-error", { role: "alert" });
   /** @type {any} */
   let made = null;
@@ -50,7 +50,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
     h("p.otca-note", {}, TEXT.note),
     h("label.otca-gallery-field", {}, h("span", {}, TEXT.from), from),
     h("label.otca-gallery-field", {}, h("span", {}, TEXT.model), model),
-    told,
+    h("div", { role: "status" }, told),
     error,
     h("div.otca-buttons.otca-end", {}, open),
   );

@@ -6,6 +6,7 @@ import { nothingSaid, saidBy, withOpinions } from "../lib/opinions.js";
 import { newId, outbox } from "../lib/outbox.js";
 import { poll } from "../lib/poll.js";
 import { button, h, setText } from "../sidebar/dom.js";
+import { exchangeDialog } from "./exchange.js";
 import { pictureList } from "./list.js";
 import { pictureView } from "./picture.js";
 import { comparePairs } from "./pairs.js";
@@ -48,6 +49,8 @@ const TEXT = {
   compare: t("Compare…"),
   compareTitle: t("Asks which of two pictures of the same prompt is better"),
   train: t("Train on these…"),
+  exchange: t("Opinions…"),
+  exchangeTitle: t("Saves your opinions as a file, and takes in such a file or votes"),
   tab: t("Own tab"),
   tabTitle: t("Opens the gallery in a tab of its own"),
   waiting: (/** @type {number} */ waiting) => t("{count} not kept yet", { count: waiting }),
@@ -124,6 +127,7 @@ export function galleryView(server, { own, openWorkflow }) {
         {},
         button("pi-play", TEXT.train, () => guard(() => trainDialog(server, { ids: list.ids(), openWorkflow })), { class: "otca-button otca-primary" }),
         button("pi-arrows-h", TEXT.compare, () => guard(() => comparePairs(server, { say })), { title: TEXT.compareTitle }),
+        button("pi-sort-alt", TEXT.exchange, () => exchangeDialog(server, { changed: () => follow.refresh() }), { title: TEXT.exchangeTitle }),
         !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: TEXT.tabTitle }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), TEXT.tab),
       ),
       search,

@@ -9,6 +9,11 @@ export const LANGUAGES = ["de", "es", "fr", "ja", "ko", "zh"];
 
 /** @type {Record<string, string>} */
 let table = {};
+/** @type {string | null} */
+let language = null; // that of the table
+
+/** The language that `t` speaks, as HTML names it. */
+export const spoken = () => language ?? "en";
 
 /**
  * The language of a locale that has a table, "zh" for "zh-TW"; null: English.
@@ -21,17 +26,33 @@ export function languageOf(locale) {
 }
 
 /**
+ * The locale of ComfyUI's settings, asked for by a page of ours that ComfyUI serves; the browser's, where the user has chosen none.
+ *
+ * @param {(address: URL, options: RequestInit) => Promise<Response>} [ask]
+ */
+export async function settingsLocale(ask = fetch) {
+  const user = globalThis.localStorage?.getItem("Comfy.userId"); // if ComfyUI has several users
+  try {
+    const response = await ask(new URL("../../../settings/Comfy.Locale", import.meta.url), user ? { headers: { "Comfy-User": user } } : {});
+    return (response.ok && (await response.json())) || navigator.language;
+  } catch {
+    return navigator.language; // ComfyUI is not there; the gallery says so itself
+  }
+}
+
+/**
  * Has `t` look up texts in a table. One that cannot be read leaves them English: the page works without it.
  *
- * @param {string | null} language
+ * @param {string | null} wanted
  * @param {(language: string) => Promise<Record<string, string>>} [read]
  */
-export async function speak(language, read = served) {
+export async function speak(wanted, read = served) {
   try {
-    table = language ? await read(language) : {};
+    table = wanted ? await read(wanted) : {};
+    language = wanted;
   } catch (error) {
-    table = {};
-    console.warn(`OTCA: the texts of languages/${language}.json cannot be read:`, error);
+    [table, language] = [{}, null];
+    console.warn(`OTCA: the texts of languages/${wanted}.json cannot be read:`, error);
   }
 }
 
@@ -56,10 +77,11 @@ async function served(language) {
 }
 
 /** The locale of the page's user: ComfyUI has read its settings before it loads the scripts of packs. */
-function userLocale() {
+async function userLocale() {
   const settings = /** @type {any} */ (globalThis).comfyAPI?.app?.app?.extensionManager?.setting;
-  return settings ? settings.get("Comfy.Locale") : navigator.language;
+  if (settings) return settings.get("Comfy.Locale");
+  return document.body?.classList.contains("otca-gallery-page") ? settingsLocale() : navigator.language;
 }
 
 // Only a page that was served has tables beside its scripts; tests load the scripts as files.
-if (/^https?:$/.test(globalThis.location?.protocol ?? "")) await speak(languageOf(userLocale()));
+if (/^https?:$/.test(globalThis.location?.protocol ?? "")) await speak(languageOf(await userLocale()));

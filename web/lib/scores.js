@@ -2,13 +2,22 @@
 /**
  * The Score Samples's table: what stands in which row, and what the rewards' correlations mean in words.
  *
- * @typedef {{name: string, heldOut: boolean}} Column
+ * @typedef {{name: string, heldOut: boolean, meaning: string}} Column
  * @typedef {{column: number, descending: boolean}} Sort
  * @typedef {{sample: number, values: Value[], advantages: Value[]}} ScoreRow
  */
 import { signed } from "./format.js";
 import { t } from "./language.js";
 
+// What the scores of a judge are, all of them from 0 to 1.
+/** @type {Record<string, string>} */
+const MEANINGS = {
+  yes_no: t("P(yes)"),
+  grade: t("grade 1–5, as 0–1"),
+  which: t("share of wins"),
+  share: t("share of wins"),
+  written: t("lower grade 0–25, as 0–1"),
+};
 const CONFLICT = -0.3;
 const AGREEMENT = 0.8;
 
@@ -18,8 +27,10 @@ const AGREEMENT = 0.8;
  * @param {Scores} scores
  * @returns {Column[]}
  */
-export function scoreColumns({ names, held_out_names: heldOut }) {
-  return [...names.map((name) => ({ name, heldOut: false })), ...heldOut.map((name) => ({ name, heldOut: true }))];
+export function scoreColumns({ names, held_out_names: heldOut, meanings = [] }) {
+  return [...names, ...heldOut].map((name, index) => {
+    return { name, heldOut: index >= names.length, meaning: MEANINGS[meanings[index]] ?? "" };
+  });
 }
 
 /**

@@ -22,8 +22,9 @@ const TEXT = {
 };
 
 /** Small charts beside those of the rewards: title and metrics. `ifAny`: there is none where the metric was always zero. */
-/** @type {{title: string, lines: Record<string, string>, ifAny?: boolean}[]} */
+/** @type {{title: string, lines: Record<string, string>, ifAny?: boolean, error?: string}[]} `error`: it is measured now and then, with that standard error */
 const TRAINING_CHARTS = [
+  { title: t("Agrees with held-out opinions"), lines: { "opinions/agreement": "" }, error: "opinions/agreement_error" },
   { title: t("Clip fraction"), lines: { "clip/high": t("above"), "clip/low": t("below") } },
   { title: t("Clip fraction"), lines: { "matching/clip_high": t("above"), "matching/clip_low": t("below") } },
   { title: t("Error of the matched velocity"), lines: { "matching/residual": "" } },
@@ -69,10 +70,10 @@ export function curveSections(samples) {
       const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
       return { drawn, model: rewardModel(panel, color) };
     });
-    const training = trainingCharts(figures).map(({ title, keys, lines }) => {
+    const training = trainingCharts(figures).map(({ title, keys, lines, error }) => {
       const colors = [OBJECTIVES[4], OBJECTIVES[5]];
       const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
+      return { drawn: lineChart({ title, legend }), model: error ? measuredModel(keys[0], error) : trainingModel(keys, lines, colors) };
     });
     const time = secondsCharts(all);
     const steps = creditSteps([all]);
@@ -174,6 +175,24 @@ function rewardModel({ name, key }, color) {
       marks: changes,
       rest: significant(mean.at(-1)),
     };
+  };
+}
+
+/**
+ * What is measured in some iterations only, with its standard error.
+ *
+ * @param {string} key
+ * @param {string} error
+ */
+function measuredModel(key, error) {
+  return (/** @type {RunData} */ { figures }) => {
+    const [iterations, means, errors] = ["iteration", key, error].map((name) => figures.column(name));
+    const at = [...means.keys()].filter((row) => Number.isFinite(means[row]));
+    const dots = at.map((row) => {
+      const [mean, spread] = [means[row], errors[row] || 0]; // one prompt alone has no error
+      return { iteration: iterations[row], mean, error: spread, low: mean - spread, high: mean + spread };
+    });
+    return { xs: dots.map(({ iteration }) => iteration), lines: [], dots, rest: significant(dots.at(-1)?.mean) };
   };
 }
 

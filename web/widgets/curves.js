@@ -17,6 +17,7 @@ const TEXT = {
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
   begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
   still: t("The learning rate is 0: nothing is trained."),
+  unwatched: (/** @type {string} */ judges) => t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges }),
   goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
   nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
   held: t("Fix: switch off hold samples."),
@@ -35,6 +36,7 @@ const WIDE = 440; // from here on two curves stand beside each other
 const EMPTY_HEIGHT = 84;
 const TICKS = 2;
 const BRAKE_HEIGHT = 120; // six lines that say why the run ended
+const WARNING_HEIGHT = 84; // four lines
 
 /** @type {OurWidget} */
 export const curvesWidget = {
@@ -57,6 +59,7 @@ class Curves {
   waiting = 0; // prompts, the one that runs included
   heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
   brake = h("p.otca-warning", { role: "status" });
+  unwatched = h("p.otca-warning", { role: "status" });
   coming = h("span");
   goOn = h("button.otca-button", { type: "button", hidden: true, onclick: () => this.continueOther() });
   nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
@@ -73,17 +76,18 @@ class Curves {
     this.comfy = comfy;
     this.strip = stripView(comfy);
     const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.goOn);
-    this.root = h("div.otca-curves", {}, this.heading, this.brake, coming, this.nothing, this.list, this.strip.element);
+    this.root = h("div.otca-curves", {}, this.heading, this.brake, this.unwatched, coming, this.nothing, this.list, this.strip.element);
     comfy.passGesturesToGraph(this.root);
     comfy.addElement(node, "otca_curves", this.root, { least: () => this.least() });
   }
 
   least() {
     const count = this.list.children.length;
-    if (!count) return EMPTY_HEIGHT;
+    const warning = this.unwatched.textContent ? WARNING_HEIGHT : 0;
+    if (!count) return EMPTY_HEIGHT + warning;
     const rows = Math.ceil(count / (this.node.size[0] < WIDE ? 1 : 2));
     const brake = this.brake.textContent ? BRAKE_HEIGHT : 0;
-    return AROUND + ROW_HEIGHT * rows + brake + this.strip.height();
+    return AROUND + ROW_HEIGHT * rows + brake + warning + this.strip.height();
   }
 
   /**
@@ -143,9 +147,14 @@ class Curves {
   }
 
   /** @param {Coming} coming */
-  foresee({ run, iteration, other, still }) {
+  foresee({ run, iteration, other, still, unwatched = [] }) {
     const next = iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run);
     setText(this.coming, still ? `${TEXT.still} ${next}` : next);
+    const warning = unwatched.length ? TEXT.unwatched(unwatched.join(", ")) : "";
+    if (this.unwatched.textContent !== warning) {
+      setText(this.unwatched, warning);
+      this.comfy.growNode(this.node);
+    }
     this.other = other;
     this.goOn.hidden = !other;
     if (other) setText(this.goOn, TEXT.goOn(...other));

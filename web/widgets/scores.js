@@ -163,7 +163,7 @@ class ScoreTable {
    * @param {import("../lib/scores.js").Column} column
    * @param {number} index
    */
-  header({ name, heldOut }, index) {
+  header({ name, heldOut, meaning }, index) {
     const { column, descending } = this.sort ?? {};
     const sorted = column === index ? (descending ? "descending" : "ascending") : null;
     const onclick = () => {
@@ -177,9 +177,10 @@ class ScoreTable {
       h(
         "button",
         { type: "button", title: heldOut ? `${TEXT.sort(name)} (${TEXT.heldOutTitle})` : TEXT.sort(name), onclick },
-        h("span", {}, name),
+        h("span", {}, breakable(name)),
         sorted && h(`i.pi.pi-arrow-${sorted === "descending" ? "down" : "up"}`, { "aria-hidden": "true" }),
       ),
+      meaning && h("span.otca-scores-meaning", { title: meaning }, meaning),
       heldOut && h("span.otca-badge", {}, TEXT.heldOut),
     );
   }
@@ -297,4 +298,13 @@ class ScoreTable {
     const ink = isDark((color.match(/\d+/g) ?? []).map(Number)) ? "#fff" : "#111";
     return `background: ${color}; color: ${ink}`;
   }
+}
+
+/**
+ * A name that may go on in the next line behind each of its underscores.
+ *
+ * @param {string} name
+ */
+function breakable(name) {
+  return name.split(/(?<=_)/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 }

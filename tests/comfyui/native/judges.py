@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from comfyui_otca.tests.comfyui import tiny
@@ -447,6 +449,69 @@ def scored(family: str) -> dict:
         "asked": [before, sum(passes)],
         "others": others.nan_to_num(-1).tolist(),
     }
+
+
+def by_command(family: str, command: str, folder: str) -> dict:
+    """What `otca score` or `otca eval` says of pictures by a judge from a file, and what that judge says of them by itself."""
+    import comfy.sd
+
+    from comfyui_otca.__main__ import main
+    from comfyui_otca.trainer.pictures.media import read
+    from comfyui_otca.trainer.rewards.base import score
+    from comfyui_otca.trainer.rewards.clip_judge import ClipJudge
+
+    place, clip = Path(folder), answering(qwen3vl(tied=False))
+    file = place / "judge.safetensors"
+    file.touch()
+    loaded: list[str] = []
+
+    def load_clip(paths: list[str]):
+        loaded.extend(paths)
+        return clip  # ComfyUI knows a file's family by the sizes of published models, so that a tiny one is none
+
+    question = "Is this {prompt}?"
+    reward = ["--reward", f"clip_judge:judge={file},question={question}", "--comfyui", str(Path.cwd())]
+    with attribute(comfy.sd, "load_clip", load_clip):
+        if command == "score":
+            named = [place / f"{n}.png" for n in range(3)]
+            for number, picture in enumerate(pictures(3, 64, 64)):
+                Image.fromarray((picture.numpy() * 255).round().astype("uint8")).save(named[number])
+            made = [*map(str, named), "--prompt", "a red circle", "--csv", str(place / "scores.csv")]
+            code = main(["score", *made, *reward])
+            with (place / "scores.csv").open() as table:
+                found = [float(row["vlm_judge"]) for row in csv.DictReader(table)]
+            prompts = ["a red circle"] * 3
+        else:
+            (place / "prompts.txt").write_text("a red circle\na blue square\n")
+            more = [
+                "--prompts",
+                str(place / "prompts.txt"),
+                "--steps",
+                "2",
+                "--seeds",
+                "2",
+                "--output",
+                str(place / "made"),
+            ]
+            code = main(["eval", "shapes-flux", "--size", "32x32", *more, *reward])
+            rows = [json.loads(line) for line in (place / "made" / "scores.jsonl").read_text().splitlines()]
+            found = [row["scores"]["vlm_judge"] for row in rows]
+            named = [place / "made" / "pictures" / row["method"] / row["file"] for row in rows]
+            prompts = [row["prompt"] for row in rows]
+    seen = torch.stack([torch.from_numpy(read(path).copy()) for path in named]).float() / 255
+    itself = score([ClipJudge(judge=clip, question=question)], seen, prompts)[:, 0].tolist()
+    return {"code": code, "found": found, "itself": itself, "loaded": loaded == [str(file)]}
+
+
+def no_file(family: str) -> dict:
+    """What is said of a text encoder that is not there."""
+    from comfyui_otca.host import headless_comfyui
+
+    try:
+        headless_comfyui.text_encoder("nowhere.safetensors")
+    except ValueError as error:
+        return {"told": str(error)}
+    return {"told": ""}
 
 
 def leaves(family: str) -> dict:

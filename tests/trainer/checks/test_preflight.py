@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.native import MakeTrainable
@@ -69,22 +70,31 @@ def test_an_output_without_a_question_is_connected(small_graph, output, told):
 
 
 @pytest.mark.parametrize(
-    ("clip", "held_out", "told"), [("loader", False, True), ("loader", True, False), ("other", False, False)]
+    ("clip", "held_out", "told"),
+    [("loader", False, True), ("loader", True, False), ("other", False, False), ("same", False, True)],
 )
-def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, monkeypatch, clip, held_out, told):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
+    small_graph, monkeypatch, clip, held_out, told, wrapped
+):
     monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
     content = small_graph({})
     first = {entry["class_type"]: node for node, entry in content.items()}
     model = content[first["OTCA_LoadFlowModel"]]
     links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
     model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
-    for node in ("loader", "other"):
-        content[node] = {"class_type": "Loader", "inputs": {}}
+    for node in ("loader", "other", "same"):
+        name = "of_the_model" if node == "same" else node
+        content[node] = {"class_type": "Loader", "inputs": {"ckpt_name": f"{name}.safetensors"}}
+    content["loader"]["inputs"] = content["same"]["inputs"]
     judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
     judge |= {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
     content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
+    words = {"reward": ["judge", 0], "good": "photo", "bad": "plastic", "coefficient": 1.0}
+    content["words"] = {"class_type": "OTCA_RewardRelativeWords", "inputs": words}
+    asked = "words" if wrapped else "judge"
     stack = content[first["OTCA_RewardStack"]]["inputs"]
-    stack.update({"reward_1": ["judge", 0], "reward_2": ["watched", 0]})
+    stack.update({"reward_1": [asked, 0], "reward_2": ["watched", 0]})
     content["watched"] = {"class_type": "OTCA_RewardSharpness", "inputs": {"coefficient": 1.0, "held_out": held_out}}
     for name in [name for name in stack if name.startswith("reward_") and name not in ("reward_1", "reward_2")]:
         del stack[name]
@@ -94,9 +104,11 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(small_graph, m
 
         @classmethod
         def INPUT_TYPES(cls):
-            return {"required": {}}
+            return {"required": {"ckpt_name": ("STRING", {})}}
 
-    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader}))
+    workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader})
+    assert preflight.unwatched_judges(workflow) == [workflow.title(asked)] * told, "which the canvas says before Run"
+    problems = preflight.problems(workflow)
     found = [problem for problem in problems if "text encoder of the model that is trained" in problem.message]
     assert len(found) == told and all(problem.severity == "warning" for problem in found), list(map(str, problems))
     assert all(problem.input == "reward_1" and problem.fix.startswith("hold another reward out") for problem in found)
@@ -233,3 +245,39 @@ def test_a_size_far_from_the_models_own_is_warned_of(small_graph):
     assert ["80 x 80 is far from 40 x 40" in message for message in warned()] == [True]
     sampler["inputs"] |= {"width": 40, "height": 40}
     assert not warned()
+
+
+@pytest.mark.parametrize(
+    ("unet", "told"),
+    [
+        ("z_image_turbo_bf16.safetensors", True),
+        ("krea2_raw_fp8_scaled.safetensors", False),
+        ("mine.safetensors", False),
+    ],
+)
+def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, monkeypatch, tmp_path, unet, told):
+    """By its file's name; of a name that is not known the first prompt tells."""
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "edits.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "image": "a.png"}')
+    content = small_graph({"OTCA_PromptDataset": {"prompts": "", "file": "edits.jsonl"}})
+    first = {entry["class_type"]: node for node, entry in content.items()}
+    model = content[first["OTCA_LoadFlowModel"]]
+    links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
+    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": unet}}
+
+    class Loader:
+        RETURN_TYPES, FUNCTION = ("MODEL", "CLIP", "VAE"), "load"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"unet_name": ("STRING", {})}}
+
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": Loader}))
+    found = [problem for problem in problems if problem.input == "file"]
+    assert len(found) == told, list(map(str, problems))
+    for problem in found:
+        assert "line 2 has 1 pictures, and this model takes none" in problem.message and problem.severity == "error"
+        assert problem.fix.startswith("name fewer, or choose another model")

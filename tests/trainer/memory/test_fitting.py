@@ -140,11 +140,14 @@ def test_what_comfyui_loaded_is_counted_with_the_update_that_follows():
         vae=None,
         dtype=torch.bfloat16,
         planned=fitting.planned(graph, False),
+        most_pictures=0,
     )
     settings = SamplerSettings.from_inputs(graph["9"]["inputs"])
     counted, _ = needs.read(graph)
     case = fitting.case_of(model, settings, True)
     assert case.iteration == counted.iteration and case.iteration.pull.tile == 512
     assert "the decoder's gradient" in case.needs.phases
+    model.most_pictures = 2
+    assert fitting.case_of(model, settings, True).iteration.references == 2, "as many as it has seen"
     model.planned = fitting.planned({**graph, "99": graph["17"]}, False)  # two updates: which one is not known
     assert model.planned is None and fitting.case_of(model, settings, True).iteration.pull is None

@@ -31,7 +31,9 @@ SMALL = Architecture("small", 2500, 100, 3, 0, 0, NO_VAE, saved=20.0, text_token
 
 
 def case(batch=1, sampling_batch=1, steps=1, checkpointing=True, samples=9, model=SMALL, **options):
-    of_iteration = {name: options.pop(name) for name in ("copies", "keep_graph", "rewards", "pull") if name in options}
+    of_iteration = {
+        name: options.pop(name) for name in ("copies", "keep_graph", "rewards", "pull", "references") if name in options
+    }
     it = Iteration((16, 16, 1), samples, 1, 1, steps, steps, batch, sampling_batch, **of_iteration)
     return NativeCase(model, 5000, 7, it, checkpointing, **options)
 
@@ -48,6 +50,14 @@ def test_activations_of_all_blocks_are_kept_without_checkpointing():
 def test_with_checkpointing_each_block_keeps_its_input_and_one_is_computed_again():
     # 3 inputs and 2 vectors outside of blocks, one block of 20 and its 10 of gradients, two rows
     assert parts(batch=2, checkpointing=True)["activations"] == 2 * (3 + 2 + 20 + 10) * 2000 == 140_000
+
+
+def test_pictures_that_a_prompt_works_on_stand_in_the_sequence():
+    # beside the picture's token and the text's nine, for each of two pictures a token and three that the text encoder sees
+    seeing = replace(SMALL, seen_tokens=3)
+    assert parts(batch=2, checkpointing=False, references=2)["activations"] == 2 * (3 * 20 + 10) * 2400
+    assert parts(batch=2, checkpointing=False, references=2, model=seeing)["activations"] == 2 * (3 * 20 + 10) * 3600
+    assert ARCHITECTURES["qwen_image"].tokens(1024, 1024, 1, 1) == 4096 + 256 + 4096 + 14 * 14
 
 
 def test_a_kept_graph_takes_the_place_of_the_updates_own():

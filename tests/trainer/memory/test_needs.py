@@ -75,6 +75,20 @@ def test_settings_of_the_graph():
     assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
 
 
+def test_pictures_in_the_prompts_lines_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    lines = [{"prompt": "make it blue", "image": "a.png"}, {"prompt": "both", "images": ["a.png", "b.png"]}]
+    (tmp_path / "edits.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plain, edits = changed("qwen_image"), changed("qwen_image", PromptDataset={"file": "edits.jsonl"})
+    gone = changed("qwen_image", PromptDataset={"file": "nowhere.jsonl"})
+    found = [needs.read(each)[0] for each in (plain, edits, gone)]
+    assert [case.iteration.references for case in found] == [0, 2, 0]
+    # 1024 x 1024 in tokens of 16 pixels and 256 of text; each picture as many again, and 14 x 14 that the encoder sees
+    ratio = (4096 + 256 + 2 * (4096 + 196)) / (4096 + 256)
+    assert found[1].graph(1).kept == pytest.approx(ratio * found[0].graph(1).kept)
+    assert found[1].latent() == found[0].latent(), "what is sampled is as large as before"
+
+
 def test_files_that_are_here_are_read(tmp_path):
     folder = tmp_path / "models" / "unet"  # as ComfyUI once called diffusion_models
     folder.mkdir(parents=True)
@@ -154,7 +168,9 @@ def test_a_clip_that_judges_visits_with_the_bytes_of_its_file(tmp_path, monkeypa
     monkeypatch.setenv(permissions.FOLDERS, str(tmp_path))
     folder = tmp_path / "models" / "text_encoders"
     folder.mkdir(parents=True)
-    content = graph("z_image")
+    content = changed(
+        "z_image", RewardHPSv2={"offload": False}
+    )  # else the larger of both that visit is all that counts
     plain = needs.read(content, tmp_path)[0].iteration.rewards
     content["clip"] = {"class_type": "CLIPLoader", "inputs": {"clip_name": "qwen3vl.safetensors", "type": "krea2"}}
     for node in ("one", "other"):

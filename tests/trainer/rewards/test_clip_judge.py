@@ -143,6 +143,12 @@ def test_the_design_is_balanced(count):
         assert pairs == list(combinations(range(count), 2))
 
 
+def test_it_says_what_its_numbers_are():
+    grades = ClipJudge(judge=bright, question="How good is it?", answer="grade")
+    yes, which = ClipJudge(judge=bright, question="Is it?"), PairJudge(judge=bright, question="Which?")
+    assert [judge.meaning for judge in (grades, yes, which)] == ["grade", "yes_no", "which"]
+
+
 def test_pairs_feed_a_stack_like_any_reward():
     judges = [PairJudge("pairs", judge=bright, question="Which?"), ClipJudge("yes", judge=bright, question="Is it?")]
     scores = score_stack(judges, pictures(0.1, 0.9, 0.2, 0.3), ["a", "b"], torch.tensor([0, 0, 1, 1]))

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class VoteFolder:
         prompts: Sequence[str],
         groups: Sequence[int],
         fps: float | None = None,
+        sources: Sequence[np.ndarray | None] = (),
     ) -> list[Score]:
         """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
 
@@ -87,6 +88,7 @@ class VoteFolder:
             samples: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
             groups: which of them are of one group.
             fps: of these videos; None: the folder's.
+            sources: the B pictures that were edited, if the prompts do not name them here.
 
         Returns:
             NaN for a sample that cannot be shown; None in a group that was not ranked, and for a picture that no vote is about.
@@ -94,7 +96,8 @@ class VoteFolder:
         Raises:
             Damaged: votes.jsonl, with the line.
         """
-        found = self._groups(samples, prompts, groups, fps or self.fps)
+        shown = dict(zip(groups, sources or map(_source, prompts), strict=True))
+        found = self._groups(samples, prompts, groups, fps or self.fps, shown)
         said = votes.read(self.file)
         questions = self._questions(
             [group for group in found if len(group.pictures) > 1 and not self._is_answered(group, said)], said
@@ -110,21 +113,28 @@ class VoteFolder:
         return scores
 
     def _groups(
-        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int], fps: float
+        self,
+        samples: Sequence[np.ndarray | None],
+        prompts: Sequence[str],
+        groups: Sequence[int],
+        fps: float,
+        sources: Mapping[int, np.ndarray | None],
     ) -> list[Group]:
-        """The groups in their order, with their pictures on disk."""
+        """The groups in their order, with their pictures and those that were edited on disk."""
         members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
         prompt_of = dict(zip(groups, prompts, strict=True))
         for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
             if pixels is not None:
                 members[group].setdefault(self._kept(pixels, fps), []).append(sample)
         return [
-            Group(str(prompt_of[group]), tuple(of), tuple(map(tuple, of.values())), self._source(prompt_of[group], fps))
+            Group(
+                str(prompt_of[group]),
+                tuple(of),
+                tuple(map(tuple, of.values())),
+                "" if (source := sources[group]) is None else self._kept(source, fps),
+            )
             for group, of in members.items()
         ]
-
-    def _source(self, prompt: str, fps: float) -> str:
-        return next((self._kept(pixels.numpy(), fps) for pixels in given.sources(prompt)[:1]), "")
 
     def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
         """Whether the standing votes cover every picture of a group; if a head learns from the votes, one vote is enough."""
@@ -198,6 +208,11 @@ class VoteFolder:
             if opinion is None or not (about or opinion.sure):
                 return [None] * len(group.pictures)
             return opinion.scores
+
+
+def _source(prompt: str) -> np.ndarray | None:
+    """The picture that a prompt works on, the first of several."""
+    return next((pixels.numpy() for pixels in given.sources(prompt)[:1]), None)
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:

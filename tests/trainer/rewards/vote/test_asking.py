@@ -238,7 +238,7 @@ def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(lear
     waiting.end()
     (vote,) = votes.read(learning.file)
     votes.append(learning.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
-    (group,) = learning._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0)
+    (group,) = learning._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0, {0: None})
     assert learning._scores(group, votes.read(learning.file)) == [None] * 3
 
 
