@@ -137,7 +137,8 @@ class Template:
     def needs_files(self) -> bool:
         """Whether its models or rewards do not come with the pack."""
         nodes = json.loads(self.api.read_text(encoding="utf-8")).values()
-        values = [value for node in nodes for value in node["inputs"].values() if isinstance(value, str)]
+        inputs = [item for node in nodes for item in node["inputs"].items() if item[0] != "evaluation_prompts"]
+        values = [value for _, value in inputs if isinstance(value, str)]
         return any(node["class_type"] in LOADERS for node in nodes) or any("/" in v or ".pt" in v for v in values)
 
 

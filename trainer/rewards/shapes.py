@@ -136,7 +136,7 @@ def accuracy(image: np.ndarray, caption: str) -> float | None:
 
 
 def followed(image: np.ndarray, source: np.ndarray, edit: Edit) -> float:
-    """1.0 where the picture shows what the edit makes of its source [H, W, 3], and a shape that gets a colour stays where it is."""
+    """1.0 where the picture shows what the edit makes of its source [H, W, 3], and a recoloured shape stays in place."""
     (before, place), (after, other) = _seen(source), _seen(image)
     stays = edit.shape is not None or (place & other).sum() >= _STAYS * (place | other).sum()
     return float(stays and after == edit.of(before))
