@@ -21,7 +21,7 @@ from . import machine
 from .requests import Field, Refused, json_object, text
 from .runs import Runs, is_id
 
-PIPELINE, PAIRS = "model_index.json", "pairs.jsonl"
+PIPELINE, PAIRS, OPINIONS = "model_index.json", "pairs.jsonl", "opinions.jsonl"
 INPUT_DEPTH = 3  # levels of folders below ComfyUI's input folder in which prompt files are offered
 MOST_LOOKED_AT = 20_000  # names in one folder and all below it
 MOST_LISTED = 500
@@ -31,7 +31,7 @@ SEVERAL = ("layers",)  # kinds of which an input takes several, with commas betw
 
 def _prompt_files() -> list[str]:
     names = names_in(paths.input_folders(), file_of(*PROMPT_SUFFIXES), INPUT_DEPTH)
-    lists = [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
+    lists = [name for name in names if not name.endswith((PAIRS, OPINIONS))]  # which are no lists of prompts
     pictures = set(names_in(paths.input_folders(), file_of(*PICTURE_SUFFIXES), INPUT_DEPTH))
     of_pictures = {os.path.splitext(name)[0] for name in pictures}
     pairs = {

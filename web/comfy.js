@@ -296,14 +296,6 @@ export async function postJson(route, body = {}) {
 }
 
 /**
- * @param {string} route
- * @param {Blob} body
- */
-export async function postFile(route, body) {
-  return unpacked(await api.fetchApi(route, { method: "POST", body }));
-}
-
-/**
  * An object URL of a picture; whoever asked revokes it.
  *
  * @param {string} route

@@ -407,7 +407,7 @@ interface BundleAnswer {
 }
 
 /** Where the gallery asks, and how: as the panel of votes does. */
-type GalleryServer = VoteServer & { postFile(route: string, file: Blob): Promise<any> };
+type GalleryServer = VoteServer;
 
 /** What the gallery knows of a picture. */
 interface Known {

@@ -16,8 +16,8 @@ from ...host.access import opening
 from ...host.paths import ASSETS, votes_folder
 from ...host.text import quoted
 from ...trainer.opinions.store import Unwritable
+from ..requests import LARGEST_BODY, Check, Field, Refused, answered, body, count, optional, query, text, word
 from ..requests import NOTHING as NO_FIELDS
-from ..requests import Check, Field, Refused, answered, body, bytes_of, count, optional, query, text, word
 from . import asking
 from .index import File, Index
 from .opinions import ABOUT, EXPORTED, Opinions
@@ -52,7 +52,8 @@ def list_of_ids(most: int) -> Check:
 
 
 DETAILS = {"ids": Field(list_of_ids(MOST_IDS), required=True)}
-MOST_OPINIONS = 64 * 1024**2  # bytes of a file of them: some hundred thousand
+# The lines of a file of opinions. A body of JSON, as everywhere, so that a stranger's page cannot send it.
+OPINIONS = {"lines": Field(text(LARGEST_BODY, "take in a part of the lines at a time", least=0), required=True)}
 MOST_CHOSEN = 20_000  # pictures of one training
 WORKFLOW = {
     "ids": Field(list_of_ids(MOST_CHOSEN), default=[]),
@@ -181,10 +182,6 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         content = await asyncio.to_thread(opinions.exported)
         return web.Response(body=content, content_type="application/jsonl", headers=headers)
 
-    async def imported(request: web.Request) -> dict[str, int]:
-        content = await bytes_of(request, MOST_OPINIONS, "take in a part of its lines at a time")
-        return await asyncio.to_thread(opinions.take_in, content)
-
     routes.get("/otca/gallery")(answered(page))
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
@@ -194,7 +191,7 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery/pictures/{name}")(answered(picture))
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))
-    routes.post("/otca/gallery/opinions")(answered(imported))
+    routes.post("/otca/gallery/opinions")(served(lambda lines: opinions.take_in(lines.encode()), OPINIONS))
     routes.post("/otca/gallery/votes")(served(lambda: opinions.take_in_votes(votes_folder()), NO_FIELDS))
     routes.post("/otca/gallery/say")(served(say, SAY))
     routes.post("/otca/gallery/workflow")(served(lambda **asked: workflow(opinions, gallery.index, **asked), WORKFLOW))

@@ -480,12 +480,20 @@ def test_opinions_go_out_and_come_in(site, shown):
     lines = [json.loads(line) for line in gone.content.decode().splitlines()]
     assert [next(iter(line)) for line in lines] == ["picture", "picture", "opinion", "opinion"]
     assert gone.headers["Content-Disposition"] == 'attachment; filename="opinions.jsonl"'
-    assert site.post("/otca/gallery/opinions", gone.content).json == {"new": 0, "known": 2, "unread": 0}
+    assert site.post("/otca/gallery/opinions", {"lines": gone.content.decode()}).json == {
+        "new": 0,
+        "known": 2,
+        "unread": 0,
+    }
     site.gallery.opinions.store.file.unlink()
-    wrong = site.post("/otca/gallery/opinions", gone.content + b'{"opinion": {}}\n')
+    wrong = site.post("/otca/gallery/opinions", {"lines": gone.content.decode() + '{"opinion": {}}\n'})
     assert wrong.status == 400 and wrong.error.startswith("opinions.jsonl is damaged: line 5")
     assert site.gallery.opinions.store.standing() == []  # all or none
-    assert site.post("/otca/gallery/opinions", gone.content).json == {"new": 2, "known": 0, "unread": 0}
+    assert site.post("/otca/gallery/opinions", {"lines": gone.content.decode()}).json == {
+        "new": 2,
+        "known": 0,
+        "unread": 0,
+    }
     said = site.post("/otca/gallery/details", {"ids": [one]}).json["pictures"][one]["said"]
     assert (said["stars"], said["better"]) == (4, 1)
 

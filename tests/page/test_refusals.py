@@ -66,6 +66,7 @@ NAMING = {
     "EmbeddedModel": ("model",),
     "PromptDataset": ("file",),
     "PreferencePairs": ("folder",),
+    "MyPictures": ("folder",),
     "ScoreImages": ("folder",),
     "RewardClipT": ("model", "path"),
     "RewardVariety": ("model", "path"),
@@ -101,7 +102,8 @@ def here(tmp_path, monkeypatch):
         for section in ("required", "optional"):
             for type_, options in cls.INPUT_TYPES().get(section, {}).values():
                 name = options.get("default")
-                if type_ != "STRING" or "suggest" not in options or not name or (tmp_path / name).exists():
+                named = name not in type_ if isinstance(type_, list) else type_ == "STRING" and "suggest" in options
+                if not named or not name or (tmp_path / name).exists():
                     continue
                 if name.endswith((".pth", ".pt", ".json", ".safetensors")):
                     (tmp_path / name).write_bytes(b"")

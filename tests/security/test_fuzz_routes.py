@@ -120,7 +120,7 @@ def good_bodies(graph):
         "/wants": {"prompt": graph},
         "/taste": {"name": "mine"},
         "/gallery/workflow": {"ids": ["0123456789abcdef"], "model": "my_pictures"},
-        "/gallery/opinions": {"opinion": {"id": "0" * 32, "kind": "thumb", "picture": "a" * 64, "value": 1}},
+        "/gallery/opinions": {"lines": ""},
         "/gallery/votes": {},
         "/details": {"ids": ["0123456789abcdef"]},
         "/say": {"id": "0" * 32, "kind": "thumb", "picture": "0123456789abcdef", "other": "", "value": 1},

@@ -53,6 +53,7 @@ NO_PATHS = {
         "wandb_project",
         "good",
         "bad",
+        "tag",
     ),
 }
 NEEDED = {  # for the input to be looked at
@@ -76,7 +77,7 @@ def texts():
     for node, cls in NODE_CLASS_MAPPINGS.items():
         declared = cls.INPUT_TYPES()
         for name, (type_, _) in {**declared["required"], **declared.get("optional", {})}.items():
-            if type_ == "STRING" or name in ("model", "resume_run", "start_from") and isinstance(type_, list):
+            if type_ == "STRING" or name in ("model", "path", "resume_run", "start_from") and isinstance(type_, list):
                 yield node.removeprefix("OTCA_"), name
 
 

@@ -302,9 +302,7 @@ def without_gradient(graph):
 def test_rewards_without_a_gradient_are_named_and_those_that_have_one(workflow, tmp_path, capsys):
     assert asked(workflow(edit=without_gradient), tmp_path / "a") == 2
     said = capsys.readouterr().err
-    assert (
-        "'compressibility' has none" in said and "clip_t, aesthetic, pickscore, hpsv2" in said and "variety" not in said
-    )
+    assert "'compressibility' has none" in said and "aesthetic, pickscore, hpsv2" in said and "variety" not in said
     path = workflow()
     assert main(["analyze", path, "--reward", "clip_t"]) == 2
     assert "--reward belongs to --signal. Fix: add --signal" in capsys.readouterr().err

@@ -21,7 +21,7 @@ export const app = {
 globalThis.window ??= globalThis;
 globalThis.requestAnimationFrame ??= () => 0;
 globalThis.localStorage ??= { getItem: () => null };
-globalThis.BroadcastChannel = class {}; // Node's own keeps its process alive
+import "./page.mjs"; // before all else: a channel that does not keep the process alive
 globalThis.LGraphCanvas = { link_type_colors: {} };
 
 export const api = new EventTarget();

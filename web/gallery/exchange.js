@@ -27,7 +27,7 @@ export function exchangeDialog(server, { changed }) {
   const votes = button("pi-inbox", TEXT.votes, () => take(() => server.postJson("/otca/gallery/votes", {})), { title: TEXT.votesNote });
   file.addEventListener("change", () => {
     const chosen = file.files?.[0];
-    if (chosen) take(() => server.postFile("/otca/gallery/opinions", chosen));
+    if (chosen) take(() => chosen.text().then((lines) => server.postJson("/otca/gallery/opinions", { lines })));
     file.value = ""; // the same file may be chosen again
   });
   openDialog(

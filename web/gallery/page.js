@@ -25,7 +25,6 @@ if (document.body?.classList.contains("otca-gallery-page")) {
     {
       getJson: async (route) => answerOf(await fetch(root + route)),
       postJson: async (route, body) => answerOf(await fetch(root + route, { method: "POST", headers, body: JSON.stringify(body) })),
-      postFile: async (route, file) => answerOf(await fetch(root + route, { method: "POST", body: file })),
       routeUrl: (route) => root + route,
     },
     { own: true, openWorkflow: (graph, name) => openElsewhere(graph, name, root.replace(/\/api$/, "/")) },

@@ -84,7 +84,8 @@ def scores_of(judge, images, prompts):
 
 def test_which_have_a_gradient():
     assert {kind for kind in REWARDS if reward_class(kind).has_gradient()} == {
-        *("clip_t", "aesthetic", "pickscore", "hpsv2", "image_reward", "my_taste", "variety"),
+        *("clip_t", "clip_direction", "aesthetic", "pickscore", "hpsv2", "image_reward", "my_taste", "variety"),
+        *("kept", "changed"),
         "relative_words",  # of those that have one
         *("brightness", "colorfulness", "sharpness"),
     }
