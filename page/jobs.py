@@ -14,24 +14,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..host import claim, environment, extras, files, headless_comfyui, own_folders, paths, processes
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
-from ..study import prove
-from ..study.trainings import ANY_NUMBER
 from ..trainer.checks import preflight
 from ..trainer.run import status, verdicts
+from ..trainer.run.budget import ANY_NUMBER
 from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
-from . import machine, proof
+from . import machine
 from .requests import Refused
 from .runs import Run, Runs
+
+if TYPE_CHECKING:
+    from ..study.prove import Facts
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,9 @@ class Jobs:
         Raises:
             Refused: as `start`; and 400 for a graph that must not be passed on, or has no prompts to evaluate.
         """
+        from ..study import prove  # here, with the page's: they are half of what the page takes to import
+        from . import proof
+
         workflow = self._ready(prompt, ANY_NUMBER, Gpus())
         try:
             workflow = prove.plan(proof.passed_on(workflow), prove.PICTURES)
@@ -122,7 +127,7 @@ class Jobs:
             raise Refused(400, str(error), problems=as_json(error.problems)) from error
         except ValueError as error:
             raise Refused(400, str(error)) from error
-        return self._start(name, workflow, canvas, ANY_NUMBER, [], hours)
+        return self._start(name, workflow, canvas, ANY_NUMBER, [], prove.Facts(hours))
 
     def _start(
         self,
@@ -131,7 +136,7 @@ class Jobs:
         canvas: dict | None,
         iterations: int,
         arguments: list[str],
-        hours: float | None = None,
+        proof: Facts | None = None,
     ) -> Run:
         with self._starting:
             run = self.runs.create(name)
@@ -139,8 +144,8 @@ class Jobs:
                 run.write(WORKFLOW, workflow.graph)
                 if canvas is not None:
                     run.write(CANVAS, canvas)
-                if hours is not None:
-                    prove.Facts(hours).write(run.folder)
+                if proof is not None:
+                    proof.write(run.folder)
                 self._begin(run, iterations, arguments)
             except BaseException:
                 own_folders.remove_own(run.folder)  # else the name would be taken by a run that never began
@@ -180,7 +185,7 @@ class Jobs:
             raise Refused(
                 409, f"run {run.id} lives on another machine. Fix: continue it there, by the command that began it"
             )
-        total = iterations or (ANY_NUMBER if prove.is_proof(run.folder) else run.summary()["total"])
+        total = iterations or (ANY_NUMBER if run.is_proof() else run.summary()["total"])
         if total is None:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
         begun = self.read(run.workflow()["prompt"]).graph
@@ -322,7 +327,9 @@ class Jobs:
 
     def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
         files_of_run = [str(run.folder / WORKFLOW), "--output", str(run.folder)]
-        if prove.is_proof(run.folder):
+        if run.is_proof():
+            from ..study import prove
+
             command = ["prove", *files_of_run, "--hours", f"{prove.facts(run.folder).hours:g}"]
         else:
             command = ["train", *files_of_run, "--iterations", str(iterations), *arguments]

@@ -19,10 +19,9 @@ from PIL import Image
 from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.text import SEPARATORS
-from ..study import prove
 from ..trainer import keys
 from ..trainer.pictures import grids
-from ..trainer.run import status, verdicts
+from ..trainer.run import budget, status, verdicts
 from ..trainer.run.folder import (
     ADAPTERS,
     CANVAS,
@@ -52,7 +51,7 @@ MOST_LOG = 64 * 1024
 MOST_PICTURES = 32  # in a grid, as `save_pictures` of trainer/run/evaluation.py makes it
 MOST_OPENED = 16  # runs whose rows are kept in memory
 SAVE_NODE = "OTCA_SaveLoRA"
-PROOF = "proof/proof.html"  # as proof.py writes it
+PROOF, FACTS = "proof/proof.html", "proof.json"  # as proof.py and study/prove.py write them
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
 
@@ -195,13 +194,23 @@ class Run:
 
     def _proof(self) -> dict[str, Any] | None:
         """The hours that a run was given which is a proof, and whether its page is written; None of other runs."""
-        if not self.file(prove.FACTS):
+        if not self.is_proof():
             return None
+        from ..study import prove  # here, since it is a third of what the page takes to import
+
         try:
             hours = prove.facts(self.folder).hours
         except files.Damaged:
             return None
         return {"hours": hours, "page": self.file(PROOF) is not None}
+
+    def _spent(self) -> str | None:
+        """What a run says that has used up its budget, and so ended as was asked for; None of one without."""
+        try:
+            given = budget.read(self.folder)
+        except files.Damaged:
+            return None
+        return given.spent if given else None
 
     def _failed_at(self, written: Status) -> dict[str, str] | None:
         """The node of the run's workflow that raised the error, by id and title."""
@@ -250,7 +259,11 @@ class Run:
         cut = [self.reader.cut]
         evaluations = self._evaluations(cut.append)
         self.changes(cut.append)
-        warnings = [self.status().reason, *verdicts.warnings(list(map(json.loads, texts)), evaluations).values()]
+        reason, spent = self.status().reason, self._spent()
+        warnings = [
+            None if reason == spent else reason,
+            *verdicts.warnings(list(map(json.loads, texts)), evaluations).values(),
+        ]
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -258,6 +271,7 @@ class Run:
             "held_out": keys.rewards(last, keys.HELD_OUT),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
+            "spent": reason if reason == spent else None,
             # What the trainer would say of the run as it stands, and what of it cannot be shown.
             "warning": "\n".join(filter(None, [*warnings, *cut])) or None,
         }
@@ -265,6 +279,10 @@ class Run:
     def status(self) -> Status:
         """What was last written about the run."""
         return status.read(self.folder, _quietly)
+
+    def is_proof(self) -> bool:
+        """Whether it was begun as a proof."""
+        return self.file(FACTS) is not None
 
     def trains_headlessly(self) -> bool:
         """Whether a process other than ComfyUI is training it."""

@@ -21,7 +21,7 @@ from ..host.json_files import NUMBER, TEXT, read_json
 from ..trainer.checks.prepare import prepare
 from ..trainer.prompts import PRESET, distinct, prompt_lines, read_prompts
 from ..trainer.run import status
-from ..trainer.run.budget import CLOCK, Budget
+from ..trainer.run.budget import ANY_NUMBER, CLOCK, Budget
 from ..trainer.run.folder import WORKFLOW, RunError, Say, read_own
 from ..trainer.run.loop import Prepared, differences, only, train, trained_model
 from ..trainer.run.verdicts import by_prompt, changes_by_pair, comparable, measured
@@ -29,7 +29,6 @@ from ..trainer.types import DATASET_NODE, RUN_NODE, metadata_of
 from ..trainer.workflow.running import Workflow
 from . import fairness
 from .statistics import Interval, clustered, holm, plus_minus
-from .trainings import ANY_NUMBER
 
 FACTS = "proof.json"
 PICTURES = 64  # of an evaluation, at least
@@ -77,11 +76,6 @@ def facts(folder: Path) -> Facts:
     fields = {"hours": NUMBER, "memory": TEXT}
     content = read_json(folder / FACTS, fields=fields, fix=_FIX) or {}
     return Facts(**{name: value for name, value in content.items() if name in Facts.__dataclass_fields__})
-
-
-def is_proof(folder: Path) -> bool:
-    """Whether the run in that folder was begun as a proof."""
-    return present(folder / FACTS)
 
 
 def prove(

@@ -16,15 +16,14 @@ from pathlib import Path
 from ..host import claim, environment, processes, stopping
 from ..host.files import write_text
 from ..trainer.run import budget, status
-from ..trainer.run.budget import Budget
+from ..trainer.run.budget import ANY_NUMBER, Budget
 from ..trainer.run.folder import LOG, METRICS, WORKFLOW, RunError, read_lines, read_own
 from ..trainer.run.loop import differences, only
 from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow
 from . import comparison, fairness
 
-ANY_NUMBER = 10**6  # of iterations if a budget ends a training …
-_CHECKPOINT_EVERY = 25  # … and what a kill may cost it
+_CHECKPOINT_EVERY = 25  # what a kill may cost
 DIVERGED = "diverged"  # what the state of such a training begins with
 _NON_FINITE = "NonFiniteUpdate"  # what an update raises then, see grpo.py
 _LAST_LINES = 5  # of a failed training's log, for the message

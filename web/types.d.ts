@@ -260,6 +260,7 @@ interface Run {
   error?: string | null;
   failed_at?: { node: string; title: string } | null; // the node that raised the error
   warning?: string | null;
+  spent?: string | null; // what a run says whose budget is used up
   score: number | null; // evaluation/sum of the last evaluation
   notes: string;
   proof?: { hours: number; page: boolean } | null; // of one that `otca prove` makes; `page`: it is written

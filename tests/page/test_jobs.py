@@ -213,6 +213,7 @@ def test_a_proof_trains_and_writes_its_page(site, tiny, until):
     assert (told["status"], told["proof"], told["total"]) == ("finished", {"hours": 1e-4, "page": True}, None), log(
         site
     )
+    assert "is used up" in told["spent"] and told["spent"] not in (told["warning"] or ""), "it ended as it should"
     page = site.get("/otca/runs/mine/proof")
     assert page.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
     assert b"Proof of" in page.content and str(site.folder).encode() not in page.content

@@ -22,6 +22,7 @@ from .verdicts import measured
 
 FORWARDS, SECONDS = UNITS = ("forwards", "seconds")
 CLOCK = "seconds by the clock"
+ANY_NUMBER = 10**6  # of iterations if a budget ends a training
 # In forwards. A backward pass costs one for the gradient of what each layer was given, and one for that of its weights. An
 # adapter on a large model saves most of the second.
 BACKWARD = 2.0

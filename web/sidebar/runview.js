@@ -156,7 +156,7 @@ function runHead(actions, kept) {
       // On the canvas, how long it takes is up to whoever queues.
       const left = run.status === "running" && run.place === "headless" ? secondsLeft(run, rows) : null;
       const each = rows.at(-1)?.["seconds/iteration"];
-      setText(pace, [TEXT.progress(run), each && TEXT.each(each), left && TEXT.left(left)].filter(Boolean).join(" · "));
+      setText(pace, [TEXT.progress(run), each && TEXT.each(each), left && TEXT.left(left), run.spent].filter(Boolean).join(" · "));
       setText(error, run.error ?? "");
       failure.hidden = !run.failed_at;
       setText(failure.lastChild, run.failed_at ? t("Show {node} on the canvas", { node: run.failed_at.title }) : "");
