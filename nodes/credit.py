@@ -143,9 +143,9 @@ class StepCredit(_Credit):
         "trajectories": socket("OTCA_TRAJECTORIES"),
         "method": choice(CREDITS).tip(
             "uniform: every step alike (DanceGRPO, Flow-GRPO). noise_aware: in proportion to the noise that a step adds "
-            "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with Update: GRPO's loss log_hinge. grpo_guard: clipping "
-            "acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. learned: "
-            "by the share of each reward's variance that it decides."
+            "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with the loss log_hinge of Update: GRPO. grpo_guard: "
+            "clipping acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. "
+            "learned: by the share of each reward's variance that it decides."
         ),
     }
     OPTIONAL = {

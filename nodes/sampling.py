@@ -169,11 +169,11 @@ def as_images(images):
 class MixGRPOWindow(Node):
     TITLE = "MixGRPO Window"
     CATEGORY = "OTCA/research"
-    DESCRIPTION = "Moves Sample Groups's stochastic window over the steps in the course of the training (MixGRPO)."
+    DESCRIPTION = "Moves the stochastic window of Sample Groups over the steps in the course of the training (MixGRPO)."
     SEARCH_ALIASES = ["mixgrpo", "mix grpo", "sliding window", "sde window", "grpo"]
     RETURN_TYPES = ("INT", "INT")
     RETURN_NAMES = ("start", "length")
-    OUTPUT_TOOLTIPS = ("For Sample Groups's window start.", "For Sample Groups's window length.")
+    OUTPUT_TOOLTIPS = ("For the window start of Sample Groups.", "For the window length of Sample Groups.")
     FUNCTION = "place"
     PURE = True
 

@@ -94,8 +94,8 @@ def update(
 ) -> tuple[Metrics, Advantages]:
     """Moves the policy by one optimizer step along ∇J, less κ·∇ mean‖v - v_ref‖² at the same points.
 
-    Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of Update: GRPO's loss (RTDMD,
-    2605.26108) or of a matching loss, each with its default settings.
+    Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of the loss of Update: GRPO
+    (RTDMD, 2605.26108) or of a matching loss, each with its default settings.
 
     Args:
         scores: of this process's samples. Trained rewards without a gradient only count as `watched`.

@@ -171,7 +171,7 @@ class SamplerSettings:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """The settings of Sample Groups's inputs; `window_start` and `window_length` are both 0 without a window."""
+        """The settings of the inputs of Sample Groups; `window_start` and `window_length` are both 0 without a window."""
         start, length = inputs.get("window_start", 0), inputs.get("window_length", 0)
         settings = cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
         return replace(settings, window=(start, length or settings.steps) if start or length else None)

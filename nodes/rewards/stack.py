@@ -65,8 +65,8 @@ class RewardStack(_AsksRewards):
     OPTIONAL = {
         **reward_sockets(),
         "overlap": switch(label="score while sampling").tip(
-            "Scores while the next samples are made, as many at a time as Sample Groups's batch size. Takes the "
-            "memory of both at once."
+            "Scores while the next samples are made, as many at a time as the batch size of Sample Groups. Takes "
+            "the memory of both at once."
         ),
     }
 

@@ -24,7 +24,7 @@ GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), whi
 
 # Bytes of a trained parameter; all of these are float32.
 TRAINED_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Update: Matching's old policy
+AVERAGE_BYTES = 4  # the update's ema_decay; and as much for the old policy of Update: Matching
 # What no count of tensors shows: CUDA's context, gaps between the allocator's blocks, workspaces of its libraries. ComfyUI keeps
 # 0.8 GB and its own reserve free for the same (minimum_inference_memory in comfy/model_management.py).
 RESERVE = 1 * GB
@@ -358,7 +358,7 @@ class Case(ABC):
         return 0
 
     def merged(self) -> int:
-        """The adapted weights with the adapter in them, which Sample Groups's merge_adapter makes."""
+        """The adapted weights with the adapter in them, which `merge_adapter` of Sample Groups makes."""
         return 0
 
     # -- the phases --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def of_kept_graph(why: str, keeps_graph: bool) -> Iterator[Misfit]:
 
 
 def of_credit(method: str) -> Misfit:
-    """Says that Update: Matching's credit scales ratios."""
+    """Says that a credit before Update: Matching scales ratios."""
     message = f"{method} scales importance ratios, and Update: Matching has none"
     fix = "Step Credit: TCD or another credit in its place, or Update: GRPO as the update"
     return Misfit("advantages", message, fix)
@@ -71,7 +71,7 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
 
 
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
-    """What is wrong with Update: Matching's own inputs."""
+    """What is wrong with the inputs of Update: Matching alone."""
     if settings.ema_kl_coefficient and not settings.ema_decay:
         value: object = settings.ema_kl_coefficient  # as a graph has it, which may be anything
         pull = f"ema_kl_coefficient = {f'{value:g}' if isinstance(value, float) else value}"
@@ -91,13 +91,13 @@ def of_gradients(connected: Iterable[str]) -> Misfit:
 
 
 def of_decoder() -> Misfit:
-    """Says that Update: Reward Gradient's decoder stands in for one that ComfyUI loaded."""
+    """Says that the decoder of Update: Reward Gradient stands in for one that ComfyUI loaded."""
     message = "it stands in for the VAE of Make Trainable, and a model of Load Flow Model decodes by its own"
     return Misfit("decoder", message, "disconnect decoder, or load the model by ComfyUI's loaders and Make Trainable")
 
 
 def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Misfit]:
-    """What is wrong with Update: Reward Gradient's own inputs, for a sampler of so many steps."""
+    """What is wrong with the inputs of Update: Reward Gradient alone, for a sampler of so many steps."""
     if settings.mode != "last_steps" and settings.steps < 1:
         message = f"steps = {settings.steps}: only mode = last_steps takes 0, which means all steps"
         yield Misfit("steps", message, f"1 or more for mode = {settings.mode}")
