@@ -117,7 +117,7 @@ class Jobs:
         Raises:
             Refused: as `start`; and 400 for a graph that must not be passed on, or has no prompts to evaluate.
         """
-        from ..study import prove  # here, with the page's: they are half of what the page takes to import
+        from ..study import prove  # here, with the page of it: both are nearly half of what the page takes to import
         from . import proof
 
         workflow = self._ready(prompt, ANY_NUMBER, Gpus())

@@ -196,7 +196,7 @@ class Run:
         """The hours that a run was given which is a proof, and whether its page is written; None of other runs."""
         if not self.is_proof():
             return None
-        from ..study import prove  # here, since it is a third of what the page takes to import
+        from ..study import prove  # here, as in jobs.py
 
         try:
             hours = prove.facts(self.folder).hours
