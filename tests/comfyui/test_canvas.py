@@ -21,6 +21,7 @@ MOVES = {
     "OTCA_StepCredit": "seed",
     "OTCA_MixGRPOWindow": "iteration",
     "OTCA_PreferencePairs": "index",
+    "OTCA_MyPictures": "index",
 }
 HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generate": "fixed"}
 

@@ -105,4 +105,6 @@ def test_comfyui_lists_the_rewards_file_among_those_to_download(canvas, newest):
         assert page.get_by_role("button", name="Download all").count()
     finally:
         page.evaluate(switch, [warning, False])
+        if page.locator("[data-testid=properties-panel]").count():  # where the list stands
+            page.get_by_role("button", name="Toggle properties panel").click()
         canvas.forget()  # that panel asks ComfyUI's registry about our nodes, which the tests do not let through
