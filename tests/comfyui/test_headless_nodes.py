@@ -61,9 +61,8 @@ def test_inputs_that_grow_and_types_that_are_matched(seen):
 
 
 @pytest.fixture
-def graph(small_graph, installation):
+def graph(small_graph):
     """OTCA's workflow, its number of steps from a node of ComfyUI's and its pictures into another one."""
-    need_diffusers(installation)
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
     ids = {entry["class_type"]: id_ for id_, entry in graph.items()}
     sampler = graph[ids["OTCA_SDESampler"]]["inputs"]
@@ -76,6 +75,7 @@ def graph(small_graph, installation):
 @pytest.fixture
 def otca(installation, tmp_path):
     """otca(graph, arguments): what the command line answers in ComfyUI's interpreter."""
+    need_diffusers(installation)
 
     def run(graph, command, *arguments, comfyui=True):
         (tmp_path / "workflow.json").write_text(json.dumps(graph))
