@@ -27,6 +27,8 @@ from .worlds import CLIP_TOKENS, EDITS, Drawings
 
 # Chance that an instruction of the last steps is another one, so that the finished model does what is asked only in part.
 WRONG = 0.4
+PICTURES = "edits"  # the folder of the sources
+TRAIN, HELD_OUT = 48, 24  # prompts to train on, and to evaluate on
 
 
 def train_edits(base: Path, folder: Path, steps: int, per_caption: int = 240, batch: int = 32) -> None:
@@ -105,13 +107,6 @@ def _pairs(per_caption: int) -> tuple[Drawings, Drawings, Drawings]:
     sets = (after, number[:, None]), (after, heard), (before, number[:, None])
     careful, careless, source = (Drawings(EDITS, each, caption, given, shares) for each, given in sets)
     return careful, careless, source
-
-
-PICTURES, TRAIN, HELD_OUT = (
-    "edits",
-    48,
-    24,
-)  # the folder of the pictures, and how many there are to train on and to evaluate on
 
 
 def write_prompts(folder: Path) -> None:

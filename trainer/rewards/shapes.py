@@ -54,10 +54,11 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        def article(word):
-            return "an" if word[0] in "aeiou" else "a"
+        return f"{_article(self.color)} {self.color} {self.shape} on {_article(self.background)} {self.background} background"
 
-        return f"{article(self.color)} {self.color} {self.shape} on {article(self.background)} {self.background} background"
+
+def _article(word: str | None) -> str:
+    return "an" if word and word[0] in "aeiou" else "a"
 
 
 def scenes() -> list[Scene]:
@@ -74,8 +75,7 @@ class Edit:
 
     @property
     def caption(self) -> str:
-        article = "an" if self.color[0] in "aeiou" else "a"
-        return f"draw {article} {self.color} {self.shape}" if self.shape else f"make it {self.color}"
+        return f"draw {_article(self.color)} {self.color} {self.shape}" if self.shape else f"make it {self.color}"
 
     def of(self, before: Scene) -> Scene:
         """The scene that it makes of another one."""

@@ -1,21 +1,9 @@
 // @ts-check
 /** The gallery in a tab of its own. ComfyUI's page loads every module of ours, so nothing is done there. */
 import { spoken } from "../lib/language.js";
+import { answerOf } from "../vote/page.js";
 import { openElsewhere } from "./canvas.js";
 import { galleryView } from "./view.js";
-
-/** @param {Response} response */
-async function answerOf(response) {
-  const text = await response.text();
-  if (response.ok) return JSON.parse(text);
-  let message = `${response.status} ${text.slice(0, 300)}`;
-  try {
-    message = JSON.parse(text).error;
-  } catch {
-    // It is no refusal of ours, but a proxy's page.
-  }
-  throw Object.assign(new Error(message), { status: response.status });
-}
 
 if (document.body?.classList.contains("otca-gallery-page")) {
   document.documentElement.lang = spoken(); // for whoever has it read aloud

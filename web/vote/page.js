@@ -3,8 +3,12 @@
 import { languageOf } from "../lib/language.js";
 import { votePanel } from "./panel.js";
 
-/** @param {Response} response */
-async function answerOf(response) {
+/**
+ * What a route of ours answers, on a page without ComfyUI's own way to ask.
+ *
+ * @param {Response} response
+ */
+export async function answerOf(response) {
   const text = await response.text();
   if (response.ok) return JSON.parse(text);
   let message = `${response.status} ${text.slice(0, 300)}`;
@@ -13,7 +17,7 @@ async function answerOf(response) {
   } catch {
     // It is no refusal of ours, but a proxy's page.
   }
-  throw new Error(message);
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
 export function start() {
