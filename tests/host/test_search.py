@@ -35,7 +35,7 @@ def put(folder, name=MARKER):
 def test_models_lie_up_to_two_levels_deep(folder):
     put(folder / "plain"), put(folder / "owner" / "name"), put(folder / "a" / "b" / "too_deep")
     listed = paths.list_models(MARKER)
-    assert listed[:2] == ["plain", "owner/name"] and listed[2:4] == ["scenes-flux", "shapes-flux"]
+    assert listed[:2] == ["plain", "owner/name"] and listed[2:5] == ["edit-flux", "scenes-flux", "shapes-flux"]
     assert search.model("owner/name", MARKER) == folder / "owner" / "name"
     assert search.model(str(folder / "plain"), MARKER) == folder / "plain"
 
