@@ -267,6 +267,9 @@ test("which run goes on is said, and another one can be chosen", async () => {
   assert.equal(said()[0].textContent, "The next Run continues quickstart-2 (22).");
   assert.ok(button.hidden);
   assert.equal(textOf(run, "otca-curves-heading"), "quickstart-2 · 22 iterations", "and its curves are there");
+  await foreseen({ run: "quickstart-3", iteration: 0, other: null, at: [] });
+  assert.match(textOf(run, "otca-curves-heading"), /^No iteration yet/, "those of another run would be taken for its own");
+  assert.equal(run.roots[0].all("otca-curves-name").length, 0);
   comfyuiMakes.prompt = null;
 });
 

@@ -162,6 +162,17 @@ class Curves {
     this.goOn.hidden = !other;
     if (other) setText(this.goOn, TEXT.goOn(...other));
     if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
+    else if (this.run && this.run !== run && !this.waiting) this.clear();
+  }
+
+  /** The run that comes has no iteration yet: what is shown is another's. */
+  clear() {
+    Object.assign(this, { run: null, rows: [], changes: [], evaluations: [], took: [] });
+    setText(this.heading, TEXT.empty);
+    setText(this.brake, "");
+    this.list.replaceChildren();
+    this.strip.element.hidden = true;
+    this.comfy.growNode(this.node);
   }
 
   async continueOther() {
