@@ -124,8 +124,12 @@ export function advanceTo(prompt, iterations) {
  */
 const advancing = new Map();
 
-/** Calls back for each of our inputs that moves on by one with every prompt. */
-function forEachIncrement(/** @type {(key: string, node: GraphNode, widget: Widget, id: string) => void} */ callback) {
+/**
+ * Calls back for each of our inputs that moves on by one with every prompt; `key` is its key in `advancing`.
+ *
+ * @param {(key: string, node: GraphNode, widget: Widget, id: string) => void} callback
+ */
+function forEachIncrement(callback) {
   for (const { node, id } of ourNodes()) {
     for (const { widget, control } of controlsOf(node)) {
       if (control.value === "increment") callback(`${rootGraph().id} ${id} ${widget.name}`, node, widget, id);
@@ -155,7 +159,7 @@ export function goOnAt(at) {
     known.seen = widget.value;
     if (!known.untouched) return;
     const stopped = at.find(([place, name]) => place === id && name === widget.name);
-    known.seen = stopped ? Math.max(known.seen, stopped[2]) : known.file;
+    known.seen = stopped ? Math.max(known.file, stopped[2]) : known.file; // never back: prompts may wait
     if (known.seen !== widget.value) setWidget(node, widget.name, known.seen);
   });
 }
