@@ -355,13 +355,106 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     ownership.forget()
     assert said(one) == told("one-2", other=("one", 2))
     assert said(one, resume_run="one") == told("one", 2)
+    assert said(one, run_name=["20", 0]) is None, "the prompt itself says what is wrong"
+    assert said(tabs("still", {"OTCA_GRPOStep": {"learning_rate": 0.0}}))["still"] is True
 
 
 def test_where_a_run_goes_on_is_found_in_a_graph_with_other_ids(tabs, runs):
-    """As in a subgraph: what moves on is found by the way that leads there. A value that comes by a link is not an input's own."""
+    """As in a subgraph: what moves on is found by the way that leads there. A value that comes by a link is not the input's."""
     one = tabs("one", {"OTCA_PromptDataset": {"index": 40}})
     one.queue(), one.queue()
     pasted = json.loads(re.sub(r'"(\d+)"', r'"5:\1"', json.dumps(one.workflow.graph)))
     assert ownership.coming(pasted, "5:12").at == (("5:3", "seed", 2), ("5:2", "index", 42))
     pasted["5:2"]["inputs"]["index"] = ["5:9", 0]
     assert lineage.stands_at(one.workflow.graph, 2, pasted, "5:12") == (("5:3", "seed", 2),)
+
+
+def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):
+    """What the graph samples, it samples from what the last one left."""
+    one = tabs("one")
+    one.queue()
+    model = one.given["1"][0]
+    learned = {name: value.clone() for name, value in model.policy.trainable_named().items()}
+    graph = tabs("two").workflow.graph
+    del graph["11"], graph["12"], graph["13"]
+    Tab(type(one.workflow)(graph, one.workflow.node_classes), model).queue(targets=["9"])
+    assert all(torch.equal(learned[name], value) for name, value in model.policy.trainable_named().items())
+    assert owner(comfyui)[-1] == "one, iteration 1: no Training Run records it"
+    assert not (runs / "two").exists()
+
+
+def test_an_update_that_nothing_records_is_undone(tabs, runs, caplog):
+    """A run is what its record says: its next iteration is the one that it would have been."""
+    one, alone = tabs("one"), tabs("alone")
+    one.queue()
+    one.prompts += 1
+    graph = one.workflow.graph
+    del graph["12"], graph["13"]
+    loose = Tab(type(one.workflow)(graph, one.workflow.node_classes), one.given["1"][0])
+    loose.queue(targets=["11"])
+    one.prompts -= 1
+    one.queue()
+    assert "an update that no iteration records is undone" in caplog.text
+    for _ in range(2):
+        alone.queue()
+    assert figures(runs / "one") == figures(runs / "alone")
+
+
+def test_a_name_has_to_be_known_before_sampling(tabs, runs):
+    """F2: a linked name was never checked, and whole run folders were written anywhere."""
+    tab = tabs("one")
+    graph, model = tab.workflow.graph, tab.given["1"][0]
+    graph["20"] = {"class_type": "PrimitiveString", "inputs": {"value": "../x"}}
+    for name in (["20", 0], "../x", "/tmp/x", "a/b", "..", "", "C:\\x", "x\\y", "NUL", 7, None):
+        graph["12"]["inputs"]["run_name"] = name
+        with pytest.raises(RunError, match=r"node 12, input run_name = .*Fix: "):
+            ownership.take_up(model, graph, "3")
+        assert opening.run_of(model) is None and not runs.exists()
+
+
+def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):
+    trained = perturb(load_model())
+    lora.save(trained, tmp_path / "loras" / "mine.safetensors", {})
+    workflow = small_workflow(
+        {"OTCA_LoadFlowModel": {"start_from": "mine.safetensors"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
+    )
+    assert workflow.validate() == []
+    with torch.inference_mode():
+        model = workflow.run(targets=["1"])["1"][0]
+        workflow.run(targets=["9"])
+    for name, value in trained.policy.trainable_named().items():
+        torch.testing.assert_close(value, model.policy.trainable_named()[name], rtol=0, atol=1e-6)
+    assert owner(comfyui) == ["new run one, from mine.safetensors"]
+    other = Tab(tabs("two").workflow, model)
+    other.queue(targets=["9"])
+    assert torch.equal(model.policy.trainable_named()[name], value) or torch.allclose(
+        model.policy.trainable_named()[name], value, atol=1e-6
+    )
+
+
+def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, load_model, tmp_path, comfyui):
+    """As training would refuse it: validate said that it was ready."""
+    lora.save(load_model(), tmp_path / "loras" / "mine.safetensors", {})  # of rank 4
+    (tmp_path / "loras" / "junk.safetensors").write_bytes(b"junk")
+
+    def refused(**changes):
+        (problem,) = small_workflow({"OTCA_LoadFlowModel": changes}).validate()
+        assert problem.fix
+        return str(problem)
+
+    assert "is of rank 4, and lora_rank is 8" in refused(start_from="mine.safetensors", lora_rank=8)
+    assert "is truncated or no safetensors file" in refused(start_from="junk.safetensors")
+    assert "out of range" in refused(lora_rank=0)
+
+
+def test_a_run_overwrites_its_own_adapter_only(tabs, runs, tmp_path):
+    """Also after ComfyUI was started again, and never another run's, though the model is the same."""
+    one, two = tabs("one"), tabs("two")
+    begun = one.workflow.graph["3"]["inputs"]["seed"]
+    one.queue()
+    one.queue()
+    two.queue()
+    files = {path.name: read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
+    assert files == {"otca_lora.safetensors": "one", "otca_lora-two.safetensors": "two"}
+    # A headless training adds the number of its iteration to the seeds in the saved graph.
+    assert read_object(runs / "one" / "workflow.json")["3"]["inputs"]["seed"] == begun

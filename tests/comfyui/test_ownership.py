@@ -128,7 +128,9 @@ def test_a_template_opened_again_goes_on_where_its_run_stopped(canvas, run_name)
     canvas.run_and_wait()
     canvas.wait(SAYS, f"The next Run continues {run_name} (3), at seed 3.")
     begun = json.loads((canvas.comfyui.run_folder(run_name) / "workflow.json").read_text())
-    assert [begun["3"]["inputs"]["seed"], begun["2"]["inputs"]["index"]] == [0, 0], "as one training that was never left"
+    assert [begun["3"]["inputs"]["seed"], begun["2"]["inputs"]["index"]] == [0, 0], (
+        "as one training that was never left"
+    )
 
     open_small(canvas, run_name, model_seed)
     canvas.wait(SAYS, f"The next Run continues {run_name} (3), at seed 3.")
