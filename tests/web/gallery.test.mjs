@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { layout, lineOf, linesBetween } from "../../web/lib/gallerylayout.js";
-import { boxBetween, marksOf, nothingSaid, saidBy, withOpinions } from "../../web/lib/opinions.js";
+import { boxBetween, marksOf, nothingSaid, saidBy, shownTogether, unseenPairs, withOpinions } from "../../web/lib/opinions.js";
 import { newId, outbox } from "../../web/lib/outbox.js";
 
 const GROUPS = [{ key: "a", label: "a cat", count: 5 }, { key: "b", label: "", count: 2 }];
@@ -119,4 +119,16 @@ test("a full store of the browser holds nothing up", async () => {
   box.push({ id: "1" });
   await settled();
   assert.deepEqual(sent, ["1"]);
+});
+
+test("a pair is not asked again while its answer is on its way, nor if it was passed over", async () => {
+  const all = ["ab", "ba", "cd", "ef"].map((two) => ({ pair: [two[0], two[1]] }));
+  const asked = [];
+  const ask = async (skip) => (asked.push(skip), all.slice(skip, skip + 2));
+  const seen = new Set([shownTogether(["b", "a"])]);
+  assert.deepEqual(await unseenPairs(ask, 0, seen), [all[2], all[3]]);
+  assert.deepEqual(asked, [0, 2]);
+  for (const { pair } of all) seen.add(shownTogether(pair));
+  assert.deepEqual(await unseenPairs(ask, 0, seen), []);
+  assert.deepEqual(await unseenPairs(async () => [all[0]], 0, seen), [], "a server that always asks the same is asked so often only");
 });

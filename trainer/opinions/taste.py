@@ -63,6 +63,12 @@ class ClickedTaste:
         self._fitted: tuple[Scaling, Utility] | None = None
         self._busy = threading.RLock()
 
+    def pairs(self) -> int:
+        """How many it learns from."""
+        with self._busy:
+            self._learn()
+            return len(self._pairs)
+
     def head(self) -> Head | None:
         """As `otca taste fit` saves it, for Reward: My Taste; None before LEAST pairs."""
         with self._busy:

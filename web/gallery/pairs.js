@@ -1,6 +1,7 @@
 // @ts-check
 /** Asks which of two pictures of the same prompt is better, the most useful question next. */
 import { t } from "../lib/language.js";
+import { shownTogether, unseenPairs } from "../lib/opinions.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
@@ -9,7 +10,7 @@ const TEXT = {
   keys: t("← or → the better one · Space skip · Escape ends"),
   none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
   skip: t("Skip"),
-  said: (/** @type {number} */ count) => t("{count} pairs", { count }),
+  said: (/** @type {number} */ count) => t("Answered: {count}", { count }),
   left: t("The left one is better"),
   right: t("The right one is better"),
 };
@@ -22,6 +23,8 @@ export async function comparePairs(server, { say }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
+  /** @type {Set<string>} */
+  const seen = new Set();
   let count = 0;
   const pictures = [0, 1].map((side) => {
     const image = h("img", { alt: "" });
@@ -52,7 +55,7 @@ export async function comparePairs(server, { say }) {
 
   async function more() {
     try {
-      asked = (await server.getJson(`/otca/gallery/pairs?skip=${skipped}`)).pairs;
+      asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
       setText(error, "");
     } catch (failure) {
       setText(error, failure.message);
@@ -84,6 +87,7 @@ export async function comparePairs(server, { say }) {
   function next(isSkipped) {
     if (!asked.length) return;
     if (isSkipped) skipped += 1;
+    seen.add(shownTogether(asked[0].pair));
     asked = asked.slice(1);
     if (asked.length) show();
     else more();
