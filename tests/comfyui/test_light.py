@@ -57,6 +57,7 @@ def test_files_that_are_missing_are_named(template):
     template.wait(
         SHOWN, "Files are missing: see ComfyUI's list. With them it needs about 20 GB of GPU memory; this machine"
     )
+    assert not template.page.locator(".otca-light .otca-button").is_visible(), "there is nothing to press"
 
 
 def test_a_new_sampler_is_set_to_what_its_model_is_made_for_once(canvas):
