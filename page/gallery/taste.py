@@ -39,7 +39,7 @@ class Taste:
     def __init__(self, store: Store):
         self.store = store
         self.scores: dict[str, float] = {}
-        self._told: dict[str, Any] = {"agreement": None, "problem": ""}
+        self._told: dict[str, Any] = {"agreement": None, "problem": "", "pairs": 0, "needed": 0}
         self._encoder, self._state = "", None
         self._clicked: ClickedTaste | None = None
         self._worker: threading.Thread | None = None
@@ -51,8 +51,8 @@ class Taste:
         return [*(name for name in named if name != OWN), OWN]
 
     def told(self, gallery: Index, encoder: str) -> dict[str, Any]:
-        """What it knows by now, and has it go on: {encoder, encoders, scored, pairs, agreement: [mean, error] or None, works,
-        problem}."""
+        """What it knows by now, and has it go on: {encoder, encoders, scored, pairs, needed, agreement: [mean, error, pairs] or
+        None, works, problem}: of pairs how many there are, and how many it takes to learn."""
         known = self.encoders()
         if encoder and encoder not in known:
             raise Refused(400, f"encoder = {quoted(encoder)} is not here. Fix: one of {', '.join(known)}")
@@ -104,9 +104,9 @@ class Taste:
     def _work(self, gallery: Index) -> None:
         """One round: what is new is looked at, and all is scored anew if something was said since."""
         try:
-            if self._clicked is None:
-                from ...trainer.opinions.taste import ClickedTaste
+            from ...trainer.opinions.taste import LEAST, ClickedTaste
 
+            if self._clicked is None:
                 self._clicked = ClickedTaste(self.store, self._encoder, "cpu")  # ComfyUI may need the accelerator
             state = self.store.state()
             if state != self._state:
@@ -116,7 +116,7 @@ class Taste:
                     None if math.isnan(agreement.error) else agreement.error,
                     agreement.pairs,
                 ]
-                self._told = {"agreement": told, "problem": ""}
+                self._told = {"agreement": told, "problem": "", "pairs": self._clicked.count(), "needed": LEAST}
                 self.scores = self._scored(list(self.scores)) if agreement else {}
                 self._state = state
             if self._told["agreement"] is None:
@@ -132,7 +132,7 @@ class Taste:
                     return
         except Exception as error:  # shown on the page: a model's files can be wrong in any way
             logger.warning("the gallery's taste cannot be learned: %s", error)
-            self._told = {"agreement": None, "problem": str(error)[:500]}
+            self._told |= {"agreement": None, "problem": str(error)[:500]}
 
     def _scored(self, hashes: Iterable[str]) -> dict[str, float]:
         assert self._clicked is not None

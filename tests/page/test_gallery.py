@@ -530,6 +530,8 @@ def test_a_taste_is_learned_shown_and_saved(site, shown, until, monkeypatch, tmp
     told = site.get("/otca/gallery/taste").json
     assert told["encoders"][-1] == "shapes-clip"
     assert until(lambda: not site.get("/otca/gallery/taste").json["works"]) and told["agreement"] is None
+    told = site.get("/otca/gallery/taste").json
+    assert (told["pairs"], told["needed"]) == (0, 4)
     assert site.post("/otca/gallery/taste", {"name": "mine"}).status == 409
     for number in range(8):  # red is liked
         assert say(site, ids[number], "thumb", 1 if number % 2 == 0 else -1).status == 200

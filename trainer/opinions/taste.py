@@ -63,6 +63,12 @@ class ClickedTaste:
         self._fitted: tuple[Scaling, Utility] | None = None
         self._busy = threading.RLock()
 
+    def count(self) -> int:
+        """The pairs that it has; it learns from LEAST on."""
+        with self._busy:
+            self._learn()
+            return len(self._pairs)
+
     def head(self) -> Head | None:
         """As `otca taste fit` saves it, for Reward: My Taste; None before LEAST pairs."""
         with self._busy:

@@ -1,5 +1,6 @@
 // @ts-check
 /** Asks which of two pictures of the same prompt is better, the most useful question next. */
+import { count as counted } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
@@ -8,17 +9,19 @@ const TEXT = {
   title: t("Which one is better?"),
   keys: t("← or → the better one · Space skip · Escape ends"),
   none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
+  works: t("Reading the opinions …"),
   skip: t("Skip"),
-  said: (/** @type {number} */ count) => t("{count} pairs", { count }),
+  said: (/** @type {number} */ count) => counted(count, t("{count} pair"), t("{count} pairs")),
   left: t("The left one is better"),
   right: t("The right one is better"),
 };
 
 /**
  * @param {GalleryServer} server
- * @param {{say: (id: string, kind: string, other: string, value: any) => void}} options
+ * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
+ *   server has all that was said; asked before that, it would give the last pair once more
  */
-export async function comparePairs(server, { say }) {
+export async function comparePairs(server, { say, kept }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
@@ -51,6 +54,9 @@ export async function comparePairs(server, { say }) {
   await more();
 
   async function more() {
+    show();
+    setText(prompt, TEXT.works);
+    await kept();
     try {
       asked = (await server.getJson(`/otca/gallery/pairs?skip=${skipped}`)).pairs;
       setText(error, "");

@@ -11,7 +11,8 @@ const TEXT = {
   on: t("Learn My Taste"),
   onTitle: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it"),
   encoder: t("Image encoder"),
-  few: t("My Taste needs a few opinions on pictures of the same prompt: likes and dislikes, stars or pairs."),
+  few: (/** @type {number} */ have, /** @type {number} */ needed) =>
+    t("My Taste has {have} of {needed} pairs. A liked and a disliked picture make one, and so do two that you compared.", { have, needed }),
   works: t("looking at pictures …"),
   scored: (/** @type {number} */ count) => t("{count} scored", { count }),
   sure: (/** @type {string} */ share, /** @type {string} */ error, /** @type {number} */ pairs) =>
@@ -57,7 +58,7 @@ export function tasteBar(server, { changed, failed }) {
     const [mean, error, pairs] = agreement ?? [];
     const errorText = error === null ? TEXT.unsure : `± ${Math.round(100 * error)} %`;
     const parts = [
-      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few),
+      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few(told.pairs, told.needed)),
       agreement && TEXT.scored(told.scored),
       works && TEXT.works,
     ];

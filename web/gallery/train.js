@@ -5,8 +5,6 @@ import { t } from "../lib/language.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
-const ENOUGH = 20; // opinions, from which on nothing has to be said about how few they are
-
 const TEXT = {
   title: t("Train on these"),
   note: t("Makes a workflow that learns from your opinions, from these pictures alone: nothing is sampled but for the pictures before and after. Nothing starts until you press Run."),
@@ -16,12 +14,10 @@ const TEXT = {
   model: t("Model"),
   works: t("Reading the opinions …"),
   pairs: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pairs to learn from, {held} held out to test it", { items, held }),
-  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, {held} pairs held out to test it", { items, held }),
+  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from; pairs held out to test it: {held}", { items, held }),
   cost: (/** @type {number} */ forwards, /** @type {string} */ fast, /** @type {string} */ slow) =>
     t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
   memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),
-  few: (/** @type {number} */ count) =>
-    t("These are few: with {count}, the LoRA learns them by heart more than your taste. From {enough} on it is worth the while.", { count, enough: ENOUGH }),
   open: t("Open on the canvas"),
 };
 
@@ -77,7 +73,6 @@ export async function trainDialog(server, { ids, openWorkflow }) {
       TEXT.cost(forwards, minutes(0.1), minutes(1)),
       memory !== null && TEXT.memory(fileSize(memory)),
       said,
-      items < ENOUGH && TEXT.few(items),
     ];
     told.replaceChildren(...lines.filter(Boolean).map((line) => h("li.otca-note", {}, line)));
     open.disabled = false;
