@@ -162,11 +162,13 @@ class Coming:
     Attributes:
         iteration: that the run stands at; 0 for a new one.
         other: where it is a new one, a run of the same name and structure that could be continued instead, and its iteration.
+        at: where it goes on: (node, input, value) of the inputs that move on with every prompt; empty for a new one.
     """
 
     run: str
     iteration: int = 0
     other: tuple[str, int] | None = None
+    at: tuple[tuple[str, str, int], ...] = ()
 
 
 def coming(graph: Mapping, node: str) -> Coming:
@@ -176,7 +178,8 @@ def coming(graph: Mapping, node: str) -> Coming:
     resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
     begun = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _folders.get(asked)
     if begun is not None and (iteration := _stands_at(begun)):
-        return Coming(begun.name, iteration)
+        begun_with = read_own(begun, WORKFLOW, logger.debug) or {}
+        return Coming(begun.name, iteration, at=lineage.stands_at(begun_with, iteration, graph, node))
     return Coming(_free_folder(asked, logger.debug).name, other=_last_of_kind(asked))
 
 

@@ -14,6 +14,7 @@ from .training import RL, TRAIN
 # Families by which people look for a loader.
 MODELS = ("flux", "sd3", "wan", "z-image", "qwen-image")
 MARKER = "model_index.json"
+EDITS = "edit-flux"  # embedded; listed last, since the first one is what a new node begins with, and this one needs pictures
 MOST_RANK = 1024
 
 ADAPTER = {
@@ -49,7 +50,7 @@ class LoadFlowModel(Node):
     COMFYUI_INSTEAD = True  # for the embedded models, see `_by_comfyui`
 
     REQUIRED = {
-        "model": found(lambda: paths.list_models(MARKER)).tip(
+        "model": found(lambda: sorted(paths.list_models(MARKER), key=EDITS.__eq__)).tip(
             "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."
         ),
         **ADAPTER,

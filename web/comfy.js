@@ -116,6 +116,68 @@ export function advanceTo(prompt, iterations) {
   }
 }
 
+/**
+ * What moves on with every prompt, by workflow, node and input: its value in the file, the one that was seen last, and whether that is
+ * the file's or ours: neither the user has set it since, nor a prompt moved it on. It outlives the nodes, which undo makes anew.
+ *
+ * @type {Map<string, {file: number, seen: number, untouched: boolean}>}
+ */
+const advancing = new Map();
+
+/**
+ * Calls back for each of our inputs that moves on by one with every prompt; `key` is its key in `advancing`.
+ *
+ * @param {(key: string, node: GraphNode, widget: Widget, id: string) => void} callback
+ */
+function forEachIncrement(callback) {
+  for (const { node, id } of ourNodes()) {
+    for (const { widget, control } of controlsOf(node)) {
+      if (control.value === "increment") callback(`${rootGraph().id} ${id} ${widget.name}`, node, widget, id);
+    }
+  }
+}
+
+/** Takes the values of a workflow that was opened for those of its file, unless it was open before and has only been shown again. */
+export function noticeOpened() {
+  forEachIncrement((key, _node, { value }) => {
+    const known = advancing.get(key);
+    if (!known || (value === known.file && value !== known.seen)) advancing.set(key, { file: value, seen: value, untouched: true });
+  });
+}
+
+/**
+ * Has what moves on with every prompt go on where the run stopped, and begin as in the file where a new run begins: else an opened
+ * template would repeat the prompts and the noise of the run's beginning. What the user has set stays.
+ *
+ * @param {Coming["at"]} at
+ */
+export function goOnAt(at) {
+  forEachIncrement((key, node, widget, id) => {
+    const known = advancing.get(key);
+    if (!known) return;
+    known.untouched &&= widget.value === known.seen;
+    known.seen = widget.value;
+    if (!known.untouched) return;
+    const stopped = at.find(([place, name]) => place === id && name === widget.name);
+    known.seen = stopped ? Math.max(known.file, stopped[2]) : known.file; // never back: prompts may wait
+    if (known.seen !== widget.value) setWidget(node, widget.name, known.seen);
+  });
+}
+
+/**
+ * Which of these inputs has the value given, and so goes on there: its name for a person, and the value.
+ *
+ * @param {Coming["at"]} at
+ * @returns {[string, number] | null}
+ */
+export function goesOnAt(at) {
+  for (const [id, name, value] of at) {
+    const widget = findNode(id)?.widgets?.find((candidate) => candidate.name === name);
+    if (widget?.value === value) return [widget.label ?? name, value];
+  }
+  return null;
+}
+
 const queuedValues = new WeakMap(); // widget → its value in the prompt that was queued last
 
 /**
@@ -235,11 +297,17 @@ export async function lastResults() {
   return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
 }
 
-/** Which run each Training Run of the open workflow would go on with: {id: Coming}. */
+/**
+ * Which run each Training Run of the open workflow would go on with: {id: Coming}. None if another workflow was opened meanwhile.
+ *
+ * @returns {Promise<Record<string, Coming>>}
+ */
 export async function comingRuns() {
+  const asked = rootGraph().id;
   const { output } = await exportedGraph();
   if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_TrainingRun")) return {};
-  return postJson("/otca/coming", { prompt: output });
+  const runs = await postJson("/otca/coming", { prompt: output });
+  return asked === rootGraph().id ? runs : {};
 }
 
 /**

@@ -95,7 +95,10 @@ const showWantsSoon = soon(
   () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
 const foreseeSoon = soon(async () => {
+  /** @type {Record<string, Coming>} */
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
+  const coming = Object.values(runs);
+  if (coming.length) comfy.goOnAt(coming.flatMap(({ at }) => at));
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
 // Once ComfyUI has opened its own graph: what is opened before that, it replaces.
@@ -188,6 +191,7 @@ comfy.app.registerExtension({
     comfy.enlargeText();
     comfy.mountAgain();
     live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
+    comfy.noticeOpened();
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();

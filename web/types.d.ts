@@ -224,7 +224,14 @@ interface Scores {
  * Which run a Training Run would go on with; `other`, where that is a new one: a run that could be continued, and its iteration; `still`: with a learning rate of 0;
  * `unwatched`: titles of judges that are the model's own text encoder while no other reward is held out.
  */
-type Coming = { run: string; iteration: number; other: [string, number] | null; still?: boolean; unwatched?: string[] };
+type Coming = {
+  run: string;
+  iteration: number;
+  other: [string, number] | null;
+  at: [node: string, input: string, value: number][]; // where it goes on: what moves on with every prompt
+  still?: boolean;
+  unwatched?: string[];
+};
 
 /** Whether what a Make Trainable trains fits here, in GB: page/machine.py. */
 type Light = {

@@ -26,7 +26,7 @@ def pairs(gallery: Index, opinions: Opinions, taste: Taste, skip: int) -> list[d
     said = {frozenset(opinion.pictures) for opinion in opinions.store.standing(PAIR)}
     generator = random.Random(f"{len(said)} {skip}")
     generator.shuffle(several)
-    found = taste.pairs(several[:MOST], MOST)
+    found = taste.pairs(several[:MOST], MOST)[skip:]
     for _ in range(TRIES if several and not found else 0):
         one, other = generator.sample(generator.choice(several), 2)
         if frozenset((one, other)) not in said | set(map(frozenset, found)):

@@ -39,7 +39,7 @@ class Taste:
     def __init__(self, store: Store):
         self.store = store
         self.scores: dict[str, float] = {}
-        self._told: dict[str, Any] = {"agreement": None, "problem": "", "pairs": 0, "needed": 0}
+        self._told: dict[str, Any] = {"agreement": None, "problem": "", "pairs": 0, "least": 0}
         self._encoder, self._state = "", None
         self._clicked: ClickedTaste | None = None
         self._worker: threading.Thread | None = None
@@ -51,8 +51,8 @@ class Taste:
         return [*(name for name in named if name != OWN), OWN]
 
     def told(self, gallery: Index, encoder: str) -> dict[str, Any]:
-        """What it knows by now, and has it go on: {encoder, encoders, scored, pairs, needed, agreement: [mean, error, pairs] or
-        None, works, problem}: of pairs how many there are, and how many it takes to learn."""
+        """What it knows by now, and has it go on: {encoder, encoders, scored, pairs, least: of those, agreement: [mean,
+        error, pairs] or None, works, problem}."""
         known = self.encoders()
         if encoder and encoder not in known:
             raise Refused(400, f"encoder = {quoted(encoder)} is not here. Fix: one of {', '.join(known)}")
@@ -116,7 +116,7 @@ class Taste:
                     None if math.isnan(agreement.error) else agreement.error,
                     agreement.pairs,
                 ]
-                self._told = {"agreement": told, "problem": "", "pairs": self._clicked.count(), "needed": LEAST}
+                self._told |= {"agreement": told, "problem": "", "pairs": self._clicked.pairs(), "least": LEAST}
                 self.scores = self._scored(list(self.scores)) if agreement else {}
                 self._state = state
             if self._told["agreement"] is None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 
 import psutil
@@ -334,22 +335,38 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
         graph["12"]["inputs"] |= names
         return results.coming(graph).get("12")
 
-    one, two = tabs("one"), tabs("two")
-    assert said(one) == {"run": "one", "iteration": 0, "other": None, "still": False}
+    def told(run, iteration=0, other=None):
+        """The inputs that advance stand, after so many iterations, at what they were plus that many."""
+        at = (("3", "seed", 7 + iteration), ("2", "index", iteration)) if iteration else ()
+        return {"run": run, "iteration": iteration, "other": other, "at": at, "still": False}
+
+    seeds = {"OTCA_SDESampler": {"seed": 7}}
+    one, two = tabs("one", seeds), tabs("two", seeds)
+    assert said(one) == told("one")
     one.queue(), one.queue(), two.queue()
-    assert said(one) == {"run": "one", "iteration": 2, "other": None, "still": False}
-    assert said(two) == {"run": "two", "iteration": 1, "other": None, "still": False}
-    assert said(tabs("one")) == said(one), "another tab of the same graph"
-    another = said(tabs("one", {"OTCA_LoadFlowModel": {"lora_rank": 2}}))
-    assert another == {"run": "one-2", "iteration": 0, "other": None, "still": False}, "its adapter has another form"
+    assert said(one) == told("one", 2)
+    assert said(two) == told("two", 1)
+    assert said(tabs("one", seeds)) == said(one), "another tab of the same graph"
+    another = said(tabs("one", {**seeds, "OTCA_LoadFlowModel": {"lora_rank": 2}}))
+    assert another == told("one-2"), "its adapter has another form"
 
     for run in list(opening._open.values()):  # as if ComfyUI was started again
         opening.close_run(run)
     ownership.forget()
-    assert said(one) == {"run": "one-2", "iteration": 0, "other": ("one", 2), "still": False}
-    assert said(one, resume_run="one") == {"run": "one", "iteration": 2, "other": None, "still": False}
+    assert said(one) == told("one-2", other=("one", 2))
+    assert said(one, resume_run="one") == told("one", 2)
     assert said(one, run_name=["20", 0]) is None, "the prompt itself says what is wrong"
     assert said(tabs("still", {"OTCA_GRPOStep": {"learning_rate": 0.0}}))["still"] is True
+
+
+def test_where_a_run_goes_on_is_found_in_a_graph_with_other_ids(tabs, runs):
+    """As in a subgraph: what moves on is found by the way that leads there. A value that comes by a link is not the input's."""
+    one = tabs("one", {"OTCA_PromptDataset": {"index": 40}})
+    one.queue(), one.queue()
+    pasted = json.loads(re.sub(r'"(\d+)"', r'"5:\1"', json.dumps(one.workflow.graph)))
+    assert ownership.coming(pasted, "5:12").at == (("5:3", "seed", 2), ("5:2", "index", 42))
+    pasted["5:2"]["inputs"]["index"] = ["5:9", 0]
+    assert lineage.stands_at(one.workflow.graph, 2, pasted, "5:12") == (("5:3", "seed", 2),)
 
 
 def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):

@@ -73,7 +73,7 @@ def test_a_template_runs_with_the_files_of_its_list(downloaded, name):
     (row,) = downloaded.metrics(name)
     assert row["gradient_norm"] > 0
     used = row["forwards/all"] + BACKWARD * row["forwards/with_gradient"]
-    assert f"a Run costs {used:.0f} calls of the model" in TEMPLATES[name].notes["Read me"] and used <= MOST
+    assert f"a Run is {used:.0f} forwards" in TEMPLATES[name].notes["Read me"] and used <= MOST
     saved = {path.name for path in (downloaded.base / "models" / "loras").glob(f"{name}_lora*.safetensors")}
     experts = ("_high_noise", "_low_noise") if name == "wan22_14b" else ("",)
     assert saved == {f"{name}_lora{expert}.safetensors" for expert in experts}

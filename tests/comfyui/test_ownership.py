@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_new_run_by_one_click(small, run_name):
     )
     small.wait(SAYS, f"The next Run begins a new run: {run_name}-2.")
     small.run_and_wait()
-    small.wait(SAYS, f"The next Run continues {run_name}-2 (1).")
+    small.wait(SAYS, f"The next Run continues {run_name}-2 (1), at seed {small.widget('3.seed')}.")
     assert [len(small.comfyui.metrics(name)) for name in (run_name, f"{run_name}-2")] == [1, 1]
     small.wait(
         "text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {run_name}-2, iteration 1"
@@ -94,6 +95,49 @@ def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
     small.wait("() => /^The next Run/.test(document.querySelector('.otca-curves-coming span')?.textContent)")
     small.page.wait_for_timeout(1000)
     assert small.page.locator(".otca-heatmap-empty").first.is_visible()
+
+
+def open_small(canvas, run_name, model_seed):
+    """Template 01 from its file, small. The model's seed is one that no other test's run has."""
+    canvas.load(TEMPLATES["quickstart"].canvas)
+    canvas.set({**SMALLER, "1.seed": model_seed, "12.run_name": run_name})
+    canvas.page.evaluate("() => { app.canvas.emitBeforeChange(); app.canvas.emitAfterChange(); }")
+
+
+SMALLER = {
+    "2.prompts_per_iteration": 2,
+    "3.group_size": 4,
+    "12.evaluation_prompts": "a red circle",
+    "12.evaluation_seeds": 1,
+    "12.evaluation_steps": 4,
+}
+
+
+def test_a_template_opened_again_goes_on_where_its_run_stopped(canvas, run_name):
+    """It repeated the prompts and the noise of its beginning. A new run begins with the template's own values."""
+    model_seed = time.monotonic_ns() % 10**6
+    open_small(canvas, run_name, model_seed)
+    canvas.run_and_wait(2)
+    canvas.wait(SAYS, f"The next Run continues {run_name} (2), at seed 2.")
+
+    open_small(canvas, run_name, model_seed)
+    assert [canvas.widget(key) for key in ("3.seed", "2.index")] == [0, 0], "as in the file"
+    canvas.wait(SAYS, f"The next Run continues {run_name} (2), at seed 2.")
+    assert [canvas.widget(key) for key in ("3.seed", "2.index", "2.seed")] == [2, 2, 0]
+    canvas.show(12)
+    canvas.run_and_wait()
+    canvas.wait(SAYS, f"The next Run continues {run_name} (3), at seed 3.")
+    begun = json.loads((canvas.comfyui.run_folder(run_name) / "workflow.json").read_text())
+    assert [begun["3"]["inputs"]["seed"], begun["2"]["inputs"]["index"]] == [0, 0], (
+        "as one training that was never left"
+    )
+
+    open_small(canvas, run_name, model_seed)
+    canvas.wait(SAYS, f"The next Run continues {run_name} (3), at seed 3.")
+    canvas.set({"3.seed": 1})
+    canvas.press(12, "New run")
+    canvas.wait(SAYS, f"The next Run begins a new run: {run_name}-2.")
+    assert [canvas.widget(key) for key in ("3.seed", "2.index")] == [1, 0], "what a person has set stays"
 
 
 # Asks the model's own text encoder, and nothing else.

@@ -141,6 +141,11 @@ def test_without_prompts_those_of_a_preset_are_taken():
     assert take("a red circle", 1, 0, False, 0)[0].texts == ("a red circle",)
 
 
+def test_a_new_loader_begins_with_a_model_that_needs_no_pictures():
+    offered = NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"].INPUT_TYPES()["required"]["model"][0]
+    assert offered == ["scenes-flux", "shapes-flux", "edit-flux"]
+
+
 def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("a red circle\n")

@@ -40,7 +40,8 @@ class FakeLive:
         return {node: {"credit": {"node": node, "workflow": workflow}} for node in prompt if node == "1:9"}
 
     def coming(self, graph):
-        return {node: {"run": "first", "iteration": 22, "other": None} for node in graph if node == "12"}
+        run = {"run": "first", "iteration": 22, "other": None, "at": [("3", "seed", 22)]}
+        return {node: run for node in graph if node == "12"}
 
     def preview_png(self, node, sample, step, workflow, made_by):
         if node != "9":

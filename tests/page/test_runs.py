@@ -41,7 +41,8 @@ def test_a_prompt_that_ended_before_the_first_iteration_leaves_no_run_in_the_lis
 def test_which_run_a_graph_would_go_on_with(site):
     node = {"class_type": "OTCA_TrainingRun", "inputs": {}}
     said = site.post("/otca/coming", {"prompt": {"12": node, "2": node}}).json
-    assert said == {"12": {"run": "first", "iteration": 22, "other": None, "unwatched": []}}
+    run = {"run": "first", "iteration": 22, "other": None, "at": [["3", "seed", 22]], "unwatched": []}
+    assert said == {"12": run}
     assert site.post("/otca/coming", {"prompt": {"1": 7}}).status == 400
 
 

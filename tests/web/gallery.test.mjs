@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { layout, lineOf, linesBetween } from "../../web/lib/gallerylayout.js";
-import { boxBetween, marksOf, nothingSaid, saidBy, withOpinions } from "../../web/lib/opinions.js";
+import { boxBetween, marksOf, nothingSaid, saidBy, shownTogether, unseenPairs, withOpinions } from "../../web/lib/opinions.js";
 import { newId, outbox } from "../../web/lib/outbox.js";
 import { comparePairs } from "../../web/gallery/pairs.js";
 import { openPage } from "./page.mjs";
@@ -123,17 +123,28 @@ test("a full store of the browser holds nothing up", async () => {
   assert.deepEqual(sent, ["1"]);
 });
 
+test("a pair is not asked again while its answer is on its way, nor if it was passed over", async () => {
+  const all = ["ab", "ba", "cd", "ef"].map((two) => ({ pair: [two[0], two[1]] }));
+  const asked = [];
+  const ask = async (skip) => (asked.push(skip), all.slice(skip, skip + 2));
+  const seen = new Set([shownTogether(["b", "a"])]);
+  assert.deepEqual(await unseenPairs(ask, 0, seen), [all[2], all[3]]);
+  assert.deepEqual(asked, [0, 2]);
+  for (const { pair } of all) seen.add(shownTogether(pair));
+  assert.deepEqual(await unseenPairs(ask, 0, seen), []);
+  assert.deepEqual(await unseenPairs(async () => [all[0]], 0, seen), [], "a server that always asks the same is asked so often only");
+});
+
 test("the next pairs are asked for when the server has the answer to the last one", async () => {
   openPage();
   const kept = [];
   let arrive;
   const send = (item) => new Promise((resolve) => (arrive = () => resolve(kept.push(item.id))));
   const box = outbox({ storage: { getItem: () => null, setItem() {} }, key: "k", send, changed() {}, refused() {} });
-  const all = [["a", "b"], ["c", "d"]];
   let asked = 0;
   const server = {
     routeUrl: (route) => route,
-    getJson: async () => ((asked += 1), { pairs: all.slice(kept.length, kept.length + 1).map((pair) => ({ pair, prompt: pair.join() })) }),
+    getJson: async () => ((asked += 1), { pairs: [[["a", "b"]], [["c", "d"]]][kept.length].map((pair) => ({ pair, prompt: pair.join() })) }),
   };
   await comparePairs(server, { say: (id, _, other) => box.push({ id: `${id}>${other}` }), kept: box.sent });
   const press = (key) => document.body.all("otca-dialog")[0].dispatchEvent(Object.assign(new Event("keydown"), { key }));

@@ -19,8 +19,11 @@ test("what makes it fit is a button, and without it that is said", () => {
 });
 
 test("files that are missing, and a graph that is not whole, are no guess", () => {
-  const missing = lightLine({ ...LIGHT, state: "missing", missing: ["a.safetensors"] });
-  assert.deepEqual([missing.tone, missing.more], ["none", "a.safetensors"]);
+  const files = { ...LIGHT, state: "missing", missing: ["a.safetensors"] };
+  const missing = lightLine({ ...files, needs: 0 });
+  assert.deepEqual([missing.tone, missing.more, missing.text], ["none", "a.safetensors", "Files are missing: see ComfyUI's list."]);
+  assert.match(lightLine(files).text, /With them it needs about 20 GB; cuda:0 has 26 GB\.$/);
+  assert.match(lightLine({ ...files, device: "" }).text, /about 20 GB of GPU memory; this machine has no GPU\.$/);
   assert.equal(lightLine({ ...LIGHT, state: "unknown", text: "two of it" }).more, "two of it");
 });
 

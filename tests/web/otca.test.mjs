@@ -250,7 +250,7 @@ test("which run goes on is said, and another one can be chosen", async () => {
     await settled();
   };
   await load("a", run, loader);
-  await foreseen({ run: "quickstart-3", iteration: 0, other: ["quickstart-2", 22] });
+  await foreseen({ run: "quickstart-3", iteration: 0, other: ["quickstart-2", 22], at: [] });
   const said = () => run.roots[0].all("otca-curves-coming")[0].children.filter((part) => !part.hidden && !part.getAttribute("hidden"));
   assert.equal(said()[0].textContent, "The next Run begins a new run: quickstart-3.");
   const button = run.roots[0].all("otca-button")[0];
@@ -263,10 +263,81 @@ test("which run goes on is said, and another one can be chosen", async () => {
 
   const rows = [{ iteration: 22, "reward/judge/mean": 0.5 }];
   api.answers.set("/otca/runs/quickstart-2/metrics?after=0", { rows, evaluations: [], changes: [] });
-  await foreseen({ run: "quickstart-2", iteration: 22, other: null });
+  await foreseen({ run: "quickstart-2", iteration: 22, other: null, at: [] });
   assert.equal(said()[0].textContent, "The next Run continues quickstart-2 (22).");
   assert.ok(button.hidden);
   assert.equal(textOf(run, "otca-curves-heading"), "quickstart-2 · 22 iterations", "and its curves are there");
+  await foreseen({ run: "quickstart-3", iteration: 0, other: null, at: [] });
+  assert.match(textOf(run, "otca-curves-heading"), /^No iteration yet/, "those of another run would be taken for its own");
+  assert.equal(run.roots[0].all("otca-curves-name").length, 0);
+  comfyuiMakes.prompt = null;
+});
+
+test("what goes on goes on where its run stopped, a new run begins as in the file, and what the user sets stays", async () => {
+  const value = (node, name) => node.widgets.find((widget) => widget.name === name).value;
+  const opened = async (workflow, seed, { mode = "increment", index = 0 } = {}) => {
+    const [run, sampler, data] = [made(12, RUN), made(3, { name: "OTCA_SDESampler", output: [] }), made(2, { name: "OTCA_PromptDataset", output: [] })];
+    const control = { name: "control_after_generate", value: mode };
+    sampler.widgets.push({ name: "seed", value: seed, linkedWidgets: [control] });
+    data.widgets.push({ name: "index", value: index, linkedWidgets: [{ ...control, value: "increment" }] });
+    await load(workflow, run, sampler, data);
+    return { run, sampler, data, control, now: () => [value(sampler, "seed"), value(data, "index")] };
+  };
+  comfyuiMakes.prompt = () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: {} } }, workflow: {} });
+  for (const route of ["/otca/results", "/otca/fits"]) api.answers.set(route, {});
+  api.answers.set("/otca/permissions/wants", { wants: [] });
+  api.answers.set("/otca/runs/quickstart/metrics?after=0", { rows: [{ iteration: 21 }], evaluations: [], changes: [] });
+  const changed = async () => {
+    send("graphChanged");
+    await new Promise((done) => setTimeout(done, 150));
+    await settled();
+  };
+  const foreseen = async (iteration, index = iteration) => {
+    const at = iteration ? [["3", "seed", 7 + iteration], ["2", "index", index]] : [];
+    api.answers.set("/otca/coming", { 12: { run: iteration ? "quickstart" : "quickstart-2", iteration, other: null, at } });
+    await changed();
+  };
+  const said = (node) => node.roots[0].all("otca-curves-coming")[0].children[0].textContent;
+
+  let { run, sampler, control, now } = await opened("opened", 7);
+  await foreseen(21);
+  assert.deepEqual(now(), [28, 21]);
+  await changed(); // that we changed it is a change, too
+  assert.equal(said(run), "The next Run continues quickstart (21), at seed 28.");
+  await foreseen(0);
+  assert.deepEqual(now(), [7, 0], "a new run was chosen");
+  assert.equal(said(run), "The next Run begins a new run: quickstart-2.");
+  await foreseen(21);
+  assert.deepEqual(now(), [28, 21], "and the old one again");
+  sampler.widgets.find(({ name }) => name === "seed").value = 7;
+  await changed();
+  assert.deepEqual(now(), [7, 21], "the user wants the beginning again");
+  assert.equal(said(run), "The next Run continues quickstart (21), at index 21.");
+  ({ run, sampler, now } = await opened("opened", 7, { index: 21 })); // as undo opens a graph
+  await foreseen(22);
+  assert.deepEqual(now(), [7, 22], "even after undo");
+  sampler.widgets.find(({ name }) => name === "seed").value = 8;
+  await changed();
+  ({ run, now } = await opened("opened", 7));
+  await foreseen(22);
+  assert.deepEqual(now(), [29, 22], "opened from its file again");
+
+  ({ run, now } = await opened("queued ahead", 40));
+  await foreseen(3);
+  assert.deepEqual(now(), [40, 3], "its page was loaded again while prompts wait: none of them comes twice");
+
+  ({ run, sampler, control, now } = await opened("held", 7, { mode: "fixed" }));
+  await foreseen(21);
+  assert.deepEqual(now(), [7, 21]);
+  control.value = "increment";
+  await foreseen(22);
+  assert.deepEqual(now(), [7, 22], "what was held goes on from there");
+
+  ({ now } = await opened("new here", 1));
+  await foreseen(21);
+  api.answers.delete("/otca/coming");
+  await changed();
+  assert.deepEqual(now(), [28, 21], "an error says nothing of what goes on");
   comfyuiMakes.prompt = null;
 });
 

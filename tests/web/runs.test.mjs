@@ -73,13 +73,15 @@ test("rows that are read again replace those known", () => {
   assert.equal(runs.mergeRows(known, []), known);
 });
 
-test("the newest run is shown until one that is there is chosen", () => {
-  const [newest, older] = [{ id: "b" }, { id: "a" }];
+test("the run that was trained last is shown until one that is there is chosen", () => {
+  const [newest, older] = [{ id: "b", updated: 9 }, { id: "a", updated: 5 }];
   assert.equal(runs.shownRun([newest, older], null), newest);
   assert.equal(runs.shownRun([newest, older], "a"), older);
   assert.equal(runs.shownRun([newest, older], "deleted"), newest);
   assert.equal(runs.shownRun([], "a"), undefined);
-  const training = { id: "b", status: "running" };
+  const goesOn = { id: "a", updated: 12 };
+  assert.equal(runs.shownRun([newest, goesOn], null), goesOn, "an older run that goes on, between two prompts");
+  const training = { id: "b", status: "running", updated: 8 };
   assert.equal(runs.shownRun([newest, training, older], null), training, "what is in training comes before what is newest");
   assert.equal(runs.shownRun([newest, training, older], "a"), older);
 });

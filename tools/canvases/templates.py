@@ -145,7 +145,7 @@ class Template:
 TEMPLATES = {
     template.name: template
     for template in (
-        Template("quickstart", "01 Quickstart - CPU, four minutes", rewards_inside=True),
+        Template("quickstart", "01 Quickstart - CPU, no download", rewards_inside=True),
         Template("tour", "02 Tour - one iteration in eight notes", graph="quickstart", rewards_inside=True),
         Template("quickstart_comfyui", "03 Train what ComfyUI loaded - CPU, tiny model"),
         Template("rank_pictures", "04 Rank my pictures"),

@@ -50,7 +50,8 @@ class Light:
     """What a Make Trainable shows. All figures are GB.
 
     Attributes:
-        state: FITS, TIGHTLY, TOO_MUCH; MISSING: files are not here; UNKNOWN: why stands in `text`.
+        state: FITS, TIGHTLY, TOO_MUCH; MISSING: files are not here, and `needs` is that of the published ones on a GPU, 0 if
+            they are not known by name; UNKNOWN: why stands in `text`.
         text: beside a count, what the size of the pictures risks.
         needs, phase: the most that the device is asked for, and when.
         has, device: what there is of it; without a GPU main memory.
@@ -94,10 +95,18 @@ def lights(graph: Mapping[str, Mapping], machine: Machine) -> dict[str, Light]:
         files = needs.Files.of(graph, entry["inputs"])
         missing = tuple(dict.fromkeys(file.name for file in files.all if file.path is None))
         if missing:
-            found[node] = Light(MISSING, missing=missing)
+            found[node] = replace(_published(graph, machine), missing=missing)
         elif files.networks:
             found[node] = _light(graph, machine)
     return found
+
+
+def _published(graph: Mapping[str, Mapping], machine: Machine) -> Light:
+    light = Light(MISSING, device=machine.device, has=machine.has / GB)
+    try:
+        return replace(light, needs=needs.read(graph)[0].needs.total / GB)
+    except ValueError:  # such as a name that is not that of a published model
+        return light
 
 
 def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:

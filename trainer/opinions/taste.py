@@ -63,8 +63,8 @@ class ClickedTaste:
         self._fitted: tuple[Scaling, Utility] | None = None
         self._busy = threading.RLock()
 
-    def count(self) -> int:
-        """The pairs that it has; it learns from LEAST on."""
+    def pairs(self) -> int:
+        """How many it learns from."""
         with self._busy:
             self._learn()
             return len(self._pairs)

@@ -109,13 +109,9 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
     Args:
         node: the Training Run that it is about, where there are several; None: the first.
     """
-    at: list[dict[str, str]] = []
-    for graph in (before, now):
-        runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
-        if not runs:
-            return []
-        top = node if node in runs else runs[0]
-        at.append({path: id_ for id_, path in above(graph, top).items()})
+    at = [_by_path(graph, node) for graph in (before, now)]
+    if not all(at):
+        return []
     differences = []
     for path in sorted(at[0].keys() | at[1].keys()):
         old, new = (graph[ids[path]] if path in ids else None for graph, ids in zip((before, now), at, strict=True))
@@ -141,6 +137,24 @@ def as_begun(graph: Graph, done: int) -> dict[str, dict]:
     return begun
 
 
+def stands_at(begun: Graph, done: int, graph: Graph, node: str) -> tuple[tuple[str, str, int], ...]:
+    """What the advancing inputs of `graph` are after `done` iterations of a run that began with a graph of the same structure.
+
+    Args:
+        begun: as `as_begun` gives it.
+        node: the Training Run in `graph`.
+
+    Returns:
+        (id in `graph`, input, value), those nearest to the Training Run first.
+    """
+    before, found = _by_path(begun, node), []
+    for path, id_ in _by_path(graph, node).items():
+        values = constants(begun[before[path]]) if path in before else {}
+        names = ADVANCING.get(graph[id_]["class_type"], set()) & constants(graph[id_]).keys()
+        found += [(id_, name, values[name] + done) for name in sorted(names) if isinstance(values.get(name), int)]
+    return tuple(found)
+
+
 def change_line(change: Mapping[str, Any]) -> str:
     """One of `changes` for a human."""
     if "input" in change:
@@ -148,6 +162,13 @@ def change_line(change: Mapping[str, Any]) -> str:
     if change["before"] is None or change["now"] is None:
         return f"{change['node']}: {change['now'] or change['before']} is {'new' if change['now'] else 'gone'}"
     return f"{change['node']}: {change['before']} → {change['now']}"
+
+
+def _by_path(graph: Graph, node: str | None) -> dict[str, str]:
+    """{path: id} of what a Training Run is made of: of `node` if it is one, else of the graph's first; empty without one."""
+    runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
+    top = node if node in runs else next(iter(runs), None)
+    return {path: id_ for id_, path in above(graph, top).items()} if top is not None else {}
 
 
 def _deciding(graph: Graph, node_id: str) -> set[str]:

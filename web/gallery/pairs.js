@@ -1,7 +1,7 @@
 // @ts-check
 /** Asks which of two pictures of the same prompt is better, the most useful question next. */
-import { count as counted } from "../lib/format.js";
 import { t } from "../lib/language.js";
+import { shownTogether, unseenPairs } from "../lib/opinions.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
@@ -11,7 +11,7 @@ const TEXT = {
   none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
   works: t("Reading the opinions …"),
   skip: t("Skip"),
-  said: (/** @type {number} */ count) => counted(count, t("{count} pair"), t("{count} pairs")),
+  said: (/** @type {number} */ count) => t("Answered: {count}", { count }),
   left: t("The left one is better"),
   right: t("The right one is better"),
 };
@@ -19,12 +19,14 @@ const TEXT = {
 /**
  * @param {GalleryServer} server
  * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
- *   server has all that was said; asked before that, it would give the last pair once more
+ *   server has all that was said; asked before that, it may know no other pair than the last one
  */
 export async function comparePairs(server, { say, kept }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
+  /** @type {Set<string>} */
+  const seen = new Set();
   let count = 0;
   const pictures = [0, 1].map((side) => {
     const image = h("img", { alt: "" });
@@ -58,7 +60,7 @@ export async function comparePairs(server, { say, kept }) {
     setText(prompt, TEXT.works);
     await kept();
     try {
-      asked = (await server.getJson(`/otca/gallery/pairs?skip=${skipped}`)).pairs;
+      asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
       setText(error, "");
     } catch (failure) {
       setText(error, failure.message);
@@ -90,6 +92,7 @@ export async function comparePairs(server, { say, kept }) {
   function next(isSkipped) {
     if (!asked.length) return;
     if (isSkipped) skipped += 1;
+    seen.add(shownTogether(asked[0].pair));
     asked = asked.slice(1);
     if (asked.length) show();
     else more();

@@ -11,8 +11,8 @@ const TEXT = {
   on: t("Learn My Taste"),
   onTitle: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it"),
   encoder: t("Image encoder"),
-  few: (/** @type {number} */ have, /** @type {number} */ needed) =>
-    t("My Taste has {have} of {needed} pairs. A liked and a disliked picture make one, and so do two that you compared.", { have, needed }),
+  few: (/** @type {number} */ have, /** @type {number} */ least) =>
+    t("My Taste has {have} of the {least} pairs that it needs. A pair is a liked and a disliked picture of one prompt, two with other stars, or an answer in Compare….", { have, least }),
   works: t("looking at pictures …"),
   scored: (/** @type {number} */ count) => t("{count} scored", { count }),
   sure: (/** @type {string} */ share, /** @type {string} */ error, /** @type {number} */ pairs) =>
@@ -53,12 +53,12 @@ export function tasteBar(server, { changed, failed }) {
       encoder.replaceChildren(...told.encoders.map((/** @type {string} */ name) => h("option", { value: name }, name)));
       encoder.value = told.encoder;
     }
-    const { agreement, works, problem } = told;
+    const { agreement, works, problem, pairs: have, least } = told;
     save.hidden = !agreement;
     const [mean, error, pairs] = agreement ?? [];
     const errorText = error === null ? TEXT.unsure : `± ${Math.round(100 * error)} %`;
     const parts = [
-      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few(told.pairs, told.needed)),
+      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few(have, least)),
       agreement && TEXT.scored(told.scored),
       works && TEXT.works,
     ];

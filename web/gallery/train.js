@@ -5,6 +5,7 @@ import { t } from "../lib/language.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
+
 const TEXT = {
   title: t("Train on these"),
   note: t("Makes a workflow that learns from your opinions, from these pictures alone: nothing is sampled but for the pictures before and after. Nothing starts until you press Run."),
@@ -14,7 +15,7 @@ const TEXT = {
   model: t("Model"),
   works: t("Reading the opinions …"),
   pairs: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pairs to learn from, {held} held out to test it", { items, held }),
-  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from; pairs held out to test it: {held}", { items, held }),
+  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, {held} pairs held out to test it", { items, held }),
   cost: (/** @type {number} */ forwards, /** @type {string} */ fast, /** @type {string} */ slow) =>
     t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
   memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),

@@ -14,6 +14,15 @@ const gb = (size) => size.toFixed(size < 100 ? 1 : 0);
 
 const counted = (/** @type {string} */ phase) => t("An estimate, counted from the files. It needs the most in: {phase}.", { phase });
 
+/** @param {Light} light What the files that are missing would need on a GPU; "" if that is not known. */
+function withThem(light) {
+  if (!light.needs) return "";
+  const values = { needs: light.needs.toFixed(0), has: light.has.toFixed(0), device: light.device };
+  return light.device
+    ? t("With them it needs about {needs} GB; {device} has {has} GB.", values)
+    : t("With them it needs about {needs} GB of GPU memory; this machine has no GPU.", values);
+}
+
 /**
  * A line for a light, its colour, what else there is to know, and what the button that makes it fit says; "" without one.
  *
@@ -22,7 +31,7 @@ const counted = (/** @type {string} */ phase) => t("An estimate, counted from th
  */
 export function lightLine(light) {
   const none = { tone: /** @type {const} */ ("none"), more: "", button: "" };
-  if (light.state === "missing") return { ...none, text: t("Files are missing: see ComfyUI's list."), more: light.missing.join(", ") };
+  if (light.state === "missing") return { ...none, text: `${t("Files are missing: see ComfyUI's list.")} ${withThem(light)}`.trim(), more: light.missing.join(", ") };
   if (light.state === "unknown") return { ...none, text: t("Memory: not known yet."), more: light.text };
   const { word, tone } = STATES[light.state];
   const values = { word, needs: gb(light.needs), has: gb(light.has), device: light.device, ram: gb(light.ram), all: gb(light.ram_has) };

@@ -9,6 +9,24 @@ import { t } from "./language.js";
  * @typedef {{id: string, kind: string, picture: string, other: string, value: any}} Opinion `other` and `value` as the store has them
  */
 
+/**
+ * The next pairs to ask about that were not shown yet: an answer may be on its way while the next ones are asked for.
+ *
+ * @template {{pair: [string, string]}} Asked
+ * @param {(skip: number) => Promise<Asked[]>} ask the server's pairs but so many
+ * @param {number} skip
+ * @param {Set<string>} seen ids of pictures that were shown together, as `shownTogether`
+ * @returns {Promise<Asked[]>}
+ */
+export async function unseenPairs(ask, skip, seen) {
+  const found = await ask(skip);
+  const unseen = found.filter(({ pair }) => !seen.has(shownTogether(pair)));
+  return unseen.length || !found.length || skip > seen.size ? unseen : unseenPairs(ask, skip + found.length, seen);
+}
+
+/** @param {[string, string]} pair */
+export const shownTogether = (pair) => [...pair].sort().join(" ");
+
 /** @returns {Said} */
 export const nothingSaid = () => ({ thumb: 0, stars: 0, tags: [], regions: {}, better: 0, worse: 0 });
 

@@ -100,14 +100,16 @@ export function mergeRows(before, read) {
 }
 
 /**
- * The run that is shown: the chosen one; until the user has chosen one that is there, the newest of those in training, or of all.
+ * The run that is shown: the chosen one; until the user has chosen one that is there, the newest of those in training, or the one that
+ * was trained last, such as a run on the canvas between two prompts.
  *
  * @param {Run[]} runs the newest first
  * @param {string | null} chosen
  * @returns {Run | undefined}
  */
 export function shownRun(runs, chosen) {
-  return runs.find(({ id }) => id === chosen) ?? runs.find(({ status }) => status === "running") ?? runs[0];
+  const found = runs.find(({ id }) => id === chosen) ?? runs.find(({ status }) => status === "running");
+  return found ?? runs.toSorted((a, b) => b.updated - a.updated)[0];
 }
 
 /**

@@ -22,7 +22,7 @@ import { runView } from "./runview.js";
 
 const TAB = "otca";
 const POLL_MS = 2000;
-const QUICKSTART = "01 Quickstart - CPU, four minutes";
+const QUICKSTART = "01 Quickstart - CPU, no download";
 const RECENT = 10; // rows that are kept as they came, for the pace
 
 const TEXT = {

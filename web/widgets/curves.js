@@ -15,6 +15,7 @@ const TEXT = {
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
+  goesOnAt: (/** @type {string} */ run, /** @type {number} */ iteration, /** @type {string} */ input, /** @type {number} */ value) => t("The next Run continues {run} ({iteration}), at {input} {value}.", { run, iteration, input, value }),
   begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
   still: t("The learning rate is 0: nothing is trained."),
   unwatched: (/** @type {string} */ judges) => t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges }),
@@ -147,8 +148,10 @@ class Curves {
   }
 
   /** @param {Coming} coming */
-  foresee({ run, iteration, other, still, unwatched = [] }) {
-    const next = iteration ? TEXT.goesOn(run, iteration) : TEXT.begins(run);
+  foresee({ run, iteration, other, at, still, unwatched = [] }) {
+    const where = this.comfy.goesOnAt(at);
+    const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : TEXT.goesOn(run, iteration);
+    const next = iteration ? goesOn : TEXT.begins(run);
     setText(this.coming, still ? `${TEXT.still} ${next}` : next);
     const warning = unwatched.length ? TEXT.unwatched(unwatched.join(", ")) : "";
     if (this.unwatched.textContent !== warning) {
@@ -159,6 +162,17 @@ class Curves {
     this.goOn.hidden = !other;
     if (other) setText(this.goOn, TEXT.goOn(...other));
     if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
+    else if (this.run && this.run !== run && !this.waiting) this.clear();
+  }
+
+  /** The run that comes has no iteration yet: what is shown is another's. */
+  clear() {
+    Object.assign(this, { run: null, rows: [], changes: [], evaluations: [], took: [] });
+    setText(this.heading, TEXT.empty);
+    setText(this.brake, "");
+    this.list.replaceChildren();
+    this.strip.element.hidden = true;
+    this.comfy.growNode(this.node);
   }
 
   async continueOther() {
