@@ -4,6 +4,8 @@ import test from "node:test";
 import { layout, lineOf, linesBetween } from "../../web/lib/gallerylayout.js";
 import { boxBetween, marksOf, nothingSaid, saidBy, shownTogether, unseenPairs, withOpinions } from "../../web/lib/opinions.js";
 import { newId, outbox } from "../../web/lib/outbox.js";
+import { comparePairs } from "../../web/gallery/pairs.js";
+import { openPage } from "./page.mjs";
 
 const GROUPS = [{ key: "a", label: "a cat", count: 5 }, { key: "b", label: "", count: 2 }];
 
@@ -51,7 +53,7 @@ test("what is said shows before the server has answered", () => {
   ]);
   assert.deepEqual(now, { thumb: 1, stars: 0, tags: ["hands"], regions: { r: region }, better: 1, worse: 1 });
   assert.deepEqual(withOpinions(now, "x", [say("region", null, "r"), say("tag", null, "hands")]).regions, {});
-  assert.equal(marksOf(now).words, "liked, better in 1 pairs, worse in 1 pairs, 1 regions, hands");
+  assert.equal(marksOf(now).words, "liked, better in 1 pair, worse in 1 pair, 1 region, hands");
   assert.equal(marksOf(nothingSaid()).signs, "");
 });
 
@@ -131,4 +133,27 @@ test("a pair is not asked again while its answer is on its way, nor if it was pa
   for (const { pair } of all) seen.add(shownTogether(pair));
   assert.deepEqual(await unseenPairs(ask, 0, seen), []);
   assert.deepEqual(await unseenPairs(async () => [all[0]], 0, seen), [], "a server that always asks the same is asked so often only");
+});
+
+test("the next pairs are asked for when the server has the answer to the last one", async () => {
+  openPage();
+  const kept = [];
+  let arrive;
+  const send = (item) => new Promise((resolve) => (arrive = () => resolve(kept.push(item.id))));
+  const box = outbox({ storage: { getItem: () => null, setItem() {} }, key: "k", send, changed() {}, refused() {} });
+  let asked = 0;
+  const server = {
+    routeUrl: (route) => route,
+    getJson: async () => ((asked += 1), { pairs: [[["a", "b"]], [["c", "d"]]][kept.length].map((pair) => ({ pair, prompt: pair.join() })) }),
+  };
+  await comparePairs(server, { say: (id, _, other) => box.push({ id: `${id}>${other}` }), kept: box.sent });
+  const press = (key) => document.body.all("otca-dialog")[0].dispatchEvent(Object.assign(new Event("keydown"), { key }));
+  const prompt = () => document.body.all("otca-gallery-prompt")[0].textContent;
+  assert.deepEqual([asked, prompt()], [1, "a,b"]);
+  press("ArrowRight");
+  await settled();
+  assert.deepEqual([asked, prompt()], [1, "Reading the opinions …"]);
+  arrive();
+  await settled();
+  assert.deepEqual([asked, prompt(), kept], [2, "c,d", ["b>a"]]);
 });

@@ -9,6 +9,7 @@ const TEXT = {
   title: t("Which one is better?"),
   keys: t("← or → the better one · Space skip · Escape ends"),
   none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
+  works: t("Reading the opinions …"),
   skip: t("Skip"),
   said: (/** @type {number} */ count) => t("Answered: {count}", { count }),
   left: t("The left one is better"),
@@ -17,9 +18,10 @@ const TEXT = {
 
 /**
  * @param {GalleryServer} server
- * @param {{say: (id: string, kind: string, other: string, value: any) => void}} options
+ * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
+ *   server has all that was said; asked before that, it may know no other pair than the last one
  */
-export async function comparePairs(server, { say }) {
+export async function comparePairs(server, { say, kept }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
@@ -54,6 +56,9 @@ export async function comparePairs(server, { say }) {
   await more();
 
   async function more() {
+    show();
+    setText(prompt, TEXT.works);
+    await kept();
     try {
       asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
       setText(error, "");

@@ -126,7 +126,7 @@ export function galleryView(server, { own, openWorkflow }) {
         "div.otca-toolbar",
         {},
         button("pi-play", TEXT.train, () => guard(() => trainDialog(server, { ids: list.ids(), openWorkflow })), { class: "otca-button otca-primary" }),
-        button("pi-arrows-h", TEXT.compare, () => guard(() => comparePairs(server, { say })), { title: TEXT.compareTitle }),
+        button("pi-arrows-h", TEXT.compare, () => guard(() => comparePairs(server, { say, kept: box.sent })), { title: TEXT.compareTitle }),
         button("pi-sort-alt", TEXT.exchange, () => exchangeDialog(server, { changed: () => follow.refresh() }), { title: TEXT.exchangeTitle }),
         !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: TEXT.tabTitle }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), TEXT.tab),
       ),

@@ -1,5 +1,6 @@
 // @ts-check
 /** What is said of a picture: how a key changes it before the server has said so, and what is written on a tile. */
+import { count } from "./format.js";
 import { t } from "./language.js";
 
 /**
@@ -75,22 +76,22 @@ export function saidBy(key, said) {
  * @param {Said} said
  */
 export function marksOf({ thumb, stars, tags, regions, better, worse }) {
-  const count = Object.keys(regions).length;
+  const areas = Object.keys(regions).length;
   const signs = [
     thumb > 0 && "👍",
     thumb < 0 && "👎",
     stars > 0 && "★".repeat(stars),
     better + worse > 0 && `⚖${better + worse}`,
-    count > 0 && "▣",
+    areas > 0 && "▣",
     tags.length > 0 && "#",
   ];
   const words = [
     thumb > 0 && t("liked"),
     thumb < 0 && t("disliked"),
     stars > 0 && t("{stars} of 5 stars", { stars }),
-    better > 0 && t("better in {count} pairs", { count: better }),
-    worse > 0 && t("worse in {count} pairs", { count: worse }),
-    count > 0 && t("{count} regions", { count }),
+    better > 0 && count(better, t("better in {count} pair"), t("better in {count} pairs")),
+    worse > 0 && count(worse, t("worse in {count} pair"), t("worse in {count} pairs")),
+    areas > 0 && count(areas, t("{count} region"), t("{count} regions")),
     ...tags,
   ];
   return { signs: signs.filter(Boolean).join(" "), words: words.filter(Boolean).join(", ") };

@@ -21,6 +21,8 @@ export function outbox({ storage, key, send, changed, refused }) {
   let waiting = read();
   let sending = false;
   let failures = 0;
+  /** @type {(() => void)[]} */
+  const asking = []; // who waits until all is sent
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
 
@@ -66,6 +68,7 @@ export function outbox({ storage, key, send, changed, refused }) {
       changed(waiting.length, null);
     }
     sending = false;
+    for (const tell of asking.splice(0)) tell();
   }
 
   return {
@@ -79,6 +82,8 @@ export function outbox({ storage, key, send, changed, refused }) {
     /** Sends what an earlier page has left. */
     begin: work,
     waiting: () => waiting.slice(),
+    /** @returns {Promise<void>} when the server has answered to all that was said: what it is asked before that, it answers without it */
+    sent: () => (waiting.length ? new Promise((resolve) => asking.push(resolve)) : Promise.resolve()),
     end: () => clearTimeout(timer),
   };
 }
