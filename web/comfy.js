@@ -635,6 +635,9 @@ export function onExecution({ started, cached, failed }) {
   });
 }
 
+/** @param {number} count how often the graph that is open is queued, as by ComfyUI's Run with that number beside it */
+export const queueRuns = (count) => app.queuePrompt(0, count);
+
 /**
  * Calls back with how many prompts are in the queue, the one that runs included.
  *

@@ -194,6 +194,16 @@ test("a result is shown in the workflow that made it; of a script's the server k
   assert.equal(textOf(node, "otca-owner"), "Adapter: script, iteration 9");
 });
 
+test("one click queues twenty Runs of the graph that is open", async () => {
+  const { app } = await import("./comfyui.mjs");
+  const run = made(12, RUN);
+  const asked = [];
+  app.queuePrompt = (...given) => asked.push(given);
+  run.widgets.find(({ name }) => name === "Train 20").callback();
+  assert.deepEqual(asked, [[0, 20]]);
+  delete app.queuePrompt;
+});
+
 test("a new run has the next free name and begins with a fresh adapter", async () => {
   const run = made(12, RUN);
   const loader = made(1, LOADER);
