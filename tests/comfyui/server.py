@@ -68,13 +68,14 @@ def named_or(variable: str, pattern: str) -> list[Path]:
 
 
 def installations() -> list[Installation]:
-    """What COMFYUI_PATH names, else every ComfyUI* below ~/comfy, where comfy-cli installs. Each with its own front end."""
+    """What COMFYUI_PATH names, else every ComfyUI* below ~/comfy, where comfy-cli installs; the oldest first, whatever its
+    folder is called. Each with its own front end."""
     found = []
     for folder in named_or("COMFYUI_PATH", "comfy/ComfyUI*"):
         python = Path(os.environ.get("COMFYUI_PYTHON") or folder / ".venv" / "bin" / "python")
         if (folder / "main.py").is_file() and python.exists():
             found.append(Installation(folder.resolve(), python))
-    return found
+    return sorted(found, key=lambda each: each.age)
 
 
 def fresh() -> list[Installation]:
@@ -97,7 +98,7 @@ def front_ends() -> list[Path]:
 def targets() -> list[Installation]:
     """The installations, and the newest of them once more with the newest front end that is there."""
     found = installations()
-    newest = max(found, key=lambda each: each.age, default=None)
+    newest = found[-1] if found else None
     front_end = max(front_ends(), key=lambda folder: numbers(front_end_version(folder)), default=None)
     return found + ([replace(newest, front_end=front_end)] if newest and front_end else [])
 
