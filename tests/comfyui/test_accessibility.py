@@ -50,15 +50,21 @@ def check(canvas, selector: str) -> None:
     assert not findings, json.dumps(findings, indent=1)
 
 
+def answer(canvas, route: str, said) -> None:
+    more = {"body": said, "content_type": "image/png"} if isinstance(said, bytes) else {"json": said}
+    canvas.page.route(route, lambda asked: asked.fulfill(**more))
+
+
 @contextmanager
 def answering(canvas, answers: dict):
     """The server's answers by route: JSON, or a picture's bytes."""
-    for route, answer in answers.items():
-        more = {"body": answer, "content_type": "image/png"} if isinstance(answer, bytes) else {"json": answer}
-        canvas.page.route(route, lambda request, more=more: request.fulfill(**more))
-    yield
-    for route in answers:
-        canvas.page.unroute(route)
+    for route, said in answers.items():
+        answer(canvas, route, said)
+    try:
+        yield
+    finally:
+        for route in answers:
+            canvas.page.unroute(route)
 
 
 ROWS = [
