@@ -142,7 +142,7 @@ def curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: 
     try:
         drawn = [
             figures.svg(lambda panel=panel: figures.curves_figure(history, evaluations, [panel], changed))
-            for panel in figures.panels(history)
+            for panel in figures.panels(history, evaluations)
         ]
     except MissingPackage as missing:
         return f'<p class="quiet">{escape(str(missing))}</p>'

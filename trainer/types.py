@@ -109,6 +109,7 @@ REPLACED = {  # node ids that are no more, and how to have what they did
 # divides by zero on purpose.
 FAILED = math.nan  # the sample should have been scored: it is taken out of the update
 LEFT_OUT = math.inf  # the reward does not apply to the sample, which the other rewards train on
+OPINION = "preference"  # the objective of pairs and opinions: 1 for what was chosen, given and not measured
 
 
 class Prompt(str):

@@ -124,12 +124,22 @@ class Canvas:
         return self.page.evaluate("() => app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled'].type === 'hidden'")
 
     def forget(self) -> None:
-        """Leaves nothing of one test to the next: an empty graph, no dialog, no messages, no complaints."""
+        """Leaves nothing of one test to the next: no prompt, an empty graph, no dialog, no messages, no complaints."""
         # A test that failed may leave one of ComfyUI's, which hides all else from `get_by_role`.
         if self.page.locator("[role=dialog]:visible").count():
             self.open()
         self.page.evaluate(
-            """() => {
+            """async () => {
+                const { api } = comfyAPI.api;
+                const atWork = async () => {
+                    const { queue_running, queue_pending } = await (await api.fetchApi("/queue")).json();
+                    return queue_running.length + queue_pending.length;
+                };
+                if (await atWork()) {
+                    await api.fetchApi("/queue", { method: "POST", body: '{"clear": true}' });
+                    await api.interrupt(null);
+                    while (await atWork()) await new Promise(done => setTimeout(done, 100));
+                }
                 app.graph.clear();
                 for (const dialog of document.querySelectorAll("dialog.otca-dialog[open]")) dialog.close();
                 otcaTest.events.length = 0;

@@ -87,7 +87,7 @@ def test_two_pages_show_the_same_and_nothing_is_lost_while_the_server_is_away(ow
     for _ in range(4):
         own.keyboard.press("5")
         own.keyboard.press("j")
-    assert len(own.evaluate("JSON.parse(sessionStorage.getItem('otca.gallery.waiting'))")) == 4
+    own.wait_for_function("() => JSON.parse(sessionStorage.getItem('otca.gallery.waiting')).length === 4")
     own.unroute("**/otca/gallery/say")
     own.reload()
     own.wait_for_function(KEPT)

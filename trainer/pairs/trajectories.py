@@ -21,10 +21,9 @@ from ..prompts import numbers_at
 from ..rewards.base import Reward, RewardError
 from ..rewards.overlap import Overlap
 from ..rollout import share_of, stream
-from ..types import Advantages, Prompts, SamplerSettings, Scores, StepCredit, Trajectories
+from ..types import OPINION, Advantages, Prompts, SamplerSettings, Scores, StepCredit, Trajectories
 from .reading import Pair, PairFolder
 
-OBJECTIVE = "preference"
 MOST_LATENT_BYTES = 2 * 1024**3  # of main memory, to a model: pictures that may come again
 
 Key = tuple[str, int, int]  # a file's digest, and the width and height that it was fitted to
@@ -159,7 +158,7 @@ def of_scores(trajectories: Trajectories, values: Tensor, rewards: Sequence[Rewa
     """The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share."""
     scores = Scores(
         values=values[:, None],
-        names=(OBJECTIVE,),
+        names=(OPINION,),
         coefficients=(1.0,),
         groups=trajectories.groups,
         held_out=torch.empty(len(values), 0),

@@ -85,7 +85,7 @@ def reward_curves(
     history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int] = ()
 ) -> np.ndarray:
     """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
-    return rendered(curves_figure(history, evaluations, panels(history), changed))
+    return rendered(curves_figure(history, evaluations, panels(history, evaluations), changed))
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,13 @@ class Panel:
     color: str
 
 
-def panels(history: Sequence[Mapping]) -> list[Panel]:
-    """One a reward, held-out ones last."""
+def panels(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[Panel]:
+    """One a reward, held-out ones last: of those that scored samples, and of those that only judge evaluations."""
     names = list({name: None for row in history for name in row})
-    kinds = [(name, kind) for kind in keys.KINDS for name in keys.rewards(names, kind)]
+    kinds = {name: kind for kind in keys.KINDS for name in keys.rewards(names, kind)}
+    for row in evaluations[:1]:
+        for name, figures in row["rewards"].items():
+            kinds.setdefault(name, keys.HELD_OUT if figures["held_out"] else keys.REWARD)
     return [
         Panel(
             keys.mean(kind, name),
@@ -109,7 +112,7 @@ def panels(history: Sequence[Mapping]) -> list[Panel]:
             name if kind == keys.REWARD else f"{name} (held out)",
             COLORS[number % len(COLORS)],
         )
-        for number, (name, kind) in enumerate(kinds)
+        for number, (name, kind) in enumerate(kinds.items())
     ]
 
 
@@ -119,7 +122,7 @@ def curves_figure(
     """Each reward's iteration means, their running mean, and the fixed evaluation as points. A dotted line stands before each
     iteration that was the first with a changed value."""
     columns = min(4, max(1, len(chosen)))
-    rows = math.ceil(len(chosen) / columns)
+    rows = max(1, math.ceil(len(chosen) / columns))
     figure = new_figure(3.6 * columns, 2.9 * rows + 0.4)
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for axis, panel in zip(axes, chosen, strict=False):
@@ -131,6 +134,8 @@ def curves_figure(
         axis.set_axis_off()
     if chosen:
         axes[0].legend(fontsize=7)
+    else:
+        axes[0].text(0.5, 0.5, "no reward is asked here", ha="center", transform=axes[0].transAxes)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import keys
-from ..types import LEFT_OUT, Advantages, Report, Trajectories
+from ..types import LEFT_OUT, OPINION, Advantages, Report, Trajectories
 
 
 def report(update: Mapping[str, float], trajectories: Trajectories, advantages: Advantages) -> Report:
@@ -17,6 +17,8 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
         (keys.HELD_OUT, scores.held_out_names, scores.held_out),
     ):
         for k, name in enumerate(names):
+            if name == OPINION:
+                continue  # what was said of a picture, and not what a reward finds in it: training cannot change it
             column = values[:, k][values[:, k].isfinite()]
             metrics[keys.mean(kind, name)] = column.mean().item()
             metrics[keys.std(kind, name)] = column.std().item() if len(column) > 1 else 0.0

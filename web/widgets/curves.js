@@ -25,6 +25,7 @@ const TEXT = {
   same: t("Fix: let the seed of Sample Groups move on (control after generate: increment), or change a value."),
   failed: t("Resume on canvas"),
   heldOut: t("held out"),
+  agreement: t("Agrees with held-out opinions"),
   line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
   rise: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
 };
@@ -193,7 +194,9 @@ class Curves {
   }
 
   draw() {
-    const panels = rewardPanels(this.rows, []);
+    const panels = rewardPanels(this.rows, this.evaluations).map((panel) => ({ ...panel, evaluations: this.evaluations }));
+    const agreement = agreements(this.rows);
+    if (agreement.length) panels.unshift({ name: TEXT.agreement, heldOut: true, key: "", evaluations: agreement });
     this.entitle();
     this.list.replaceChildren(
       ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
@@ -202,21 +205,22 @@ class Curves {
   }
 
   /**
-   * @param {{name: string, heldOut: boolean, key: string}} panel
+   * @param {{name: string, heldOut: boolean, key: string, evaluations: Evaluation[]}} panel
    * @param {string} color
    */
-  entry({ name, heldOut, key }, color) {
+  entry({ name, heldOut, key, evaluations }, color) {
     const xs = series(this.rows, "iteration");
     const ys = series(this.rows, key);
     const means = runningMean(ys);
-    const evaluated = errorBars(this.evaluations, name);
+    const evaluated = errorBars(evaluations, name);
+    const latest = significant(means.findLast(Number.isFinite) ?? evaluated.at(-1)?.mean);
     const range = extent([...ys, ...evaluated.flatMap(({ low, high }) => [low, high])]);
     const axis = h("div.otca-curves-axis", { "aria-hidden": "true" });
     const plot = s("svg.otca-curves-line", {
       viewBox: `0 0 ${LINE.width} ${LINE.height}`,
       preserveAspectRatio: "none",
       role: "img",
-      "aria-label": TEXT.line(name, significant(means.at(-1))),
+      "aria-label": TEXT.line(name, latest),
     });
     if (range) {
       /** @type {[number, number]} */
@@ -249,7 +253,7 @@ class Curves {
         if (x > 0) plot.append(s("line.otca-change", { x1: x, x2: x, y1: 0, y2: LINE.height }, s("title", {}, lines.join("; "))));
       }
     }
-    const progress = learned(this.evaluations, name);
+    const progress = learned(evaluations, name);
     return h(
       "li",
       { title: TEXT.rise },
@@ -257,11 +261,24 @@ class Curves {
         "p.otca-curves-name",
         { title: name },
         `${name} `,
-        h("span.otca-curves-value", {}, progress?.ends ?? significant(means.at(-1))),
+        h("span.otca-curves-value", {}, progress?.ends ?? latest),
         heldOut && h("span.otca-badge", {}, TEXT.heldOut),
       ),
       progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone }, progress.rise),
       h("div.otca-curves-plot", {}, axis, plot),
     );
   }
+}
+
+/**
+ * How often the model agreed with opinions that it never saw, where that was measured, in the form of evaluations.
+ *
+ * @param {Row[]} rows
+ * @returns {Evaluation[]}
+ */
+function agreements(rows) {
+  return rows.flatMap((row) => {
+    const { iteration, "opinions/agreement": mean, "opinions/agreement_error": error } = row;
+    return typeof mean === "number" ? [{ iteration, rewards: { [TEXT.agreement]: { mean, std: null, standard_error: error ?? null, held_out: true } } }] : [];
+  });
 }

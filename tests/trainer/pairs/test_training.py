@@ -45,7 +45,8 @@ def test_a_training_by_dpo_and_its_resumption_to_the_bit(folder_of, graph_of, ot
     assert [row["iteration"] for row in rows(whole)] == [1, 2, 3]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-4), "the policy is the reference: -log σ(0)"
     assert last["matching/margin"] > 0 and last["loss"] < first["loss"], "the chosen ones fit better than before"
-    assert (first["reward/preference/mean"], first["z/zero_fraction"], first["credit/step/3"]) == (0.5, 0, 1)
+    assert (first["z/zero_fraction"], first["credit/step/3"]) == (0, 1)
+    assert "reward/preference/mean" not in first, "half of the pictures are chosen ones, whatever the model learns"
     # 2 pairs at 2 of 4 levels: 8 forwards of the policy with gradient and 8 of the reference; and 2 x 2 for the divergence
     assert (first["forwards/with_gradient"], first["forwards/all"]) == (8, 20)
     evaluations = rows(whole, "evaluation.jsonl")

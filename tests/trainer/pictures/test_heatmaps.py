@@ -121,8 +121,21 @@ def test_running_mean_by_hand_and_over_gaps():
 
 def test_curves_are_drawn_from_history_with_nulls():
     history = [{"iteration": i, "reward/a/mean": None if i == 2 else float(i)} for i in (1, 2, 3)]
-    evaluations = [{"iteration": 0, "rewards": {"a": {"mean": None, "standard_error": None}}}]
+    evaluations = [{"iteration": 0, "rewards": {"a": {"mean": None, "standard_error": None, "held_out": False}}}]
     assert figures.reward_curves(history, evaluations).std() > 5
+
+
+def test_a_reward_that_only_judges_evaluations_has_a_panel_of_its_own():
+    """Learning from pairs asks no reward about samples: rewards.png showed none of those that judge its evaluations."""
+    history = [{"iteration": 1, "reward/a/mean": 0.5, "held_out/b/mean": 0.5}]
+    values = {"mean": 0.5, "standard_error": 0.1}
+    rewards = {name: {**values, "held_out": name != "a"} for name in "cab"}
+    shown = [(panel.label, panel.key) for panel in figures.panels(history, [{"iteration": 0, "rewards": rewards}])]
+    assert shown == [
+        ("a", "reward/a/mean"),
+        ("b (held out)", "held_out/b/mean"),
+        ("c (held out)", "held_out/c/mean"),
+    ]
 
 
 def test_a_grid_holds_every_picture_at_whole_pixel_scale():
