@@ -206,7 +206,7 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     used = as_pairs if form == PAIRS else alone
     groups = tuple(group for group in used if not is_held(group))
     held = tuple(group for group in as_pairs if is_held(group))
-    said = f"{len(groups)} {form} from {len(opinions)} opinions, {len(held)} pairs held out"
+    said = f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
     if gone:
         said += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:

@@ -15,7 +15,7 @@ const TEXT = {
   model: t("Model"),
   works: t("Reading the opinions …"),
   pairs: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pairs to learn from, {held} held out to test it", { items, held }),
-  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, {held} pairs held out to test it", { items, held }),
+  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, pairs held out to test it: {held}", { items, held }),
   cost: (/** @type {number} */ forwards, /** @type {string} */ fast, /** @type {string} */ slow) =>
     t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
   memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),

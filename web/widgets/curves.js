@@ -25,7 +25,7 @@ const TEXT = {
   same: t("Fix: let the seed of Sample Groups move on (control after generate: increment), or change a value."),
   failed: t("Resume on canvas"),
   heldOut: t("held out"),
-  agreement: t("Agrees with held-out opinions"),
+  agreement: t("agreement"),
   line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
   rise: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
 };
