@@ -98,16 +98,17 @@ def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]
         assert execution.end == "execution_success", execution.detail
         outcome = (of["OTCA_ScoreImages"], of["PreviewImage"])
     else:
-        run_iterations(canvas, of["OTCA_TrainingRun"], runs)
+        learns_from_pairs = "OTCA_MyPictures" in of or "OTCA_PreferencePairs" in of  # no curve but that of evaluations
+        run_iterations(canvas, of["OTCA_TrainingRun"], runs, evaluate_every=2 if learns_from_pairs else 0)
         credits = [node for node, kind in kinds.items() if _shows_credit(kind) or kind == "OTCA_RewardStack"]
         credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
         outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
     return [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
 
 
-def run_iterations(canvas: Canvas, run: int, count: int) -> None:
-    """Queues as many prompts, without evaluations, which take longer and are not seen."""
-    canvas.set({f"{run}.evaluate_every": 0})
+def run_iterations(canvas: Canvas, run: int, count: int, evaluate_every: int = 0) -> None:
+    """Queues as many prompts, without evaluations where they take long and are not seen."""
+    canvas.set({f"{run}.evaluate_every": evaluate_every})
     for _ in range(count):
         (execution,) = canvas.run_and_wait()
         assert execution.end == "execution_success", execution.detail
@@ -126,25 +127,35 @@ def docs(opened: Callable) -> None:
         ("newest_nodes2", newest, "nodes2", "dark", large),
     ):
         with opened(installation, size) as page:
-            picture = Image.open(io.BytesIO(_quickstart(page(renderer), palette).page.screenshot())).convert("RGB")
-            picture.save(PICTURES / f"first_sight_{name}.jpg", "JPEG", quality=82, optimize=True)
-            print(f"first_sight_{name}.jpg")
+            _sight(_after_runs(page(renderer), "quickstart", palette, ITERATIONS), f"first_sight_{name}")
+    for name, installation, renderer in (("nodes2", newest, "nodes2"), ("classic", oldest, "classic")):
+        with opened(installation, small) as page:
+            _sight(_after_runs(page(renderer), "my_pictures", "dark", 20, evaluate_every=10), f"gallery_trained_{name}")
     with opened(newest, (1400, 1350), sharper=1.5) as page:
         canvas = page("nodes2")
         folder = canvas.comfyui.base / "output" / "otca" / "quickstart-headless"
         command = ["train", TEMPLATES["quickstart"].api, "--output", folder, "--iterations", HEADLESS]
         subprocess.run([sys.executable, "-m", "comfyui_otca", *map(str, command)], check=True)
-        _details(_quickstart(canvas, "dark"))
+        _details(_after_runs(canvas, "quickstart", "dark", ITERATIONS))
 
 
-def _quickstart(canvas: Canvas, palette: str) -> Canvas:
-    """The quickstart after some iterations, once the page's own messages are gone."""
+def _sight(canvas: Canvas, name: str) -> None:
+    picture = Image.open(io.BytesIO(canvas.page.screenshot())).convert("RGB")
+    picture.save(PICTURES / f"{name}.jpg", "JPEG", quality=82, optimize=True)
+    print(f"{name}.jpg")
+
+
+def _after_runs(canvas: Canvas, name: str, palette: str, count: int, evaluate_every: int = 0) -> Canvas:
+    """A template after some iterations, once the page's own messages are gone."""
     canvas.page.evaluate("name => app.extensionManager.setting.set('Comfy.ColorPalette', name)", palette)
-    content = json.loads(TEMPLATES["quickstart"].canvas.read_text(encoding="utf-8"))
+    template = TEMPLATES[name]
+    content = json.loads(template.canvas.read_text(encoding="utf-8"))
     canvas.page.evaluate(
-        "content => app.loadGraphData(content, true, true, 'Quickstart', { openSource: 'template' })", content
+        "([content, name]) => app.loadGraphData(content, true, true, name, { openSource: 'template' })",
+        [content, template.title],
     )
-    run_iterations(canvas, RUN, ITERATIONS)
+    (run,) = (node["id"] for node in content["nodes"] if node["type"] == "OTCA_TrainingRun")
+    run_iterations(canvas, run, count, evaluate_every)
     canvas.page.wait_for_timeout(8000)
     return canvas
 
