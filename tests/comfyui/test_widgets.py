@@ -125,7 +125,7 @@ def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
     dots = fed.page.locator(".otca-curves-list li").evaluate_all(
         "items => items.map(item => [item.querySelector('p').textContent, item.querySelector('.otca-evaluation').getAttribute('d').split('M').length - 1])"
     )
-    assert dots == [["agreement 0.75held out", 1], ["colorfulness 0.4held out", 2]]
+    assert dots == [["colorfulness 0.4held out", 2], ["agreement 0.75held out", 1]]
 
 
 STOCK = """() => {

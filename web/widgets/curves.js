@@ -196,7 +196,7 @@ class Curves {
   draw() {
     const panels = rewardPanels(this.rows, this.evaluations).map((panel) => ({ ...panel, evaluations: this.evaluations }));
     const agreement = agreements(this.rows);
-    if (agreement.length) panels.unshift({ name: TEXT.agreement, heldOut: true, key: "", evaluations: agreement });
+    if (agreement.length) panels.push({ name: TEXT.agreement, heldOut: true, key: "", evaluations: agreement });
     this.entitle();
     this.list.replaceChildren(
       ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
