@@ -139,7 +139,9 @@ MINIMAP = (1143, 643)
 
 
 # Those that a newcomer opens, but for the tour, whose notes lead to it, and Wan 14B, whose loaders fill the first view.
-NEWCOMERS = [name for name, one in TEMPLATES.items() if one.title[:2] in "01 03 05 06 07 11 12 13 14 15 16 17 21".split()]
+NEWCOMERS = [
+    name for name, one in TEMPLATES.items() if one.title[:2] in "01 03 05 06 07 11 12 13 14 15 16 17 21".split()
+]
 
 
 @pytest.mark.parametrize("name", NEWCOMERS)

@@ -113,7 +113,9 @@ def test_the_first_iteration_is_a_dot(fed):
 def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
     """No reward scores samples there: a curve of 0.5, half of the pictures being chosen ones, was all that was shown."""
     values = {"std": 0.1, "standard_error": 0.02, "held_out": True}
-    evaluations = [{"iteration": at, "rewards": {"colorfulness": {"mean": mean, **values}}} for at, mean in ((0, 0.3), (2, 0.4))]
+    evaluations = [
+        {"iteration": at, "rewards": {"colorfulness": {"mean": mean, **values}}} for at, mean in ((0, 0.3), (2, 0.4))
+    ]
     rows = [{"iteration": 1}, {"iteration": 2, "opinions/agreement": 0.75, "opinions/agreement_error": 0.1}]
     answer = {"rows": rows, "evaluations": evaluations, "changes": [], "more": False}
     routes = "**/otca/runs/pairs/*"
@@ -122,9 +124,10 @@ def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
     feed(fed, RUN, "run", {"run": "pairs", "iteration": 2})
     fed.page.locator(".otca-evaluation").first.wait_for(state="attached")
     fed.page.unroute(routes)
-    dots = fed.page.locator(".otca-curves-list li").evaluate_all(
-        "items => items.map(item => [item.querySelector('p').textContent, item.querySelector('.otca-evaluation').getAttribute('d').split('M').length - 1])"
-    )
+    dots = fed.page.locator(".otca-curves-list li").evaluate_all("""items => items.map(item => [
+        item.querySelector("p").textContent,
+        item.querySelector(".otca-evaluation").getAttribute("d").split("M").length - 1,
+    ])""")
     assert dots == [["colorfulness 0.4held out", 2], ["agreement 0.75held out", 1]]
 
 

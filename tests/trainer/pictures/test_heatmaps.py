@@ -131,11 +131,7 @@ def test_a_reward_that_only_judges_evaluations_has_a_panel_of_its_own():
     values = {"mean": 0.5, "standard_error": 0.1}
     rewards = {name: {**values, "held_out": name != "a"} for name in "cab"}
     shown = [(panel.label, panel.key) for panel in figures.panels(history, [{"iteration": 0, "rewards": rewards}])]
-    assert shown == [
-        ("a", "reward/a/mean"),
-        ("b (held out)", "held_out/b/mean"),
-        ("c (held out)", "held_out/c/mean"),
-    ]
+    assert shown == [("a", "reward/a/mean"), ("b (held out)", "held_out/b/mean"), ("c (held out)", "held_out/c/mean")]
 
 
 def test_a_grid_holds_every_picture_at_whole_pixel_scale():
