@@ -165,6 +165,11 @@ def opinions_folder() -> Path:
     return _opinions_of(_of_server()) or Path(".")
 
 
+def opinions_cache(name: str) -> Path:
+    """Where what was computed of the pictures is kept, to be deleted at any time: beside the opinions, and never here itself."""
+    return (_opinions_of(_of_server()) or gallery_folder()) / name
+
+
 def gallery_folder() -> Path:
     """Where the gallery keeps what it has read; it is shown in ComfyUI's page alone."""
     return _gallery_of(_of_server()) or Path("otca_gallery")

@@ -55,7 +55,7 @@ class ClickedTaste:
     def __init__(self, store: Store, encoder: str = "shapes-clip", device: str = "auto"):
         self.store = store
         self._learner = Learner(encoder, device)
-        self._folder = paths.opinions_folder() / "features" / fingerprint(self._learner.folder)[:16]
+        self._folder = paths.opinions_cache("features") / fingerprint(self._learner.folder)[:16]
         self._rows: dict[str, np.ndarray | None] = {}
         self._state = ""
         self._pairs: list[tuple[str, str]] = []

@@ -34,7 +34,7 @@ class KeptLatents:
         picture = torch.rand(1, height, width, 3, generator=torch.Generator().manual_seed(0))
         made = model.encode(picture).mul(100).round().to(torch.int32).numpy()
         identity = hashlib.sha256(made.tobytes()).hexdigest()[:16]
-        self.folder = paths.opinions_folder() / "latents" / f"{identity}-{width}x{height}"
+        self.folder = paths.opinions_cache("latents") / f"{identity}-{width}x{height}"
 
     def of(self, names: Sequence[str], encode: Callable[[Sequence[int]], Tensor]) -> Tensor:
         """[B, C, (F,) h, w] of B pictures by their ids. `encode` makes those of the rows that it is given."""
@@ -75,7 +75,7 @@ class KeptLatents:
 def trim(most_bytes: int) -> int:
     """Removes the longest unused latents until all of them together have at most so many bytes; returns how many they have."""
     listed = []
-    for file in (paths.opinions_folder() / "latents").glob(f"*/*{_ENDING}"):
+    for file in paths.opinions_cache("latents").glob(f"*/*{_ENDING}"):
         try:
             stat = os.lstat(file)
         except OSError:

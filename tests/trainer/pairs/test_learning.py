@@ -87,7 +87,7 @@ def test_each_picture_is_encoded_once_for_all_processes_and_what_is_damaged_is_m
     learning._kept.clear()  # as another process
     again, _ = learning.take(planned, model, SETTINGS, **HOW)
     assert encoded == [1, 6, 1] and torch.equal(again.final, first.final)
-    (folder,) = (kept.paths.opinions_folder() / "latents").iterdir()
+    (folder,) = kept.paths.opinions_cache("latents").iterdir()
     files = sorted(folder.iterdir())
     assert len(files) == 6
     torch.testing.assert_close(
@@ -98,11 +98,23 @@ def test_each_picture_is_encoded_once_for_all_processes_and_what_is_damaged_is_m
     assert encoded == [1, 6, 1, 1]
 
 
+def test_where_no_folder_is_named_latents_are_in_the_gallery_s_and_not_in_whatever_folder_one_stands(
+    model, planned, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OTCA_OPINIONS")
+    (standing := tmp_path / "standing").mkdir()
+    monkeypatch.chdir(standing)
+    learning._kept.clear()
+    learning.take(planned, model, SETTINGS, **HOW)
+    assert [path.name for path in standing.iterdir()] == ["otca_gallery"]
+    assert len(list((standing / "otca_gallery" / "latents").glob("*/*"))) == 6
+
+
 def test_latents_on_disk_have_a_largest_size_and_the_longest_unused_go_first(model, planned):
     import os
 
     learning.take(planned, model, SETTINGS, **HOW)
-    files = sorted((kept.paths.opinions_folder() / "latents").glob("*/*"))
+    files = sorted(kept.paths.opinions_cache("latents").glob("*/*"))
     for age, file in enumerate(files):
         os.utime(file, (1000 - age, 1000 - age))
     each = files[0].stat().st_size
