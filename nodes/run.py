@@ -113,7 +113,7 @@ class TrainingRun(Node):
         run.follow(prompt, comfyui.canvas_of(extra_pnginfo), report)
         results.makes_run(node_id, run.folder.name)
         with _marked(run, iterations, node_id):
-            run.record(model, report, last=iterations, on_step=stopping.check_stop)
+            run.record(model, report, last=iterations, progress=stopping.progress)
             _renew_copies(run, model)
         results.shows_owner(prompt, node_id, ownership.standing(model))
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}

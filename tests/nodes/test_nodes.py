@@ -231,9 +231,10 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     assert images == 5
     sampler = outputs[workflow.find("SDESampler")[0]]
     assert sampler[0].kept is None, "the canvas's cache keeps trajectories, so they stay light"
-    assert len(comfyui.bars) == 3, "sampling, scoring, updating"
+    assert len(comfyui.bars) == 4, "sampling, scoring, updating, evaluating"
     assert all(0 < bar.value <= bar.total for bar in comfyui.bars)
-    assert all(bar.value == bar.total for bar in comfyui.bars[:2])
+    sampling, scoring, _, evaluating = comfyui.bars
+    assert all(bar.value == bar.total for bar in (sampling, scoring, evaluating))
     assert (tmp_path / "files/otca/otca/metrics.jsonl").is_file()
     assert (tmp_path / "loras/otca_lora.safetensors").is_file()
     assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/otca_lora.safetensors")]}

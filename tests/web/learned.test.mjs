@@ -23,8 +23,8 @@ test("scores between -1 and 1 rise by points, others by their own measure", () =
 
 test("a rise within two standard errors is not clear, and without an error none is", () => {
   const { rise, tone } = learned(evaluated(0.4, 0.45, 0.05, 0.04), "judge");
-  assert.deepEqual([rise, tone], ["+5 points since the start ± 4, not clear yet", "unclear"]);
-  assert.equal(learned(evaluated(0.4, 0.45, 0.05, null), "judge").rise, "+5 points since the start, not clear yet");
+  assert.deepEqual([rise, tone], ["+5 points ± 4: not clear yet", "unclear"]);
+  assert.equal(learned(evaluated(0.4, 0.45, 0.05, null), "judge").rise, "+5 points: not clear yet");
   assert.deepEqual(learned(evaluated(0.5, 0.3, -0.2, 0.05, 10), "judge").tone, "bad");
   assert.equal(learned(evaluated(0.5, 0.3, -0.2, 0.05, 10), "judge").rise, "\u221220 points since iteration 10 ± 5");
 });

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 BEFORE = "before.safetensors"  # the pictures of before training
+Progress = Callable[[int], Callable[[], None]]
 NOISE = "seed and prompt"  # what a picture's noise depends on; rows without that word: on the seed alone
 
 
@@ -42,13 +43,7 @@ def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Repor
 
 
 def evaluate(
-    model: FlowModel,
-    report: Report,
-    iteration: int,
-    prompts: Sequence[str],
-    seeds: int,
-    steps: int,
-    on_step: Callable[[], None],
+    model: FlowModel, report: Report, iteration: int, prompts: Sequence[str], seeds: int, steps: int, progress: Progress
 ) -> tuple[dict, Tensor, list[str]]:
     """Samples every prompt with every seed, by the deterministic sampler, and scores the pictures by every reward that may be
     asked about them.
@@ -59,7 +54,7 @@ def evaluate(
         report: of the iteration before, whose sampler settings and rewards are taken.
         seeds: how many.
         steps: denoising steps; 0: as many as training takes.
-        on_step: called before every model call; may raise to stop.
+        progress: gives, for a number of model calls, what is called before each of them, and may raise to stop.
 
     Returns:
         The row of evaluation.jsonl, the pictures [N, H, W, 3] or videos [N, F, H, W, 3], and the N prompts.
@@ -73,8 +68,9 @@ def evaluate(
     texts = [text for text, _ in share]
     settings = report.trajectories.settings
     settings = replace(settings, steps=steps or settings.steps)
+    calls = rollout.model_calls(settings.steps, len(share), settings.batch_size)
     with model.forwards.uncounted():
-        images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
+        images = rollout.generate(model, texts, settings, [seed for _, seed in share], progress(calls))
     asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
     judges = [judge for _, judge in asked]
     alone = one_by_one(judges)

@@ -280,14 +280,17 @@ class Run:
 
     # --- iterations -----------------------------------------------------------------------------------------------------
 
-    def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
+    def record(
+        self, model: FlowModel, report: Report, last: int, progress: evaluation.Progress = lambda calls: lambda: None
+    ) -> None:
         """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so.
 
         The same report twice is one iteration: on the canvas only this node's settings were changed, or a stop or an error cut
         the first call off. Nothing is logged again then; what was cut off, an evaluation or a save, is done.
 
         Args:
-            on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
+            progress: gives, for the number of an evaluation's model calls, what is called before each of them; that may raise to
+                stop, which then leaves that evaluation out.
         """
         self.check_metric(report.advantages.scores.rewards)
         if report.metrics is not self._metrics:
@@ -299,13 +302,13 @@ class Run:
             self.save_once(model)
         if self.settings.evaluate_every and not self._evaluated(0):
             with model.policy.reference():
-                self.evaluate(model, report, 0, on_step)
+                self.evaluate(model, report, 0, progress)
             if verdicts.brakes(self.settings):
                 with model.policy.holding_reference():
                     self._keep_best(model, 0)
         self._show_lines()  # not sooner: steps go up
         if self._is_last(last) or self.meter.due(self.history, every, self.evaluations):
-            self._evaluate_now(model, report, on_step)
+            self._evaluate_now(model, report, progress)
         # After the evaluation: else a run killed amid it would resume without.
         self.apply_brake(model)
         if not on_canvas and self._save_due(last):
@@ -343,13 +346,13 @@ class Run:
         scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
         self._last = replace(report.advantages, scores=scores)
 
-    def _evaluate_now(self, model: FlowModel, report: Report, on_step: Callable[[], None]) -> None:
+    def _evaluate_now(self, model: FlowModel, report: Report, progress: evaluation.Progress) -> None:
         if not self.settings.evaluate_every:
             return self.plot()
         new = not self._evaluated(self.iteration)
         with model.policy.averaged():
             if new:
-                self.evaluate(model, report, self.iteration, on_step)
+                self.evaluate(model, report, self.iteration, progress)
             self._keep_best(model, self.iteration)
         if new:
             self.plot()
@@ -364,11 +367,11 @@ class Run:
     def _evaluated(self, iteration: int) -> bool:
         return any(row["iteration"] == iteration for row in self.evaluations)
 
-    def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
+    def evaluate(self, model: FlowModel, report: Report, iteration: int, progress: evaluation.Progress) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
         began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
-        row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, on_step)
+        row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, progress)
         if self.settings.artefacts != OFF:
             row["artefacts"] = artefacts.figures(grids.stills(images), evaluation.grid_periods(model, images))
         noise = [row.get("noise") for row in (*self.evaluations[-1:], row)]

@@ -128,11 +128,12 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
 
 
 def as_begun(graph: Graph, done: int) -> dict[str, dict]:
-    """The graph as it stood before `done` iterations: a training that continues from it has the same seeds as the canvas."""
+    """The graph as it stood before `done` iterations: a training that continues from it has the same seeds as the canvas. Where
+    samples were held, a value has moved on less often than that: it then began at 0 at the lowest."""
     begun = {}
     for id_, entry in graph.items():
         names = ADVANCING.get(entry["class_type"], set()) & constants(entry).keys()
-        moved = {name: entry["inputs"][name] - done for name in names if entry["inputs"][name] >= done}
+        moved = {name: max(0, entry["inputs"][name] - done) for name in names}
         begun[id_] = {**entry, "inputs": {**entry["inputs"], **moved}}
     return begun
 

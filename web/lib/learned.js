@@ -31,7 +31,7 @@ export function learned(evaluations, name) {
   const since = first?.iteration ? t("since iteration {iteration}", { iteration: first.iteration }) : t("since the start");
   return {
     ends: `${significant(before)} → ${significant(after)}`,
-    rise: `${rise} ${since}${plusMinus}${isClear ? "" : `, ${t("not clear yet")}`}`,
+    rise: isClear ? `${rise} ${since}${plusMinus}` : `${rise}${plusMinus}: ${t("not clear yet")}`, // short, since nodes are narrow
     tone: !isClear ? "unclear" : change > 0 ? "good" : "bad",
   };
 }

@@ -12,6 +12,7 @@ import { stripView } from "./strip.js";
 
 const TEXT = {
   empty: t("No iteration yet. Press Run: each Run is one iteration. The first one takes longer, since it loads all models."),
+  first: t("The first iteration is at work. It loads all models, and evaluates before training."),
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
@@ -103,6 +104,7 @@ class Curves {
     if (kind === "started") {
       this.began = performance.now();
       this.nothing.hidden = true;
+      if (!this.rows.length) setText(this.heading, TEXT.first);
     }
     if (kind === "cached") {
       this.nothing.hidden = false;
@@ -110,7 +112,9 @@ class Curves {
     }
     if (kind === "queue") {
       this.waiting = data.waiting;
+      this.coming.hidden = data.waiting > 0; // it was said of the first of those that wait
       if (this.rows.length) this.entitle();
+      else if (!data.waiting) setText(this.heading, TEXT.empty);
     }
     if (kind === "coming") this.foresee(data);
     if (kind === "run") return this.recorded(data);

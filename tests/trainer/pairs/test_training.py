@@ -197,6 +197,8 @@ def test_only_the_index_moves_with_the_iterations(folder_of, graph_of):
     later = json.loads(json.dumps(graph))
     later["2"]["inputs"]["index"] = 7
     assert lineage.changes(graph, later) == [] and lineage.as_begun(later, 7) == graph
+    # samples were held: after nine iterations the index has moved on by seven. It was left at 7, and resumed at 7 + 9
+    assert lineage.as_begun(later, 9)["2"]["inputs"]["index"] == 0
     later["2"]["inputs"]["levels"] = 8
     [change] = lineage.changes(graph, later)
     assert (change["input"], change["before"], change["now"]) == ("levels", 4, 8)

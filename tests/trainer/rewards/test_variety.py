@@ -99,7 +99,7 @@ def evaluated(seeds):
             advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
         )
         model = SimpleNamespace(forwards=SimpleNamespace(uncounted=contextlib.nullcontext))
-        row, images, _ = evaluation.evaluate(model, report, 3, ["one", "other"], seeds, 0, lambda: None)
+        row, images, _ = evaluation.evaluate(model, report, 3, ["one", "other"], seeds, 0, lambda calls: lambda: None)
     finally:
         evaluation.rollout.generate = generate
     return row["rewards"], images

@@ -76,7 +76,7 @@ def test_what_stands_in_for_a_reward_is_kept_apart_and_nobody_is_asked(monkeypat
         advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
     )
     model = SimpleNamespace(forwards=SimpleNamespace(uncounted=contextlib.nullcontext))
-    row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], 1, 0, lambda: None)
+    row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], 1, 0, lambda calls: lambda: None)
     check_evaluation(row)
     assert row["rewards"].keys() == {"plain"} and row["learned"].keys() == {"vote"}
     assert row["learned"]["vote"]["mean"] == row["rewards"]["plain"]["mean"] == 0.5
