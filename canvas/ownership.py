@@ -384,10 +384,10 @@ def _asked(graph: Mapping, node: str) -> Asked:
     name = graph[node]["inputs"].get("run_name")
     if not isinstance(name, str):
         raise RunError(
-            f"node {node}, input run_name = {name!r}: a run's name has to be known before the first picture is made, so it "
-            "cannot come through a link. Fix: type the name into Training Run"
+            f"Training Run (node {node}), input run_name = {name!r}: a run's name has to be known before the first picture "
+            "is made, so it cannot come through a link. Fix: type the name into Training Run"
         )
     try:
         return real(paths.run_folder(plain_name(name))), lineage.structure(graph, node)
     except ValueError as error:
-        raise RunError(f"node {node}, input run_name = {name!r} {error}") from error
+        raise RunError(f"Training Run (node {node}), input run_name = {name!r} {error}") from error

@@ -7,7 +7,6 @@ last: the next prompt drops it from the cache long before there is another heatm
 
 from __future__ import annotations
 
-import contextlib
 import io
 import weakref
 from collections.abc import Callable, Mapping
@@ -173,15 +172,17 @@ def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: Sampl
 
 
 def coming(graph: Mapping) -> dict[str, dict]:
-    """{Training Run node: which run the next prompt of the graph would go on with}, where that can be said."""
+    """{Training Run node: which run the next prompt of the graph would go on with, or the problem that keeps it from one}."""
     from ..trainer.run.folder import RunError
     from . import ownership
 
     said = {}
     for node, entry in graph.items():
         if entry["class_type"] == RUN_NODE:
-            with contextlib.suppress(RunError):  # the prompt itself will say so
+            try:
                 said[node] = asdict(ownership.coming(graph, node)) | {"still": _moves_nothing(graph, entry)}
+            except RunError as error:
+                said[node] = {"problem": str(error)}
     return said
 
 

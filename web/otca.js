@@ -98,7 +98,7 @@ const foreseeSoon = soon(async () => {
   /** @type {Record<string, Coming>} */
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   const coming = Object.values(runs);
-  if (coming.length) comfy.goOnAt(coming.flatMap(({ at }) => at));
+  if (coming.length) comfy.goOnAt(coming.flatMap(({ at = [] }) => at));
   for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
 });
 // Once ComfyUI has opened its own graph: what is opened before that, it replaces.

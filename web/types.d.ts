@@ -231,6 +231,7 @@ type Coming = {
   at: [node: string, input: string, value: number][]; // where it goes on: what moves on with every prompt
   still?: boolean;
   unwatched?: string[];
+  problem?: string; // instead of all that: what keeps it from a run
 };
 
 /** Whether what a Make Trainable trains fits here, in GB: page/machine.py. */

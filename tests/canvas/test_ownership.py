@@ -355,7 +355,10 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     ownership.forget()
     assert said(one) == told("one-2", other=("one", 2))
     assert said(one, resume_run="one") == told("one", 2)
-    assert said(one, run_name=["20", 0]) is None, "the prompt itself says what is wrong"
+    assert "cannot come through a link" in said(one, run_name=["20", 0])["problem"], (
+        "and no run that it will not go on with"
+    )
+    assert "run_name = '' is empty" in said(one, run_name="")["problem"]
     assert said(tabs("still", {"OTCA_GRPOStep": {"learning_rate": 0.0}}))["still"] is True
 
 
@@ -407,7 +410,7 @@ def test_a_name_has_to_be_known_before_sampling(tabs, runs):
     graph["20"] = {"class_type": "PrimitiveString", "inputs": {"value": "../x"}}
     for name in (["20", 0], "../x", "/tmp/x", "a/b", "..", "", "C:\\x", "x\\y", "NUL", 7, None):
         graph["12"]["inputs"]["run_name"] = name
-        with pytest.raises(RunError, match=r"node 12, input run_name = .*Fix: "):
+        with pytest.raises(RunError, match=r"Training Run \(node 12\), input run_name = .*Fix: "):
             ownership.take_up(model, graph, "3")
         assert opening.run_of(model) is None and not runs.exists()
 

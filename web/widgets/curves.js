@@ -153,7 +153,11 @@ class Curves {
   }
 
   /** @param {Coming} coming */
-  foresee({ run, iteration, other, at, still, unwatched = [] }) {
+  foresee({ run, iteration, other, at, still, unwatched = [], problem }) {
+    if (problem) {
+      this.goOn.hidden = true;
+      return setText(this.coming, problem);
+    }
     const where = this.comfy.goesOnAt(at);
     const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : TEXT.goesOn(run, iteration);
     const next = iteration ? goesOn : TEXT.begins(run);
