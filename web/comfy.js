@@ -75,7 +75,17 @@ function ourNodes() {
 }
 
 function ourControls() {
-  return ourNodes().flatMap(({ node }) => controlsOf(node));
+  return ourNodes().flatMap(({ node, id }) => controlsOf(node).map((found) => ({ ...found, key: keyOf(id, found.widget) })));
+}
+
+/**
+ * By what an input of ours is known for as long as the page is open. Its widget is made anew by undo and by a change of tabs.
+ *
+ * @param {string} id its node's
+ * @param {Widget} widget
+ */
+function keyOf(id, widget) {
+  return `${rootGraph().id} ${id} ${widget.name}`;
 }
 
 /** Whether the next prompt samples what the last one did. */
@@ -89,8 +99,8 @@ export function samplesAreHeld() {
  * @param {boolean} hold
  */
 export function holdSamples(hold) {
-  for (const { widget, control } of ourControls()) {
-    const queued = queuedValues.get(widget);
+  for (const { widget, control, key } of ourControls()) {
+    const queued = queuedValues.get(key);
     const value = hold ? heldValue(control.value, queued, widget.value) : releasedValue(queued, widget.value);
     control.value = hold ? "fixed" : "increment";
     if (value === widget.value) continue;
@@ -132,7 +142,7 @@ const advancing = new Map();
 function forEachIncrement(callback) {
   for (const { node, id } of ourNodes()) {
     for (const { widget, control } of controlsOf(node)) {
-      if (control.value === "increment") callback(`${rootGraph().id} ${id} ${widget.name}`, node, widget, id);
+      if (control.value === "increment") callback(keyOf(id, widget), node, widget, id);
     }
   }
 }
@@ -178,7 +188,8 @@ export function goesOnAt(at) {
   return null;
 }
 
-const queuedValues = new WeakMap(); // widget → its value in the prompt that was queued last
+/** @type {Map<string, any>} */
+const queuedValues = new Map(); // by `keyOf`: the value in the prompt that was queued last
 
 /**
  * Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one.
@@ -186,7 +197,7 @@ const queuedValues = new WeakMap(); // widget → its value in the prompt that w
  * @param {Widget} ours
  */
 export function noticeQueuedValues(ours) {
-  const remember = () => ourControls().forEach(({ widget }) => queuedValues.set(widget, widget.value));
+  const remember = () => ourControls().forEach(({ widget, key }) => queuedValues.set(key, widget.value));
   const movesOnBefore = () => app.extensionManager.setting.get("Comfy.WidgetControlMode") === "before";
   ours.beforeQueued = () => movesOnBefore() || remember();
   ours.afterQueued = () => movesOnBefore() && remember();
