@@ -179,7 +179,9 @@ def test_changing_the_credit_runs_only_the_credit_and_below(small, run_name):
 def test_held_samples_are_not_sampled_again(small):
     executions = small.run_and_wait(times=2)
     assert [execution.end for execution in executions] == ["execution_success"] * 2
-    small.page.evaluate("() => app.loadGraphData(app.graph.serialize())")  # as a change of tabs, which makes widgets anew
+    small.page.evaluate(
+        "() => app.loadGraphData(app.graph.serialize())"
+    )  # as a change of tabs, which makes widgets anew
     small.show(9)
     hold = small.page.get_by_role("button", name="hold samples")
     assert hold.get_attribute("aria-pressed") == "false"
