@@ -75,17 +75,10 @@ function ourNodes() {
 }
 
 function ourControls() {
-  return ourNodes().flatMap(({ node, id }) => controlsOf(node).map((found) => ({ ...found, key: keyOf(id, found.widget) })));
-}
-
-/**
- * By what an input of ours is known for as long as the page is open. Its widget is made anew by undo and by a change of tabs.
- *
- * @param {string} id its node's
- * @param {Widget} widget
- */
-function keyOf(id, widget) {
-  return `${rootGraph().id} ${id} ${widget.name}`;
+  // An input is known by its key for as long as the page is open; its widget is made anew by undo and by a change of tabs.
+  return ourNodes().flatMap(({ node, id }) =>
+    controlsOf(node).map((found) => ({ ...found, node, id, key: `${rootGraph().id} ${id} ${found.widget.name}` })),
+  );
 }
 
 /** Whether the next prompt samples what the last one did. */
@@ -118,11 +111,9 @@ export function holdSamples(hold) {
  * @param {number} iterations
  */
 export function advanceTo(prompt, iterations) {
-  for (const { node, id } of ourNodes()) {
-    for (const { widget } of controlsOf(node)) {
-      const begun = prompt[id]?.inputs[widget.name];
-      if (Number.isInteger(begun)) setWidget(node, widget.name, begun + iterations);
-    }
+  for (const { node, id, widget } of ourControls()) {
+    const begun = prompt[id]?.inputs[widget.name];
+    if (Number.isInteger(begun)) setWidget(node, widget.name, begun + iterations);
   }
 }
 
@@ -140,11 +131,7 @@ const advancing = new Map();
  * @param {(key: string, node: GraphNode, widget: Widget, id: string) => void} callback
  */
 function forEachIncrement(callback) {
-  for (const { node, id } of ourNodes()) {
-    for (const { widget, control } of controlsOf(node)) {
-      if (control.value === "increment") callback(keyOf(id, widget), node, widget, id);
-    }
-  }
+  for (const { node, id, widget, control, key } of ourControls()) if (control.value === "increment") callback(key, node, widget, id);
 }
 
 /** Takes the values of a workflow that was opened for those of its file, unless it was open before and has only been shown again. */
@@ -189,7 +176,7 @@ export function goesOnAt(at) {
 }
 
 /** @type {Map<string, any>} */
-const queuedValues = new Map(); // by `keyOf`: the value in the prompt that was queued last
+const queuedValues = new Map(); // by key: the value in the prompt that was queued last
 
 /**
  * Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one.

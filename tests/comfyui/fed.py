@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import contextmanager
 
 CREDIT, FUSION, STACK, RUN = "9", "10", "8", "12"
 REWARDS = ["clip_t", "colorfulness", "sharpness"]
@@ -63,3 +64,20 @@ def feed_scores(canvas, prompts: int, samples: int) -> None:
         "thumbnail_columns": 8,
     }
     feed(canvas, STACK, "scores", scores)
+
+
+def answer(canvas, route: str, said) -> None:
+    more = {"body": said, "content_type": "image/png"} if isinstance(said, bytes) else {"json": said}
+    canvas.page.route(route, lambda asked: asked.fulfill(**more))
+
+
+@contextmanager
+def answering(canvas, answers: dict):
+    """The server's answers by route: JSON, or a picture's bytes."""
+    for route, said in answers.items():
+        answer(canvas, route, said)
+    try:
+        yield
+    finally:
+        for route in answers:
+            canvas.page.unroute(route)

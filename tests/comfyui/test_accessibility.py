@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
+from comfyui_otca.tests.comfyui.fed import RUN, answering, feed, feed_heatmap, feed_scores
 from comfyui_otca.tests.comfyui.server import ROOT
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
@@ -48,23 +47,6 @@ def check(canvas, selector: str) -> None:
     canvas.page.locator(selector).first.wait_for()
     findings = canvas.page.evaluate(AXE, selector)
     assert not findings, json.dumps(findings, indent=1)
-
-
-def answer(canvas, route: str, said) -> None:
-    more = {"body": said, "content_type": "image/png"} if isinstance(said, bytes) else {"json": said}
-    canvas.page.route(route, lambda asked: asked.fulfill(**more))
-
-
-@contextmanager
-def answering(canvas, answers: dict):
-    """The server's answers by route: JSON, or a picture's bytes."""
-    for route, said in answers.items():
-        answer(canvas, route, said)
-    try:
-        yield
-    finally:
-        for route in answers:
-            canvas.page.unroute(route)
 
 
 ROWS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from comfyui_otca.tests.comfyui.canvas import CELLS
-from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
+from comfyui_otca.tests.comfyui.fed import RUN, answering, feed, feed_heatmap, feed_scores
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-owner-line"}
@@ -98,16 +98,27 @@ def test_the_first_iteration_is_a_dot(fed):
     """It was drawn as a level line over the whole width, as if something had been learned to stay the same."""
     rows = [{"iteration": 1, "reward/clip_t/mean": 0.25}]
     answer = {"rows": rows, "evaluations": [], "changes": [], "more": False}
-    route = "**/otca/runs/fed/metrics*"
-    fed.page.route(route, lambda request: request.fulfill(json=answer))
-    fed.show(12)
-    feed(fed, RUN, "run", {"run": "fed", "iteration": 1})
     drawn = fed.page.locator(".otca-curves-line path.otca-point:not(.otca-thin)")
-    drawn.wait_for(state="attached")
-    fed.page.unroute(route)
+    with answering(fed, {"**/otca/runs/fed/metrics*": answer}):
+        fed.show(12)
+        feed(fed, RUN, "run", {"run": "fed", "iteration": 1})
+        drawn.wait_for(state="attached")
     box = drawn.bounding_box()
     line = fed.page.locator(".otca-curves-line").bounding_box()
     assert box["width"] < 12 and 0 <= box["x"] + box["width"] / 2 - line["x"] < 12, (box, line)
+
+
+def test_while_prompts_wait_no_next_run_is_foretold_and_the_first_iteration_is_said_to_be_at_work(fed):
+    """Training Run said "No iteration yet. Press Run" while it evaluated, and of twenty Runs what the first would continue."""
+    tell = "([type, detail]) => comfyAPI.api.api.dispatchCustomEvent(type, detail)"
+    fed.show(12)
+    curves = fed.page.locator(".otca-curves")
+    coming = curves.locator(".otca-curves-coming span")
+    fed.page.evaluate(tell, ["execution_start", {"prompt_id": "fed"}])
+    fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 2}}])
+    assert "at work" in curves.inner_text() and coming.evaluate("element => element.hidden")
+    fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 0}}])
+    assert "Press Run" in curves.inner_text() and not coming.evaluate("element => element.hidden")
 
 
 def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
@@ -117,13 +128,11 @@ def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
         {"iteration": at, "rewards": {"colorfulness": {"mean": mean, **values}}} for at, mean in ((0, 0.3), (2, 0.4))
     ]
     rows = [{"iteration": 1}, {"iteration": 2, "opinions/agreement": 0.75, "opinions/agreement_error": 0.1}]
-    answer = {"rows": rows, "evaluations": evaluations, "changes": [], "more": False}
-    routes = "**/otca/runs/pairs/*"
-    fed.page.route(routes, lambda request: request.fulfill(json={"grids": [], **answer}))
-    fed.show(12)
-    feed(fed, RUN, "run", {"run": "pairs", "iteration": 2})
-    fed.page.locator(".otca-evaluation").first.wait_for(state="attached")
-    fed.page.unroute(routes)
+    answer = {"rows": rows, "evaluations": evaluations, "changes": [], "more": False, "grids": []}
+    with answering(fed, {"**/otca/runs/pairs/*": answer}):
+        fed.show(12)
+        feed(fed, RUN, "run", {"run": "pairs", "iteration": 2})
+        fed.page.locator(".otca-evaluation").first.wait_for(state="attached")
     dots = fed.page.locator(".otca-curves-list li").evaluate_all("""items => items.map(item => [
         item.querySelector("p").textContent,
         item.querySelector(".otca-evaluation").getAttribute("d").split("M").length - 1,

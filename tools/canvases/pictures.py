@@ -26,7 +26,7 @@ from ...tests.comfyui.server import ROOT, targets
 from .templates import TEMPLATES, Template
 
 PICTURES = ROOT / "assets" / "pictures"
-STACK, CREDIT, RUN = 8, 9, 12  # nodes of the quickstart
+STACK, CREDIT = 8, 9  # nodes of the quickstart
 ITERATIONS, HEADLESS = 6, 30
 
 SIZE, MOST_BYTES = (1024, 576), 100_000

@@ -12,7 +12,7 @@ import { stripView } from "./strip.js";
 
 const TEXT = {
   empty: t("No iteration yet. Press Run: each Run is one iteration. The first one takes longer, since it loads all models."),
-  first: t("The first iteration is at work. It loads all models, and evaluates before training."),
+  first: t("The first iteration is at work. It takes longer: it loads all models, and may evaluate before training."),
   title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
   left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
@@ -221,7 +221,7 @@ class Curves {
     const ys = series(this.rows, key);
     const means = runningMean(ys);
     const evaluated = errorBars(evaluations, name);
-    const latest = significant(means.findLast(Number.isFinite) ?? evaluated.at(-1)?.mean);
+    const latest = significant(ys.some(Number.isFinite) ? means.at(-1) : evaluated.at(-1)?.mean);
     const range = extent([...ys, ...evaluated.flatMap(({ low, high }) => [low, high])]);
     const axis = h("div.otca-curves-axis", { "aria-hidden": "true" });
     const plot = s("svg.otca-curves-line", {
