@@ -138,7 +138,7 @@ class Canvas:
                 if (await atWork()) {
                     await api.fetchApi("/queue", { method: "POST", body: '{"clear": true}' });
                     await api.interrupt(null);
-                    for (let tries = 0; tries < 300 && (await atWork()); tries++) await new Promise(done => setTimeout(done, 100));
+                    for (let left = 300; left && (await atWork()); left--) await new Promise(done => setTimeout(done, 100));
                 }
                 app.graph.clear();
                 for (const dialog of document.querySelectorAll("dialog.otca-dialog[open]")) dialog.close();
