@@ -23,8 +23,7 @@ class PromptDataset(Node):
 
     REQUIRED = {
         "prompts": lines(
-            label="prompts, if no file",
-            hint="Prompts, one per line, if no file is named below. Neither: the 200 prompts of general.txt",
+            label="prompts, if no file", hint="One per line, if no file is named. Neither: general.txt"
         ).tip("The prompts, one per line. Used when no file is named. Empty: the 200 prompts of general.txt."),
         "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
         "index": counter().tip(
