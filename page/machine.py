@@ -81,7 +81,7 @@ def _lights(prompt: Workflow) -> dict[str, Light]:
         if node.class_type in light.COUNTED:
             graph[node_id]["inputs"] = {**node.inputs, **node.constants}
             wrong = [name for name, value in node.constants.items() if any(prompt.check_value(node, name, value))]
-            if node.unreadable or wrong and not light.is_judge(node.class_type):
+            if node.unreadable or wrong and node.class_type not in light.REWARDS:
                 name = next(iter((*node.unreadable, *wrong)))
                 return light.unknown(graph, f"{prompt.title(node_id)}: {name} is not a value that it takes")
     return light.lights(graph, light.Machine(device, has, ram))

@@ -76,11 +76,6 @@ class Light:
     settings: tuple[Setting, ...] = ()
 
 
-def is_judge(class_type: str) -> bool:
-    """Whether its files do not matter here."""
-    return class_type in REWARDS
-
-
 def unknown(graph: Mapping[str, Mapping], why: str) -> dict[str, Light]:
     """The same of a graph that cannot be counted."""
     return {node: Light(UNKNOWN, text=why) for node, entry in graph.items() if entry["class_type"] == MAKE_NODE}

@@ -15,6 +15,7 @@ from typing import Any
 from ...host import paths
 from ...host.text import plain_name
 from ..memory import needs
+from ..memory.case import TRIAL_CALLS
 from ..opinions.kinds import MOST_TAG, TAG
 from ..opinions.store import Store
 from ..types import MAKE_NODE, MATCHING_NODE, MODEL_NODES, PICTURES_NODE, RUN_NODE, SAVE_NODE, TRAJECTORY_NODES
@@ -46,7 +47,7 @@ class Recipe:
         learn_from: one of FORMS.
         items: pairs or pictures that are trained on.
         held_out: pairs that are not.
-        forwards: calls of the network that the updates take, a backward pass counted as two; evaluations not counted.
+        forwards: calls that try the network and that the updates take, a backward pass counted as two; without evaluations.
         memory: of the GPU in bytes, in the largest phase; None if it cannot be told.
         said: in a sentence or two, with what is wrong with so few opinions, or why the memory is not known.
     """
@@ -102,7 +103,7 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     run |= {"iterations": iterations, "evaluation_prompts": "\n".join(lines[:MOST_EVALUATED])}
     levels = min(update["sampled_steps"] or mine["levels"], mine["levels"])
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
-    forwards = iterations * 2 * mine["pairs_per_iteration"] * levels * (3 + others)
+    forwards = iterations * 2 * mine["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
     memory, unknown = _memory(graph) if model != TEMPLATE else (None, "")  # the tiny model fits everywhere
     said = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, said)

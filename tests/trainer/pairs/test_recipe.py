@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from comfyui_otca.trainer.memory.case import TRIAL_CALLS
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.store import Store
 from comfyui_otca.trainer.pairs import recipe
@@ -44,7 +45,7 @@ def test_the_workflow_of_chosen_pictures_by_their_tag_and_its_cost_by_hand(store
     mine = inputs(found, "MyPictures")
     assert (mine["tag"], mine["folder"], mine["learn_from"]) == ("train", "", "pairs")
     assert found.items + found.held_out == 7 and found.items >= 4
-    assert inputs(found, "TrainingRun")["iterations"] == 20 and found.forwards == 20 * 16 * 4 * 4
+    assert inputs(found, "TrainingRun")["iterations"] == 20 and found.forwards == 20 * 16 * 4 * 4 + TRIAL_CALLS
     assert found.minutes(0.06) == pytest.approx(20 * 16 * 4 * 4 * 0.06 / 60)
     assert "That is few" in found.said and "7 opinions" in found.said
     prompts = inputs(found, "TrainingRun")["evaluation_prompts"].split("\n")
