@@ -37,7 +37,7 @@ PICTURES_OF_A_REWARD, PICTURES_OF_A_DECODER = 6, 2
 TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
 TIGHT = 0.8  # of what there is: more than that may not fit in fact
 HALO = 8  # latent positions around a decoder's tile that are decoded with it
-# The most calls of the network that try what ComfyUI loaded: one sample each, once for a model and shape, before its first update.
+# The most calls of the network, each of one sample, that try it once for a model and shape before its first update.
 TRIAL_CALLS = 6
 
 LOADING = "loading"
