@@ -15,6 +15,8 @@ from .training import TRAIN
 
 logger = logging.getLogger(__name__)
 
+UNRECORDED = "Nothing is recorded: no update gives a report."
+
 
 class TrainingRun(Node):
     TITLE = "Training Run"
@@ -29,7 +31,6 @@ class TrainingRun(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL"),
-        "report": socket("OTCA_REPORT"),
         "run_name": text("otca", suggest="runs", hint="my_run").tip("Name of the run's folder."),
         "iterations": integer(300, 1, 10**7, label="headless iterations").tip(
             "Length of a headless training, in iterations. On the canvas the number beside Run says how many."
@@ -48,6 +49,7 @@ class TrainingRun(Node):
         ),
     }
     OPTIONAL = {
+        "report": socket("OTCA_REPORT"),  # without it, as below a bypassed update, nothing is recorded
         "evaluation_steps": integer(RunSettings.evaluation_steps, 0, 1000, advanced=True).tip(
             "Denoising steps of evaluations. 0: as many as the sampler's."
         ),
@@ -96,11 +98,14 @@ class TrainingRun(Node):
         return figures_go_out(wandb_project)
 
     @devices.outside_inference
-    def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
+    def record(self, model, run_name, iterations, report=None, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..canvas import ownership
+        from ..trainer.pictures import grids
         from ..trainer.run.opening import open_run
 
         prompt = prompt or {}
+        if report is None:
+            return results.shown(node_id, (results.picture(lambda: grids.note(UNRECORDED)),), {})
         if not canvas.here():
             run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
             # No stop amid an evaluation: it would be missing from the resumed run.

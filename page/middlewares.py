@@ -6,7 +6,6 @@
   VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of them on inputs that
   have nothing to do with it. The page that queued the prompt is told of the inputs, by an event. A node that is not listed,
   since the user has not allowed it, is named as that.
-* Bypassed nodes of ours mean what `bypass` says.
 * Our templates are listed by their names, and not as the disk has them.
 
 Each is a middleware of aiohttp's or a handler that ComfyUI calls for a queued prompt; nothing of ComfyUI's is replaced.
@@ -17,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +24,7 @@ from aiohttp import web
 from ..host.comfyui import canvas_of, has_our_nodes
 from ..nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from ..trainer.workflow.checking import input_of
-from .bypass import as_meant, named
+from ..trainer.workflow.foreign import canvas_nodes
 
 PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
@@ -72,8 +71,9 @@ def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[E
     prompt_server.add_on_prompt_handler(before_others)
 
 
-def mean_bypass(prompt_server) -> None:
-    """From now on bypassed nodes of ours mean in every queued prompt what `bypass` says."""
+def name_withheld(prompt_server) -> None:
+    """Gives a queued node of ours that is not listed its class, which ComfyUI's page leaves out: so that the answer says what is
+    missing, and how to allow it."""
 
     def before(data: dict) -> dict:
         if not isinstance(data, dict):  # which ComfyUI then refuses
@@ -81,10 +81,23 @@ def mean_bypass(prompt_server) -> None:
         extra, prompt = data.get("extra_data"), data.get("prompt")
         canvas = canvas_of(extra.get("extra_pnginfo")) if isinstance(extra, dict) else None
         if canvas is not None and isinstance(prompt, dict):
-            return {**data, "prompt": as_meant(named(prompt, canvas, WITHHELD), canvas)}
+            return {**data, "prompt": _with_classes(prompt, canvas)}
         return data
 
     prompt_server.add_on_prompt_handler(before)
+
+
+def _with_classes(prompt: dict[str, Any], canvas: Mapping) -> dict[str, Any]:
+    """A queued graph with the classes of those of WITHHELD, by the ids that these have in the canvas or in a subgraph of it."""
+    withheld = {
+        str(node.get("id")): node.get("type") for node in canvas_nodes(canvas) if str(node.get("type")) in WITHHELD
+    }
+    return {
+        name: {**entry, "class_type": withheld[name.rpartition(":")[2]]}
+        if isinstance(entry, dict) and "class_type" not in entry and name.rpartition(":")[2] in withheld
+        else entry
+        for name, entry in prompt.items()
+    }
 
 
 def sort_templates(prompt_server, pack: str) -> None:

@@ -28,7 +28,6 @@ from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
 from . import settings, suggestions
 from .before_after import MAKE, BeforeAfter
-from .bypass import as_meant
 from .export import BUNDLE, Bundles, commands
 from .gallery.routes import Gallery, add_gallery_routes
 from .jobs import Gpus, Jobs, as_json
@@ -80,7 +79,6 @@ PROVE = {
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 ID = text(LONGEST_ID, "give the workflow's id, or leave it out", least=0)
-BYPASSED = {"prompt": Field(json_object, required=True), "workflow": Field(json_object, required=True)}
 GRAPH = {"prompt": Field(json_object, required=True)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(optional(ID))}
 # What is asked by a query.
@@ -179,7 +177,6 @@ def add_routes(
         "/otca/results": served(shown.results, RESULTS),
         "/otca/coming": served(shown.coming, GRAPH),
         "/otca/fits": served(shown.fits, GRAPH),
-        "/otca/bypassed": served(shown.bypassed, BYPASSED),
         "/otca/release": served(shown.release),
         "/otca/suggestions": served(partial(suggestions.of_graph, jobs.node_classes), suggestions.ASKED),
         "/otca/permissions/wants": served(partial(settings.wants, node_classes=jobs.node_classes), settings.WANTS),
@@ -233,9 +230,6 @@ class Shown:
 
     def fits(self, prompt: dict) -> dict[str, Any]:
         return compared(self.jobs.read(prompt))
-
-    def bypassed(self, prompt: dict, workflow: dict) -> dict[str, Any]:
-        return {"prompt": as_meant(prompt, workflow)}
 
     def preview(self, node: str | None, sample: int, step: int, workflow: str | None, made_by: str) -> web.Response:
         if not node:

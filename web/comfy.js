@@ -15,7 +15,6 @@ export { app, api };
 const rules = { links: document.createElement("style"), text: document.createElement("style") };
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
 const MODELS = new Set(["OTCA_MakeTrainable", "OTCA_LoadFlowModel"]);
-const BYPASSED = 4; // LiteGraph's mode
 
 /**
  * The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes.
@@ -686,14 +685,12 @@ export function viewUrl(picture, rand) {
  * The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}.
  *
  * Of a node whose class this ComfyUI does not know, some front ends leave out the class. Its name is put back, so that it can
- * be said. What bypassed nodes of ours mean, the server knows, which does the same to all that is queued.
+ * be said.
  */
 export async function exportedGraph() {
   const graph = await app.graphToPrompt();
   for (const [id, entry] of Object.entries(graph.output)) entry.class_type ??= findNode(id)?.type ?? "";
-  if (![...allNodes()].some(({ node }) => node.mode === BYPASSED && isOurs(node))) return graph;
-  const { prompt } = await postJson("/otca/bypassed", { prompt: graph.output, workflow: graph.workflow });
-  return { ...graph, output: prompt };
+  return graph;
 }
 
 /**

@@ -60,8 +60,8 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM_PATH") or next(filter(None, map(shutil.which, names)), None)
 
 
-# What ComfyUI's page says of each bypassed node that takes nothing of the kind that it gives, as rewards do.
-BYPASSED = "No input types match type [OTCA_REWARD]"
+# What ComfyUI's page says of each bypassed node that takes nothing of the kind that it gives, as rewards and credit do.
+BYPASSED = "No input types match type [OTCA_"
 
 
 class Canvas:
@@ -197,15 +197,8 @@ class Canvas:
         )
 
     def prompt(self) -> dict:
-        """What is queued for the page: the graph in API format, with what bypassed nodes of ours mean."""
-        return self.page.evaluate(
-            """async () => {
-                const { output, workflow } = await app.graphToPrompt();
-                const body = JSON.stringify({ prompt: output, workflow });
-                const options = { method: "POST", headers: { "Content-Type": "application/json" }, body };
-                return (await (await comfyAPI.api.api.fetchApi("/otca/bypassed", options)).json()).prompt;
-            }"""
-        )
+        """What is queued for the page: the graph in API format."""
+        return self.page.evaluate("async () => (await app.graphToPrompt()).output")
 
     def press(self, node: int, name: str) -> None:
         """Presses a node's button widget, which only Nodes 2.0 has in the page's own elements.

@@ -11,20 +11,18 @@ from comfyui_otca.tests.comfyui.conftest import SMALL
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 
-def classes(workflow):
-    content = json.loads(TEMPLATES[workflow].canvas.read_text(encoding="utf-8"))
-    return [(node["id"], node["type"]) for node in content["nodes"]]
-
-
 @pytest.fixture
 def bypassing(canvas, run_name):
     """bypassing(workflow, class): opens it, small, with that node bypassed, and returns the node's id."""
 
     def opened(workflow, class_type):
-        canvas.expected.append("resolveOutput")  # ComfyUI says of each bypassed node what we then put right
+        canvas.expected.append("resolveOutput")  # ComfyUI says so of each bypassed node that lets nothing through
         canvas.load(TEMPLATES[workflow].canvas)
+        nodes = {
+            node["type"]: node["id"] for node in json.loads(TEMPLATES[workflow].canvas.read_text("utf-8"))["nodes"]
+        }
+        moved = 12 - nodes["OTCA_TrainingRun"]
         own = {"1.seed": time.monotonic_ns() % 10**6, "12.run_name": run_name, "13.filename": run_name}
-        moved = 12 - next(number for number, type_ in classes(workflow) if type_ == "OTCA_TrainingRun")
         for key, value in {**SMALL, **own}.items():  # the last two nodes may have other numbers
             node, widget = key.split(".")
             canvas.set({f"{int(node) - moved if int(node) >= 12 else node}.{widget}": value})
@@ -36,21 +34,36 @@ def bypassing(canvas, run_name):
     return opened
 
 
-def test_without_stepwise_gain_it_is_plain_grpo(canvas, bypassing, run_name):
-    gain = bypassing("stepwise_flow_grpo", "OTCA_StepwiseGain")
-    prompt = canvas.prompt()
-    assert prompt[gain]["class_type"] == "OTCA_WeightedFuse"
-    assert prompt[f"{gain}_credit"]["class_type"] == "OTCA_StepCredit"
-    (ran,) = canvas.run_and_wait()
-    assert ran.end == "execution_success", ran.detail
+def ran(canvas):
+    """The one prompt that is queued and runs to its end; the canvas fails the test where ComfyUI refuses anything."""
+    (end,) = canvas.run_and_wait()
+    assert end.end == "execution_success", end.detail
+
+
+def test_without_its_credit_node_all_steps_count_alike(canvas, bypassing, run_name):
+    credit = bypassing("otca", "OTCA_TCDWeights")
+    assert credit not in canvas.prompt()
+    ran(canvas)
     (row,) = canvas.comfyui.metrics(run_name)
-    weights = {value for name, value in row.items() if name.startswith("credit/step/")}
-    assert weights == {1.0}
+    assert {value for name, value in row.items() if name.startswith("credit/step/")} == {1.0}
 
 
-def test_without_training_run_nothing_is_recorded_and_nothing_is_refused(canvas, bypassing, run_name):
-    run = bypassing("otca", "OTCA_TrainingRun")
-    assert "PreviewImage" not in {entry["class_type"] for entry in canvas.prompt().values() if run in str(entry)}
-    (ran,) = canvas.run_and_wait()  # which says so where the server refuses anything
-    assert ran.end == "execution_success", ran.detail
+def test_without_its_update_nothing_is_trained_or_recorded_and_nothing_is_refused(canvas, bypassing, run_name):
+    bypassing("otca", "OTCA_GRPOStep")
+    ran(canvas)
+    assert not canvas.comfyui.run_folder(run_name).exists()
+
+
+def test_without_training_run_nothing_is_recorded(canvas, bypassing, run_name):
+    bypassing("otca", "OTCA_TrainingRun")
+    canvas.page.evaluate(
+        "() => { for (const node of app.graph.nodes) if (node.type === 'PreviewImage') node.mode = 2; }"
+    )
+    ran(canvas)
     assert not (canvas.comfyui.run_folder(run_name) / "metrics.jsonl").exists()
+
+
+def test_without_its_window_a_sampler_has_its_own_numbers(canvas, bypassing):
+    bypassing("mix_grpo", "OTCA_MixGRPOWindow")
+    sampler = next(entry for entry in canvas.prompt().values() if entry["class_type"] == "OTCA_SDESampler")
+    assert (sampler["inputs"]["window_start"], sampler["inputs"]["window_length"]) == (0, 0)

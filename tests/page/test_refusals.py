@@ -234,6 +234,28 @@ def test_a_node_that_waits_for_the_users_word_is_named_as_that():
         assert middlewares.put_right({"error": theirs, "node_errors": {}})["error"] == theirs
 
 
+def test_a_queued_node_that_is_not_listed_has_its_class_again():
+    """ComfyUI's page queues it without one; what a script or a damaged page sends stays what it is."""
+    handlers = []
+    middlewares.name_withheld(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
+    (handler,) = handlers
+    inner = {"nodes": [{"id": 5, "type": "OTCA_RewardPython"}, {"id": 4, "type": ["x"]}, 7]}
+    canvas = {"nodes": [{"id": 7, "type": "OTCA_RewardPython"}, {"id": 6, "type": "Theirs"}]}
+    canvas["definitions"] = {"subgraphs": [inner, None]}
+    prompt = {"7": {"inputs": {}}, "3:5": {"inputs": {}}, "6": {"inputs": {}}, "3:4": {}, "9": None}
+    data = {"prompt": prompt, "client_id": "a", "extra_data": {"extra_pnginfo": {"workflow": canvas}}}
+    named = {"inputs": {}, "class_type": "OTCA_RewardPython"}
+    assert handler(data) == {**data, "prompt": {**prompt, "7": named, "3:5": named}}
+    for other in (
+        7,
+        {},
+        {"prompt": prompt},
+        {"prompt": prompt, "extra_data": {"extra_pnginfo": None}},
+        {"prompt": [], "extra_data": {"extra_pnginfo": {"workflow": canvas}}},
+    ):
+        assert handler(other) == other
+
+
 def test_a_node_that_is_no_more_is_named_with_what_replaced_it():
     error = {**UNKNOWN[1], "message": UNKNOWN[1]["message"].replace("RewardPython", "PCPOWeights")}
     told = middlewares.put_right({"error": error, "node_errors": []})["error"]["message"]

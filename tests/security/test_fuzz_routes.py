@@ -115,7 +115,6 @@ def good_bodies(graph):
         "/results": {"prompt": graph, "workflow": "a"},
         "/coming": {"prompt": graph},
         "/fits": {"prompt": graph},
-        "/bypassed": {"prompt": graph, "workflow": {"nodes": []}},
         "/suggestions": {"kind": "layers", "node": "1", "prompt": graph},
         "/wants": {"prompt": graph},
         "/taste": {"name": "mine"},

@@ -178,6 +178,9 @@ def _run_settings(graph: _Graph) -> Iterator[Problem]:
     """The run is opened before anything of the graph has run: its name and its intervals have to be known by then."""
     for node_id in graph.of(RUN_NODE):
         node = graph.nodes[node_id]
+        if "report" not in node.links:
+            message = "is not connected, and without it nothing is recorded"
+            yield graph.problem(node_id, "report", message, "connect the report of the update")
         for name in node.links:
             if node.declared[name].type in CONVERSIONS:
                 message = "is linked, and has to be known before the graph runs"

@@ -91,7 +91,7 @@ def addresses(canvas: Any) -> dict[str, str]:
     """{name of a model file: its address}, as the nodes of a canvas have them in `properties.models`. A stranger's canvas may
     hold anything; what is not an address is left out. Nothing is ever fetched from there."""
     found: dict[str, str] = {}
-    for node in _canvas_nodes(canvas):
+    for node in canvas_nodes(canvas):
         properties = node.get("properties")
         models = properties.get("models") if isinstance(properties, Mapping) else None
         for model in models if isinstance(models, list) else ():
@@ -101,7 +101,7 @@ def addresses(canvas: Any) -> dict[str, str]:
     return found
 
 
-def _canvas_nodes(canvas: Any) -> Iterator[Mapping]:
+def canvas_nodes(canvas: Any) -> Iterator[Mapping]:
     graphs = [canvas] if isinstance(canvas, Mapping) else []
     definitions = graphs[0].get("definitions") if graphs else None
     subgraphs = definitions.get("subgraphs") if isinstance(definitions, Mapping) else None

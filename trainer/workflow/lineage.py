@@ -77,8 +77,10 @@ def above(graph: Graph, node_id: str) -> dict[str, str]:
 
 
 def runs_below(graph: Graph, node_id: str) -> list[str]:
-    """Ids of the Training Run nodes that need this node."""
-    return [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE and node_id in above(graph, id_)]
+    """Ids of the Training Run nodes that record what this node makes. Without a report, as below a bypassed update, one records
+    nothing."""
+    runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE and "report" in links(entry)]
+    return [id_ for id_ in runs if node_id in above(graph, id_)]
 
 
 def loader_above(graph: Graph, node_id: str) -> str | None:
