@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--sampled-steps", type=int, default=3, metavar="K", help="of Update: GRPO, in the row that has it"
+        "--sampled-steps", type=int, default=3, metavar="K", help="of GRPO Step, in the row that has it"
     )
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument(
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[dict, dict]]:
-    """The rows that this model has: (inputs of the sampler, inputs of Update: GRPO) by name."""
+    """The rows that this model has: (inputs of the sampler, inputs of GRPO Step) by name."""
     off, on = ({"keep_graph": keep, "merge_adapter": False} for keep in ("off", "on"))
     whole = {"sampled_steps": 0, "unconditional_gradient": True, "batch_size": 0}
     modes = {"recomputed": (off, whole), "kept graph": (on, whole)}

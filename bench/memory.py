@@ -13,7 +13,7 @@
 What tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand,
 from the configurations of the same folder.
 
-`gradients`: the same for Update: Reward Gradient, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a
+`gradients`: the same for Reward Gradient Step, with a decoder of 64 channels (of videos 32) in its last level, CLIP-T by a
 CLIP of 20 MB, and 4 samples; with `--side`, at that size and one at a time, by a decoder that makes 8 pixels of a latent
 position.
 

@@ -150,8 +150,8 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     owner = f"run {run.folder.name}" if run is not None else "no run"
     raise RunError(
         f"these samples belong to {owner}, and this graph, as it is wired now, would be recorded as another run. Nothing was "
-        "trained. Fix: let the seed of Sample Groups move on (switch off `hold samples`), so that a new run is begun; or, to "
-        "only look at the credit, mute Update: GRPO or Update: Matching, and the nodes after it"
+        "trained. Fix: let the seed of SDE Sampler move on (switch off `hold samples`), so that a new run is begun; or, to "
+        "only look at the credit, mute GRPO Step or Matching Step, and the nodes after it"
     )
 
 

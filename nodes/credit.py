@@ -46,12 +46,13 @@ class _Credit(Node):
 
 
 class TCDWeights(_Credit):
-    TITLE = "Step Credit: TCD"
+    TITLE = "TCD Weights"
     CATEGORY = "OTCA/credit"
     DESCRIPTION = (
-        "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
+        "TCD weights: the credit of each step, by trajectory credit decomposition (OTCA). A step is worth as much as it moves "
+        "the latent towards the final one."
     )
-    SEARCH_ALIASES = [*CREDIT, "tcd weights", "tcd", "otca", "trajectory credit"]
+    SEARCH_ALIASES = [*CREDIT, "tcd weights", "tcd", "step credit", "otca", "trajectory credit"]
     ESSENTIALS_CATEGORY = "Training"
 
     @classmethod
@@ -143,7 +144,7 @@ class StepCredit(_Credit):
         "trajectories": socket("OTCA_TRAJECTORIES"),
         "method": choice(CREDITS).tip(
             "uniform: every step alike (DanceGRPO, Flow-GRPO). noise_aware: in proportion to the noise that a step adds "
-            "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with the loss log_hinge of Update: GRPO. grpo_guard: "
+            "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with the loss log_hinge of GRPO Step. grpo_guard: "
             "clipping acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. "
             "learned: by the share of each reward's variance that it decides."
         ),
@@ -192,9 +193,7 @@ class CombineCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "credit_1": socket("OTCA_CREDIT").tip(
-            "The first credit. Combine Rewards: MOCA takes the movement from this one."
-        ),
+        "credit_1": socket("OTCA_CREDIT").tip("The first credit. MOCA Fuse takes the movement from this one."),
         "credit_2": socket("OTCA_CREDIT").tip("Second credit, of the same trajectories."),
     }
 

@@ -80,7 +80,7 @@ class PreferencePairs(Node):
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")
     OUTPUT_TOOLTIPS = (
-        "The pictures' latents and noise levels, a group of two to a pair. For Update: Matching.",
+        "The pictures' latents and noise levels, a group of two to a pair. For Matching Step.",
         "1 for the chosen picture, -1 for the rejected one, at every noise level alike.",
         "The same as scores of 1 and 0, where a credit node and a fusion node should weigh the noise levels.",
         "The pictures as they are trained on: the chosen one, then the rejected one, of every pair.",
@@ -172,7 +172,7 @@ class MyPictures(Node):
     RETURN_TYPES = PreferencePairs.RETURN_TYPES
     RETURN_NAMES = PreferencePairs.RETURN_NAMES
     OUTPUT_TOOLTIPS = (
-        "The pictures' latents and noise levels. For Update: Matching.",
+        "The pictures' latents and noise levels. For Matching Step.",
         "How much each picture is liked, from -1 to 1; of a pair 1 and -1. At every noise level alike.",
         "The same as scores from 0 to 1, where a credit node and a fusion node should weigh the noise levels.",
         "The pictures as they are trained on.",

@@ -55,11 +55,11 @@ class _Fuse(_Advantages):
 
 
 class MOCAFuse(_Fuse):
-    TITLE = "Combine Rewards: MOCA"
+    TITLE = "MOCA Fuse"
     CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
-        "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
-        "OTCA)."
+        "MOCA fuse: combines several rewards into one advantage, weighing them anew for each sample (multi-objective credit "
+        "allocation, OTCA)."
     )
     SEARCH_ALIASES = [*_FUSE, "moca fuse", "moca", "otca", "mgda", "pareto"]
     ESSENTIALS_CATEGORY = "Training"
@@ -80,10 +80,11 @@ class MOCAFuse(_Fuse):
 
 
 class WeightedFuse(_Fuse):
-    TITLE = "Combine Rewards: Weighted"
+    TITLE = "Weighted Fuse"
     CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
-        "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
+        "Weighted fuse: combines rewards by the weighted sum of them (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, "
+        "Multi-GRPO, GDPO)."
     )
     SEARCH_ALIASES = [*_FUSE, "weighted fuse", "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
@@ -121,8 +122,11 @@ class BestOfN(_Advantages):
 
 
 class MinNormFuse(_Fuse):
-    TITLE = "Combine Rewards: Min-Norm"
-    DESCRIPTION = "The min-norm problem without exploration (MGDA): a sample is pushed only where all objectives agree."
+    TITLE = "Min-Norm Fuse"
+    DESCRIPTION = (
+        "Min-norm fuse: combines rewards by the min-norm problem without exploration (MGDA). A sample is pushed only where all "
+        "objectives agree."
+    )
     SEARCH_ALIASES = [*_FUSE, "min-norm fuse", "min-norm", "mgda", "pareto", "conflict"]
     METHOD = "min_norm"
 

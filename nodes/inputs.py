@@ -128,11 +128,11 @@ def switch(default: bool = False, **shown: Any) -> Input:
 LINKS = {
     "OTCA_MODEL": "The model that is trained, from Load Flow Model or Make Trainable, or from the update.",
     "OTCA_PROMPTS": "The prompts of this iteration, from Prompt Dataset.",
-    "OTCA_TRAJECTORIES": "The samples with all their steps, from Sample Groups or Preference Pairs.",
-    "OTCA_SCORES": "Scores of these samples, from Score Samples.",
-    "OTCA_CREDIT": "The weights of the steps, from a credit node such as Step Credit: TCD.",
-    "OTCA_ADVANTAGES": "How much better or worse than its group each sample is, from a node such as Combine Rewards: MOCA.",
-    "OTCA_REPORT": "The figures of this iteration, from Update: GRPO or Update: Matching.",
+    "OTCA_TRAJECTORIES": "The samples with all their steps, from SDE Sampler or Preference Pairs.",
+    "OTCA_SCORES": "Scores of these samples, from Reward Stack.",
+    "OTCA_CREDIT": "The weights of the steps, from a credit node such as TCD Weights.",
+    "OTCA_ADVANTAGES": "How much better or worse than its group each sample is, from a node such as MOCA Fuse.",
+    "OTCA_REPORT": "The figures of this iteration, from GRPO Step or Matching Step.",
 }
 
 

@@ -124,7 +124,7 @@ class TunedModel(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip(
-            "The model as Update: GRPO or Update: Matching gives it, so that the update is in it. It comes from Make "
+            "The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
             "Trainable."
         )
     }

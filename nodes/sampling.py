@@ -31,20 +31,22 @@ BATCH_SIZE = integer(SamplerSettings.batch_size, 0, 4096, advanced=True).tip(
 
 
 class SDESampler(Node):
-    TITLE = "Sample Groups"
+    TITLE = "SDE Sampler"
     CATEGORY = "OTCA/sampling"
-    DESCRIPTION = "Samples a group of stochastic trajectories for every prompt, and decodes their pictures."
+    DESCRIPTION = "SDE sampler: draws a group of pictures for every prompt, with noise at each step."
     SEARCH_ALIASES = [
-        "sde sampler",
-        "sampler",
-        "rollout",
-        "sample",
-        "ksampler",
-        "generate",
-        "trajectories",
-        "grpo",
-        "flow-grpo",
-        "dancegrpo",
+        *(
+            "sde sampler",
+            "sample groups",
+            "sampler",
+            "rollout",
+            "sample",
+            "ksampler",
+            "generate",
+            "trajectories",
+            "grpo",
+        ),
+        *("flow-grpo", "dancegrpo"),
     ]
     ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "IMAGE")
@@ -74,7 +76,7 @@ class SDESampler(Node):
         ).tip(
             "How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
             "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
-            "precise: flow_sde solved exactly over each step. ode: none, for Update: Matching; with shared noise off."
+            "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared noise off."
         ),
         "eta": number(SamplerSettings.eta, 0.001, 4, step=0.01, label="amount of noise", advanced=True).tip(
             "How much noise each step adds (η). cps: at most 1."
@@ -169,11 +171,11 @@ def as_images(images):
 class MixGRPOWindow(Node):
     TITLE = "MixGRPO Window"
     CATEGORY = "OTCA/research"
-    DESCRIPTION = "Moves the stochastic window of Sample Groups over the steps in the course of the training (MixGRPO)."
+    DESCRIPTION = "Moves the stochastic window of SDE Sampler over the steps in the course of the training (MixGRPO)."
     SEARCH_ALIASES = ["mixgrpo", "mix grpo", "sliding window", "sde window", "grpo"]
     RETURN_TYPES = ("INT", "INT")
     RETURN_NAMES = ("start", "length")
-    OUTPUT_TOOLTIPS = ("For the window start of Sample Groups.", "For the window length of Sample Groups.")
+    OUTPUT_TOOLTIPS = ("For the window start of SDE Sampler.", "For the window length of SDE Sampler.")
     FUNCTION = "place"
     PURE = True
 
@@ -181,7 +183,7 @@ class MixGRPOWindow(Node):
         "iteration": counter().tip(
             "Number of the iteration. Advances with every iteration (canvas: set it to increment)."
         ),
-        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of steps (T), the same as on Sample Groups."),
+        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of steps (T), the same as on SDE Sampler."),
         "length": integer(4, 1, 1000, label="window length").tip(
             "Number of stochastic, trained steps in one iteration."
         ),
@@ -199,7 +201,7 @@ class MixGRPOWindow(Node):
     OPTIONAL = {
         "seed": seed(advanced=True).tip("Seed of the random windows."),
         "train_last_step": switch(advanced=True).tip(
-            "The same as on Sample Groups. Off: the window ends before the last step."
+            "The same as on SDE Sampler. Off: the window ends before the last step."
         ),
     }
 

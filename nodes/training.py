@@ -53,25 +53,19 @@ class _Step(Node):
         ownership.prepare_update(model, prompt or {}, node_id)
         if not trajectories.made_by(model):  # its weights are no old policy of theirs
             raise ValueError(
-                "model: it is not the one that sampled these trajectories. Fix: connect the model of Sample Groups"
+                "model: it is not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
             )
         model.make_room()
 
 
 class GRPOStep(_Step):
-    TITLE = "Update: GRPO"
-    DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
+    TITLE = "GRPO Step"
+    DESCRIPTION = (
+        "GRPO step: one clipped policy-gradient update of the model, with gradients accumulated over all groups."
+    )
     SEARCH_ALIASES = [
-        *TRAIN,
-        *RL,
-        "grpo step",
-        "grpo",
-        "ppo",
-        "flow-grpo",
-        "dancegrpo",
-        "dppo",
-        "optimizer",
-        "train step",
+        *(*TRAIN, *RL, "grpo step", "update: grpo", "grpo", "ppo", "flow-grpo", "dancegrpo", "dppo"),
+        *("optimizer", "train step"),
     ]
     ESSENTIALS_CATEGORY = "Training"
 
@@ -125,23 +119,14 @@ class GRPOStep(_Step):
 
 
 class MatchingStep(_Step):
-    TITLE = "Update: Matching"
+    TITLE = "Matching Step"
     DESCRIPTION = (
-        "One update from the clean samples: they are noised again, and the velocity is matched there by advantage "
+        "Matching step: one update from the clean samples. They are noised again, and the velocity is matched there by advantage "
         "(DiffusionNFT, AWM, DGPO, Flow-DPO). Any sampler will do, ode included."
     )
     SEARCH_ALIASES = [
-        *TRAIN,
-        *RL,
-        "matching step",
-        "dpo",
-        "diffusion dpo",
-        "nft",
-        "diffusionnft",
-        "awm",
-        "dgpo",
-        "optimizer",
-        "train step",
+        *(*TRAIN, *RL, "matching step", "update: matching", "dpo", "diffusion dpo", "nft", "diffusionnft"),
+        *("awm", "dgpo", "optimizer", "train step"),
     ]
 
     REQUIRED = {
@@ -218,22 +203,15 @@ class MatchingStep(_Step):
 
 
 class RewardGradientStep(_Step):
-    TITLE = "Update: Reward Gradient"
+    TITLE = "Reward Gradient Step"
     DESCRIPTION = (
-        "One update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, LeapAlign). Few samples do; "
-        "rewards need a gradient, and others are only watched. Hold one out: every reward is cheated in the end."
+        "Reward gradient step: one update along the gradient of the rewards themselves, through the decoder (ReFL, DRaFT, "
+        "LeapAlign). Few samples do; rewards need a gradient, and others are only watched. Hold one out: every reward is "
+        "cheated in the end."
     )
     SEARCH_ALIASES = [
-        *TRAIN,
-        *RL,
-        "reward gradient step",
-        "refl",
-        "draft",
-        "draft-k",
-        "alignprop",
-        "leapalign",
-        "srpo",
-        "reward backprop",
+        *(*TRAIN, *RL, "reward gradient step", "update: reward gradient", "refl", "draft", "draft-k", "alignprop"),
+        *("leapalign", "srpo", "reward backprop"),
     ]
     OUTPUT_NODE = True  # its heatmap says where along the trajectory the gradient came from
 
@@ -272,7 +250,7 @@ class RewardGradientStep(_Step):
         "ema_decay": EMA_DECAY,
         "advantages": socket("OTCA_ADVANTAGES").tip("Adds the update that they ask for, in the same optimizer step."),
         "also": choice(GRADIENT_PARTNERS, GradientSettings.also, label="with advantages", advanced=True).tip(
-            "What is added if advantages are connected: the loss of Update: GRPO or one of Update: Matching, as they are "
+            "What is added if advantages are connected: the loss of GRPO Step or one of Matching Step, as they are "
             "by default."
         ),
         "ratio": number(GradientSettings.ratio, 0, 100, step=0.1, label="its share", advanced=True).tip(

@@ -149,7 +149,7 @@ class Scorer:
             raise Refused(
                 400,
                 f"only one picture of the prompt {quoted(prompt)} came, and a vote compares several. Fix: set batch_size of the "
-                "Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of Sample Groups above 1",
+                "Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of SDE Sampler above 1",
             )
         abandoned = threading.Event()
         self.open.add(abandoned)

@@ -137,7 +137,7 @@ def prepared(workflow: Workflow, adapter: Path | None) -> tuple[FlowModel, str, 
     if any(map(workflow.find, GIVEN_NODES)):
         raise ValueError(
             "otca analyze looks at what a policy samples, and here the pictures are there already. Fix: a "
-            "workflow with a Sample Groups node"
+            "workflow with an SDE Sampler node"
         )
     sampler, stack = only(workflow, SAMPLER_NODE), only(workflow, STACK_NODE)
     workflow.set(f"{sampler}.keep_graph", "off")  # nothing is trained

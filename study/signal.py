@@ -129,7 +129,7 @@ def _reward(workflow: Workflow, stack: str, name: str | None) -> Reward:
         chosen = [reward for reward in rewards if reward.name == name]
         if not chosen:
             raise ValueError(
-                f"--reward {name!r}: Score Samples has no reward of that name. Fix: one of "
+                f"--reward {name!r}: Reward Stack has no reward of that name. Fix: one of "
                 f"{', '.join(reward.name for reward in able or rewards)}"
             )
         rewards, able = chosen, [reward for reward in one_by_one(chosen) if reward.has_gradient()]
@@ -139,7 +139,7 @@ def _reward(workflow: Workflow, stack: str, name: str | None) -> Reward:
         raise ValueError(
             f"--signal compares with the exact gradient of a reward, and {', '.join(repr(r.name) for r in rewards)} "
             f"{'has' if len(rewards) == 1 else 'have'} none. These kinds have one: {kinds}. Fix: connect one of them to the "
-            "Score Samples, held out if it is not to be trained on"
+            "Reward Stack, held out if it is not to be trained on"
         )
     return able[0]
 

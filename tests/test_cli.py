@@ -222,7 +222,7 @@ def test_set(otca, written, small_graph):
     graph = small_graph({"OTCA_SDESampler": {"group_size": 1}})
     path = written(graph)
     assert otca("validate", path)[0] == 2
-    for node in ("OTCA_SDESampler", "SDESampler", "Sample Groups", id_of(graph, "OTCA_SDESampler")):
+    for node in ("OTCA_SDESampler", "SDESampler", "SDE Sampler", id_of(graph, "OTCA_SDESampler")):
         changes = [
             f"{node}.group_size=2",
             "TCDWeights.w_min=1",

@@ -438,7 +438,7 @@ def test_a_blueprint_is_one_node_and_its_subgraph_of_nodes_as_they_are_now(path)
 
 
 def assert_inputs_are_those_of_now(node, renew):
-    """A Score Samples shows as many sockets as are taken, and one more."""
+    """A Reward Stack shows as many sockets as are taken, and one more."""
     declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
     wanted = {**declared["required"], **declared.get("optional", {})}
     named, wanted = (

@@ -333,7 +333,7 @@ def old_policy() -> np.ndarray:
 
 
 def gradient_places() -> np.ndarray:
-    """Which steps the gradient of CLIP-T comes from, by each mode of Update: Reward Gradient: shares of one update."""
+    """Which steps the gradient of CLIP-T comes from, by each mode of Reward Gradient Step: shares of one update."""
     settings = replace(SETTINGS, kind="ode", steps=6, shared_noise=False)
     own = rollout.sample(shapes_flux(), Prompts(CAPTIONS, (0, 1, 2, 3)), settings, group_size=8, seed=0)
     scored = score_stack([reward_class("clip_t")()], own.images, own.prompts, own.groups)

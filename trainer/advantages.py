@@ -229,12 +229,12 @@ def _check(scores: Scores, credit: StepCredit) -> None:
     if len(scores.values) != len(credit.weights):
         raise ValueError(
             f"credit: it is of {len(credit.weights)} samples, the scores of {len(scores.values)}. Fix: let both come from the "
-            "same Sample Groups"
+            "same SDE Sampler"
         )
     if credit.by_objective is not None and credit.objectives != scores.names:
         raise ValueError(
             f"credit: its weights are of the objectives {', '.join(credit.objectives)}, the scores of "
-            f"{', '.join(scores.names)}. Fix: connect both to the same Score Samples"
+            f"{', '.join(scores.names)}. Fix: connect both to the same Reward Stack"
         )
 
 

@@ -94,7 +94,7 @@ def update(
 ) -> tuple[Metrics, Advantages]:
     """Moves the policy by one optimizer step along ∇J, less κ·∇ mean‖v - v_ref‖² at the same points.
 
-    Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of the loss of Update: GRPO
+    Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of the loss of GRPO Step
     (RTDMD, 2605.26108) or of a matching loss, each with its default settings.
 
     Args:
@@ -167,12 +167,12 @@ def _check(model, trajectories: Trajectories, scores: Scores, settings: Gradient
         misfits += refusals.of_ratios(trajectories.settings)
     misfits += refusals.of_levels(settings, trajectories.sigmas)
     if advantages is not None and advantages.credit.measures is not None:
-        misfits.append(refusals.of_measuring(f"the credit {advantages.credit.method}", "Update: Reward Gradient"))
+        misfits.append(refusals.of_measuring(f"the credit {advantages.credit.method}", "Reward Gradient Step"))
     if misfits:
         raise ValueError(str(misfits[0]))
     if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
         raise ValueError(
-            "model: processes that share out its weights have to call it equally often, and Update: Reward Gradient does not "
+            "model: processes that share out its weights have to call it equally often, and Reward Gradient Step does not "
             "with advantages, or with two networks. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
         )
     groups = any(isinstance(reward, GroupReward) for reward in scores.rewards if not reward.held_out)

@@ -37,7 +37,7 @@ KEEP_GRAPH = ("auto", "on", "off")
 WINDOW_MODES = ("progressive", "progressive_decay", "random")  # how MixGRPO's window moves
 FLOORS = ("affine", "waterfill", "clamp")  # of TCD's weights
 NORMALIZATIONS = ("mean", "sum")  # of TCD's weights
-PROXIES = {  # of a step's progress, and which inputs of Step Credit: TCD each needs
+PROXIES = {  # of a step's progress, and which inputs of TCD Weights each needs
     "latents": (),
     "prediction": ("model",),
     "image_features": ("model",),
@@ -65,7 +65,7 @@ MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
 FORMS = ("pairs", "pictures")  # in which My Pictures gives opinions: better and worse ones, or each picture alone
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
-GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Update: Reward Gradient can add
+GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
@@ -172,7 +172,7 @@ class SamplerSettings:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
-        """The settings of the inputs of Sample Groups; `window_start` and `window_length` are both 0 without a window."""
+        """The settings of the inputs of SDE Sampler; `window_start` and `window_length` are both 0 without a window."""
         start, length = inputs.get("window_start", 0), inputs.get("window_length", 0)
         settings = cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
         return replace(settings, window=(start, length or settings.steps) if start or length else None)
@@ -331,7 +331,7 @@ class Trajectories:
         kept: the graphs of the trained steps, if they were kept for the update.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, if they were kept for the preview.
         model: the model that sampled.
-        overlap: where Score Samples finds the scores that were made during sampling, and says whom to ask next time.
+        overlap: where Reward Stack finds the scores that were made during sampling, and says whom to ask next time.
     """
 
     latents: Tensor

@@ -15,7 +15,7 @@ class RewardNode(Node):
     CATEGORY = "OTCA/rewards/more"
     RETURN_TYPES = ("OTCA_REWARD",)
     RETURN_NAMES = ("reward",)
-    OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Score Samples.",)
+    OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Reward Stack.",)
     FUNCTION = "build"
     KIND: str
     HELD_OUT = False
@@ -67,7 +67,7 @@ class RewardNode(Node):
 
     @classmethod
     def has_gradient(cls):
-        """Whether Update: Reward Gradient can follow it."""
+        """Whether Reward Gradient Step can follow it."""
         from ...trainer.rewards import reward_class
 
         return reward_class(cls.KIND).has_gradient()

@@ -53,9 +53,9 @@ class _AsksRewards(Node):
 
 
 class RewardStack(_AsksRewards):
-    TITLE = "Score Samples"
-    DESCRIPTION = "Scores the sampled pictures by every connected reward."
-    SEARCH_ALIASES = [*REWARD, "reward stack", "score images", "rewards", "combine rewards", "multi-reward"]
+    TITLE = "Reward Stack"
+    DESCRIPTION = "Reward stack: scores the sampled pictures by every connected reward."
+    SEARCH_ALIASES = [*REWARD, "reward stack", "score samples", "score images", "rewards", "multi-reward"]
     ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("scores", "table")
@@ -65,7 +65,7 @@ class RewardStack(_AsksRewards):
     OPTIONAL = {
         **reward_sockets(),
         "overlap": switch(label="score while sampling").tip(
-            "Scores while the next samples are made, as many at a time as the batch size of Sample Groups. Takes "
+            "Scores while the next samples are made, as many at a time as the batch size of SDE Sampler. Takes "
             "the memory of both at once."
         ),
     }

@@ -190,8 +190,8 @@ def test_a_changed_value_is_an_event_of_the_same_run(tabs, runs):
     (event,) = read_lines(runs / "one" / "changes.jsonl")
     assert event["iteration"] == 2
     assert event["changes"] == [
-        {"node": "Update: GRPO", "input": "learning_rate", "before": 1e-3, "now": 5e-4},
-        {"node": "Step Credit: TCD", "input": "w_min", "before": 0.5, "now": 0.125},
+        {"node": "GRPO Step", "input": "learning_rate", "before": 1e-3, "now": 5e-4},
+        {"node": "TCD Weights", "input": "w_min", "before": 0.5, "now": 0.125},
     ]
     saved = read_object(runs / "one" / "workflow.json")
     assert saved["9"]["inputs"]["w_min"] == 0.125, "the graph that ran"
@@ -306,7 +306,7 @@ def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
     tab.workflow.set("9.w_min", 0.25)
     tab.queue(hold=True)
     assert len(sampled) == 1 and len(figures(runs / "one")) == 2
-    tab.queue(hold=True, targets=["10"])  # Update: GRPO and what follows are muted
+    tab.queue(hold=True, targets=["10"])  # GRPO Step and what follows are muted
     assert len(sampled) == 1
 
 
@@ -318,7 +318,7 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     before = {name: value.clone() for name, value in model.policy.trainable_named().items()}
     del tab.workflow._graph["8"]["inputs"]["reward_3"]
     tab.workflow._read_nodes()
-    with pytest.raises(NodeError, match="these samples belong to run one.*Fix: let the seed of Sample Groups move on"):
+    with pytest.raises(NodeError, match="these samples belong to run one.*Fix: let the seed of SDE Sampler move on"):
         tab.queue(hold=True)
     assert all(torch.equal(before[name], value) for name, value in model.policy.trainable_named().items())
     assert len(figures(runs / "one")) == 1

@@ -57,7 +57,7 @@ ROWS = [
     }
     for number in (1, 2, 3)
 ]
-CHANGES = [{"iteration": 2, "lines": ["Update: GRPO clip_range: 0.1 → 0.2"]}]
+CHANGES = [{"iteration": 2, "lines": ["GRPO Step clip_range: 0.1 → 0.2"]}]
 METRICS = {"rows": ROWS, "evaluations": [], "changes": CHANGES, "more": False}
 RUN_FACTS = {
     **{"id": "fed", "status": "finished", "place": "headless", "iteration": 3, "total": 3, "rewrites": 0},
@@ -68,7 +68,7 @@ RUNS = {
     "**/api/otca/runs": {"runs": [RUN_FACTS, {**RUN_FACTS, "id": "other", "status": "stopped", "error": None}]},
     "**/api/otca/runs/*": {
         **RUN_FACTS,
-        **{"settings": {"Update: GRPO": {"clip_range": 1e-4}}, "rewards": ["clip_t"], "held_out": ["accuracy"]},
+        **{"settings": {"GRPO Step": {"clip_range": 1e-4}}, "rewards": ["clip_t"], "held_out": ["accuracy"]},
         **{"samples": [], "pictures": []},
         "warning": "clip_t rises while accuracy, which is held out, declines",
     },

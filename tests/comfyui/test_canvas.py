@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.server import PACK
 from comfyui_otca.tools.canvases.templates import TEMPLATES
@@ -33,9 +34,30 @@ OUR_TEMPLATES = """ours => {
 }"""
 
 
+# The names that the user of this project gave, and plain words for the same.
+NAMES = {"Load Flow Model": "load model", "SDE Sampler": "sample groups", "Reward Stack": "score samples"}
+NAMES |= {"TCD Weights": "step credit", "MOCA Fuse": "combine rewards", "GRPO Step": "update: grpo"}
+
+
 def with_numbers(name: str) -> list:
     """Sorts 5b before 14b."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+@pytest.mark.parametrize("title", NAMES)
+def test_the_search_shows_a_node_first_by_its_title_and_finds_it_by_plain_words(canvas, title):
+    """Among ours: the rank beside nodes of ComfyUI is ComfyUI's."""
+    canvas.page.evaluate("() => app.extensionManager.command.execute('Workspace.SearchBox.Toggle')")
+    search, options = canvas.page.get_by_role("combobox").first, canvas.page.get_by_role("option")
+    titles = sorted((node.TITLE for node in NODE_CLASS_MAPPINGS.values()), key=len, reverse=True)
+    for typed in (title, NAMES[title]):
+        search.fill("")
+        search.press_sequentially(typed)
+        options.filter(has_text=re.compile(rf"^\W*{title}")).first.wait_for()
+        ours = [name for text in options.all_inner_texts() for name in titles if text.strip().startswith(name)]
+        assert ours[0] == title or (typed != title and title in ours), ours
+    canvas.page.keyboard.press("Escape")
+    search.wait_for(state="hidden")
 
 
 def test_quickstart_opens_from_the_templates_browser(canvas):

@@ -127,7 +127,7 @@ def test_two_runs_are_compared_by_keyboard_and_mouse(canvas, sidebar, kept):
     assert abs(int(slider.input_value()) - 80) <= 3  # the thumb has a width, too
 
     (row,) = dialog.locator(".otca-settings tbody tr").all_inner_texts()
-    assert "Step Credit: TCD" in row and "w_min" in row and {"0.2", "0.5"} <= set(row.split())
+    assert "TCD Weights" in row and "w_min" in row and {"0.2", "0.5"} <= set(row.split())
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     panel.get_by_role("button", name="Choose none").click()

@@ -86,7 +86,7 @@ def test_a_prompt_is_tried_while_comfyui_stays_usable(once, small, sidebar, run_
 def test_a_failure_leads_to_its_node(small, sidebar, run_name):  # noqa: F811
     failed_run(small, run_name, "9", "NodeError: no luck")
     choose(sidebar, run_name)
-    show = sidebar.get_by_role("button", name="Show Step Credit: TCD on the canvas")
+    show = sidebar.get_by_role("button", name="Show TCD Weights on the canvas")
     show.click()
     small.wait("() => app.canvas.selected_nodes?.[9]")
     tabs = small.page.evaluate("() => app.extensionManager.workflow.openWorkflows.length")

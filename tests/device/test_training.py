@@ -33,12 +33,12 @@ CASES = {
     "flow_sde": ("flux", {"sampler": {"kind": "flow_sde", "train_last_step": True}}),
     "cps": ("flux", {"sampler": {"kind": "cps", "log_prob_norm": "squared_error", "window": (1, 1)}}),
     "flash": ("flux", {"sampler": {"window": (0, 1), "fraction_after_window": 0.5, "ode_solver": "adams_bashforth"}}),
-    # Update: GRPO
+    # GRPO Step
     "epochs": ("flux", {"update": {"kl_coefficient": 0.1, "batch_size": 3, **EPOCHS}}),
     "dppo": ("flux", {"update": {"objective": "dppo", "clip_range": 0.1, **EPOCHS}}),
     "log_hinge": ("flux", {"update": {"objective": "log_hinge", "sampled_steps": 1}}),
     "unconditional": ("sd3", {"update": {"unconditional_gradient": False, "batch_size": 3}}),
-    # Update: Matching
+    # Matching Step
     **{
         f"{loss} {old}": ("flux", {"matching": {"loss": loss, "old_policy": old, "sampled_steps": 1}, "iterations": 2})
         for loss, old in zip(("nft", "awm", "dgpo"), OLD_POLICIES, strict=True)

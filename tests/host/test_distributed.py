@@ -561,7 +561,7 @@ def test_a_training_of_two_that_share_the_frozen_weights(small_workflow, real_mo
 def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):
     began = time.monotonic()
     first, second = together(2, _train, small_workflow(TWO, acting(fail)), tmp_path)
-    assert "the scorer's disk is gone" in str(second) and 'node 8 "Score Samples"' in str(second)
+    assert "the scorer's disk is gone" in str(second) and 'node 8 "Reward Stack"' in str(second)
     assert "process 1 failed on " in str(first) and "the scorer's disk is gone" in str(first)
     assert time.monotonic() - began < 60, "no one waited for a time-out"
     status = json.loads((tmp_path / "status.json").read_text())

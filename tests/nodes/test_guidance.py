@@ -71,7 +71,7 @@ def test_it_runs_again_when_something_changed(workflow, adapter, load_model, per
 
 
 def test_the_model_can_be_trained_afterwards(small_graph, adapter, tmp_path, monkeypatch):
-    """Under ComfyUI's inference mode, on the model that Update: GRPO updates."""
+    """Under ComfyUI's inference mode, on the model that GRPO Step updates."""
     monkeypatch.chdir(tmp_path)
     graph = small_graph()
     loader = next(node for node, entry in graph.items() if entry["class_type"] == "OTCA_LoadFlowModel")

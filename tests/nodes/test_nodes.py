@@ -207,9 +207,7 @@ def test_the_model_that_is_trained_is_the_one_that_sampled(small_workflow):
     (step,) = [node for node, entry in graph.items() if entry["class_type"] == "OTCA_GRPOStep"]
     graph["other"] = graph[loader]
     graph[step]["inputs"]["model"] = ["other", 0]
-    with pytest.raises(
-        NodeError, match="Update: GRPO.*model: it is not the one that sampled these trajectories. Fix: "
-    ):
+    with pytest.raises(NodeError, match="GRPO Step.*model: it is not the one that sampled these trajectories. Fix: "):
         Workflow(graph, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS).run(targets=[step])
 
 

@@ -176,7 +176,7 @@ def test_a_graph_with_problems_starts_nothing(site, tiny):
     (problem,) = answer.json["problems"]
     assert problem == {
         "node_id": "3",
-        "title": "Sample Groups",
+        "title": "SDE Sampler",
         "input": "group_size",
         "message": problem["message"],
         "fix": problem["fix"],

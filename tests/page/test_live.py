@@ -270,7 +270,7 @@ def test_a_damaged_pair_is_left_out(site, sampler):
 
 
 def test_a_failed_run_names_the_node(site, made):
-    sampler = {"node": "3", "title": "Sample Groups"}
+    sampler = {"node": "3", "title": "SDE Sampler"}
     for status, node, told in (("failed", "3", sampler), ("failed", "99", None), ("finished", "3", None)):
         made(f"{status}-{node}", status={"status": status, "error": "no luck", "node": node})
         assert site.get(f"/otca/runs/{status}-{node}").json["failed_at"] == told

@@ -82,7 +82,7 @@ def test_a_killed_proof_is_continued_and_a_finished_one_only_with_more_time(prov
     assert "is used up" not in html, "the end of the time is no warning"
     assert proves()[0] == 0 and len(rows(folder)) == done, "the same time again trains nothing"
     assert proves("--hours", 3 / 3600)[0] == 0 and len(rows(folder)) > done
-    assert proves("--set", "Update: GRPO.learning_rate=0.5")[0] == 2, "another workflow is another proof"
+    assert proves("--set", "GRPO Step.learning_rate=0.5")[0] == 2, "another workflow is another proof"
     assert proves("--hours", "0")[0] == 2
 
 

@@ -144,9 +144,7 @@ def test_details(site, made):
     assert details["rewards"] == ["clip_t"] and details["held_out"] == ["accuracy"]
     assert details["samples"] == ["000000.png", "000050.png", "1000000.png"]
     assert details["pictures"] == ["samples.png", "credit.png"]
-    assert (
-        details["settings"]["Sample Groups"]["group_size"] == 3 and "model" not in details["settings"]["Sample Groups"]
-    )
+    assert details["settings"]["SDE Sampler"]["group_size"] == 3 and "model" not in details["settings"]["SDE Sampler"]
 
 
 def test_details_tell_of_reward_hacking(site, made):

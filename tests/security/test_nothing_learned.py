@@ -22,7 +22,7 @@ GOOD = "images.mean((1, 2, 3))"
 
 @pytest.fixture
 def judged(small_graph, tmp_path, monkeypatch):
-    """judged(class={input: value}): a graph, the file of its Python reward `mine`, and the inputs of its Score Samples."""
+    """judged(class={input: value}): a graph, the file of its Python reward `mine`, and the inputs of its Reward Stack."""
     monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
     few = {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
 

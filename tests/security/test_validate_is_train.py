@@ -125,16 +125,11 @@ MINE = {"coefficient": 1.0, "name": "mine"}
 REFUSED = [
     ([no_training_run], None, None, "exactly one Training Run"),
     ([copied("TrainingRun", "run2", run_name="other")], None, None, "exactly one Training Run"),
-    ([copied("GRPOStep", "step2")], None, None, "exactly one Update: GRPO"),
-    ([an_update_of_each_kind], None, None, "exactly one Update: GRPO or Update: Matching"),
-    (
-        [sets("SDESampler", kind="ode", shared_noise=False)],
-        "SDESampler",
-        "kind",
-        "whose ratio Update: GRPO could train",
-    ),
+    ([copied("GRPOStep", "step2")], None, None, "exactly one GRPO Step"),
+    ([an_update_of_each_kind], None, None, "exactly one GRPO Step or Matching Step"),
+    ([sets("SDESampler", kind="ode", shared_noise=False)], "SDESampler", "kind", "whose ratio GRPO Step could train"),
     ([matching(), sets("SDESampler", kind="ode")], "SDESampler", "shared_noise", "one picture"),
-    ([matching(), window(2), BY_WINDOW], "SDESampler", "window_length", "Update: Matching trains noise levels"),
+    ([matching(), window(2), BY_WINDOW], "SDESampler", "window_length", "Matching Step trains noise levels"),
     ([matching(), sets("SDESampler", keep_graph="on")], "SDESampler", "keep_graph", "no use for the sampler's graph"),
     ([matching(), scaled_ratios], "MatchingStep", "advantages", "scales importance ratios"),
     (
@@ -156,11 +151,11 @@ REFUSED = [
     ),
     (
         [copied("SDESampler", "sampler2", group_size=4), sets("TCDWeights", trajectories=SAMPLER_2)],
-        *("MOCAFuse", None, "2 Sample Groups nodes"),
+        *("MOCAFuse", None, "2 SDE Sampler nodes"),
     ),
     (
         [copied("SDESampler", "sampler2"), sets("RewardStack", trajectories=SAMPLER_2)],
-        *("MOCAFuse", None, "2 Sample Groups nodes"),
+        *("MOCAFuse", None, "2 SDE Sampler nodes"),
     ),
     ([the_same_reward_twice], "RewardStack", "reward_7", "the same reward as reward_1"),
     (

@@ -45,7 +45,7 @@ def rows(folder):
 
 def test_the_gain_itself_agrees_with_itself(found):
     content, table = rows(found)
-    own = table["sum", "Step Credit: TCD"]
+    own = table["sum", "TCD Weights"]
     for name, perfect in {"Pearson": 1, "Spearman": 1, "order": 1, "recall@3": 1, "peak distance": 0}.items():
         figures = {key: own[name][key] for key in ("mean", "std", "low", "high")}
         assert figures == pytest.approx({"mean": perfect, "std": 0, "low": perfect, "high": perfect}, abs=1e-4), name
@@ -59,14 +59,12 @@ def test_the_gain_itself_agrees_with_itself(found):
 def test_every_objective_meets_every_proxy(found):
     content, table = rows(found)
     objectives = ["clip_t", "colorfulness", "sharpness", "accuracy", "sum"]
-    proxies = ["latents", "prediction", "Step Credit: TCD", ALIKE]
+    proxies = ["latents", "prediction", "TCD Weights", ALIKE]
     assert list(table) == [(objective, proxy) for objective in objectives for proxy in proxies]
     assert {path.name for path in found.iterdir()} == FILES
     printed = (found / "table.md").read_text(encoding="utf-8")
     assert printed.count("\n| ") == len(table) + 1 + 9, "rows, chance, and the second table with its head"
-    assert "Combine Rewards: MOCA: tanh(e) " in printed and set(content["behaviour"]["Combine Rewards: MOCA"]) == set(
-        module.BEHAVIOUR
-    )
+    assert "MOCA Fuse: tanh(e) " in printed and set(content["behaviour"]["MOCA Fuse"]) == set(module.BEHAVIOUR)
     assert content["chance"]["order"] == 0.5 and content["mean_delta_reward"].keys() == set(objectives)
 
 

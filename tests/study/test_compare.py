@@ -234,7 +234,7 @@ def test_a_larger_budget_goes_on_and_another_one_is_refused(both, child, tmp_pat
 
 def diverge(training):
     training.folder.mkdir(parents=True)
-    error = 'NodeError: node 11 "Update: GRPO" failed: NonFiniteUpdate: 10 updates in a row. Fix: lower learning_rate'
+    error = 'NodeError: node 11 "GRPO Step" failed: NonFiniteUpdate: 10 updates in a row. Fix: lower learning_rate'
     (training.folder / "status.json").write_text(json.dumps({"status": "failed", "error": error}))
     (training.folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
     (training.folder / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')

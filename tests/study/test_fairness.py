@@ -57,7 +57,7 @@ def test_unequal_conditions_and_rewards_are_refused(both):
     for change in ({"name": "other"}, {"held_out": True}, {"rescale": 2.0}):
         with pytest.raises(ValueError, match=words):
             check_equal(both({"OTCA_RewardSharpness": change}), "otca")
-    with pytest.raises(ValueError, match='uniform: node 3 "Sample Groups", input group_size = 1: .*Fix: '):
+    with pytest.raises(ValueError, match='uniform: node 3 "SDE Sampler", input group_size = 1: .*Fix: '):
         check_equal(both({"OTCA_SDESampler": {"group_size": 1}}), "otca")
 
 

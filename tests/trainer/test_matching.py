@@ -538,13 +538,13 @@ def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, 
         with pytest.raises(ValueError, match="loss must be one of .* and old_policy one of "):
             update(model, taken, judged(taken), replace(STILL, **setting))
     other = sample(model, ode)
-    with pytest.raises(ValueError, match="the same Sample Groups"):
+    with pytest.raises(ValueError, match="the same SDE Sampler"):
         update(model, other, judged(taken), STILL)
 
 
 def test_ratios_need_a_sampler_with_noise(model, sample, ode, judged):
     taken = sample(model, ode)
-    with pytest.raises(ValueError, match="kind = ode adds no noise.*Update: GRPO.*Fix: .*Update: Matching"):
+    with pytest.raises(ValueError, match="kind = ode adds no noise.*GRPO Step.*Fix: .*Matching Step"):
         grpo_update(model, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
     where = taken.latents, taken.final, taken.trained
     for method in (

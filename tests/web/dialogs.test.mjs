@@ -82,7 +82,7 @@ test("pictures that would be in it are named, and only a click lets them", async
 
 test("a refusal is shown with its problems, and the button works again", async () => {
   const refusal = Object.assign(new Error("no"), {
-    problems: [{ node_id: "3", title: "Sample Groups", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }],
+    problems: [{ node_id: "3", title: "SDE Sampler", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }],
   });
   const { dialog, start } = open(async () => {
     throw refusal;
@@ -113,7 +113,7 @@ test("without the user's word a training is a line for a terminal, and the dialo
 });
 
 test("a graph that cannot be trained says so, in place of a line that would fail", () => {
-  const problems = [{ node_id: "3", title: "Sample Groups", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }];
+  const problems = [{ node_id: "3", title: "SDE Sampler", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }];
   wordDialog(comfy, { title: "Train", word: WORD, instead: { title: "", command: "otca train", note: "" }, problems });
   const dialog = all(document.body, "otca-dialog").at(-1);
   assert.ok(dialog.textContent.includes("is wrong") && !dialog.textContent.includes("otca train"));

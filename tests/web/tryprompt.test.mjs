@@ -134,14 +134,14 @@ function comfyWith(open, workflow) {
   return comfy;
 }
 
-const FAILED = { id: "mine", error: "no luck", failed_at: { node: "3", title: "Sample Groups" } };
+const FAILED = { id: "mine", error: "no luck", failed_at: { node: "3", title: "SDE Sampler" } };
 
 test("the open workflow is used only if it is the run's", async () => {
   const own = comfyWith({ type: "OTCA_SDESampler" }, "w");
   await showFailure(own, FAILED);
-  assert.deepEqual(own.done, ["show 3", "error Sample Groups no luck"]);
+  assert.deepEqual(own.done, ["show 3", "error SDE Sampler no luck"]);
   for (const other of [comfyWith({ type: "OTCA_SDESampler" }, "x"), comfyWith({ type: "KSampler" }, "w"), comfyWith(null, "w")]) {
     await showFailure(other, FAILED);
-    assert.deepEqual(other.done, ["open mine", "drawn", "show 3", "error Sample Groups no luck"]);
+    assert.deepEqual(other.done, ["open mine", "drawn", "show 3", "error SDE Sampler no luck"]);
   }
 });

@@ -55,7 +55,7 @@ def _noiseless(graph: _Graph) -> Iterator[Problem]:
         for sampler in graph.samplers[node_id] if "noise" in _traits(graph, node_id) else ():
             if graph.settings(sampler).kind == "ode":
                 message = f"weighs steps by their noise, and {graph.titles([sampler])} adds none (kind = ode)"
-                fix = "method = uniform, Step Credit: TCD in its place, or another kind on Sample Groups"
+                fix = "method = uniform, TCD Weights in its place, or another kind on SDE Sampler"
                 yield graph.problem(node_id, "method", message, fix)
 
 
@@ -90,14 +90,14 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             if graph.nodes[sampler].class_type in GIVEN_NODES:
                 if kind != MATCHING_NODE:
                     message = f"{graph.titles([sampler])} gives pictures that no policy sampled"
-                    yield graph.problem(step, "trajectories", message, "Update: Matching as the update")
+                    yield graph.problem(step, "trajectories", message, "Matching Step as the update")
                 continue
             settings, keeps_graph = graph.settings(sampler), graph.values[sampler]["keep_graph"] == "on"
             misfits = refusals.of_ratios(settings)
             if matching:
                 misfits = refusals.of_matching(settings, keeps_graph)
             elif follows:
-                misfits = refusals.of_kept_graph("Update: Reward Gradient calls the network again", keeps_graph)
+                misfits = refusals.of_kept_graph("Reward Gradient Step calls the network again", keeps_graph)
             if kind == GRADIENT_NODE:
                 yield from _gradient_settings(graph, step, settings.transitions)
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)

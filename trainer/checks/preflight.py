@@ -75,7 +75,7 @@ class _Graph:
         nodes: by id, sources first.
         values: {id: {input: value}}, constants and what comes through links from nodes that are PURE, at the first iteration.
         models: {id of a loader: its model's configuration, what is wrong with it, or None where it is not here yet}.
-        samplers: {id: the Sample Groups nodes whose trajectories that node looks at, or what was made of them}.
+        samplers: {id: the SDE Sampler nodes whose trajectories that node looks at, or what was made of them}.
         failed: problems of PURE nodes, and of what they give.
     """
 

@@ -49,7 +49,7 @@ def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay
     """
     if not trajectories.made_by(model):
         raise ValueError(
-            "model: it is not the one that sampled these trajectories. Fix: connect the model of Sample Groups"
+            "model: it is not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
         )
     if not 0 <= decay < 1:
         raise ValueError(f"decay must lie in [0, 1), not {decay}. Fix: a number in it")

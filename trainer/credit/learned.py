@@ -161,11 +161,11 @@ def _check(model: FlowModel, trajectories: Trajectories, scores: Scores, w_min: 
     if len(scores.values) != len(trajectories.groups):
         raise ValueError(
             f"scores: they are of {len(scores.values)} samples, the trajectories are {len(trajectories.groups)}. Fix: let both "
-            "come from the same Sample Groups"
+            "come from the same SDE Sampler"
         )
     if not trajectories.made_by(model):
         raise ValueError(
-            "model: it is not the one that sampled these trajectories. Fix: connect the model of Sample Groups"
+            "model: it is not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
         )
     if not 0 <= w_min <= 1:
         raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}. Fix: a number in it")

@@ -186,7 +186,7 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
     if first.objectives and second.objectives and first.objectives != second.objectives:
         raise ValueError(
             f"credit_1 is of the objectives {', '.join(first.objectives)}, credit_2 of {', '.join(second.objectives)}. Fix: "
-            "connect both to the same Score Samples"
+            "connect both to the same Reward Stack"
         )
     by_objective = _both_by_objective(first, second)
     return replace(
@@ -213,7 +213,7 @@ def with_spatial(credit: StepCredit, spatial: Tensor) -> StepCredit:
     if len(credit.weights) != len(spatial):
         raise ValueError(
             f"credit: it is of {len(credit.weights)} samples, the trajectories are {len(spatial)}. Fix: connect both to the same "
-            "Sample Groups"
+            "SDE Sampler"
         )
     return replace(credit, spatial=_both(credit.spatial, spatial), method=f"{credit.method} · spatial")
 
@@ -242,8 +242,8 @@ def _stochastic(method: str, noise: Sequence[float]) -> None:
     """Raises ValueError where a credit that asks how much noise the steps add is given steps that add none."""
     if not any(noise):
         raise ValueError(
-            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: Step Credit: "
-            "TCD, or uniform on Step Credit, or another kind on Sample Groups"
+            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD "
+            "Weights, or uniform on Step Credit, or another kind on SDE Sampler"
         )
 
 

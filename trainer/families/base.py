@@ -100,7 +100,7 @@ class FlowModel(Resident, ABC):
         self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what inverse variance goes by, see there
         self.reward_spread: dict[
             str, tuple[int, float]
-        ] = {}  # of each reward, what Update: Reward Gradient measures it by
+        ] = {}  # of each reward, what Reward Gradient Step measures it by
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 

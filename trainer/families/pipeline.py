@@ -64,7 +64,7 @@ class PipelineModel(FlowModel):
         if self.checkpoint.is_distilled:
             logger.warning(
                 "%s is distilled: trained by rewards alone, its pictures become blurred. Fix: kl_coefficient of 0.001 or more on "
-                "Update: GRPO, or train the base model",
+                "GRPO Step, or train the base model",
                 path.name,
             )
 

@@ -248,10 +248,10 @@ class Checkpoint:
                 raise ValueError(f"its shift_terminal is {self.terminal}")
         except (TypeError, ValueError, ArithmeticError) as error:
             message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
-            raise ValueError(f"{message}. Fix: copy that file again, or set shift on Sample Groups") from error
+            raise ValueError(f"{message}. Fix: copy that file again, or set shift on SDE Sampler") from error
         if any(not 1 >= level > after for level, after in pairwise((*self.levels, 0))):
             message = f"the sample_sigmas {list(self.levels)} of its model_index.json do not fall from 1 towards 0"
-            raise ValueError(f"{message}. Fix: copy that file again, or set shift on Sample Groups")
+            raise ValueError(f"{message}. Fix: copy that file again, or set shift on SDE Sampler")
         return shift
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), whi
 
 # Bytes of a trained parameter; all of these are float32.
 TRAINED_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-AVERAGE_BYTES = 4  # the update's ema_decay; and as much for the old policy of Update: Matching
+AVERAGE_BYTES = 4  # the update's ema_decay; and as much for the old policy of Matching Step
 # What no count of tensors shows: CUDA's context, gaps between the allocator's blocks, workspaces of its libraries. ComfyUI keeps
 # 0.8 GB and its own reserve free for the same (minimum_inference_memory in comfy/model_management.py).
 RESERVE = 1 * GB
@@ -42,7 +42,7 @@ TRIAL_CALLS = 6
 
 LOADING = "loading"
 ENCODING, SAMPLING, DECODING, SCORING, UPDATE = ("encoding prompts", "sampling", "decoding", "scoring", "the update")
-JUDGING, UNDECODING = "the rewards' gradient", "the decoder's gradient"  # of Update: Reward Gradient, within its update
+JUDGING, UNDECODING = "the rewards' gradient", "the decoder's gradient"  # of Reward Gradient Step, within its update
 
 # Files of the rewards that have a network (docs/rewards.md), by node.
 REWARDS = {
@@ -124,7 +124,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Pull:
-    """What Update: Reward Gradient goes through.
+    """What Reward Gradient Step goes through.
 
     Attributes:
         holds_a_call: a call of the network waits for the gradient of the picture that it leads to.
@@ -200,15 +200,13 @@ class Iteration:
             one = {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}
             yield Way("batch_size 1 on every reward", one, sets=((judges, "batch_size", 1),))
         merged = (TRAJECTORY_NODES, "merge_adapter", False)
-        yield Way("Sample Groups merge_adapter off", {"merge_adapter": False}, sets=(merged,))
+        yield Way("SDE Sampler merge_adapter off", {"merge_adapter": False}, sets=(merged,))
         yield Way("the update's batch_size 1", {"batch": 1}, sets=((STEP_NODES, "batch_size", 1),))
-        yield Way("Sample Groups batch_size 1", {"sampling_batch": 1}, sets=((TRAJECTORY_NODES, "batch_size", 1),))
-        yield Way(
-            "Sample Groups keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),)
-        )
+        yield Way("SDE Sampler batch_size 1", {"sampling_batch": 1}, sets=((TRAJECTORY_NODES, "batch_size", 1),))
+        yield Way("SDE Sampler keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),))
         if self.pull:
             for tile in (TILE, TILE // 2):
-                words = f"Update: Reward Gradient tile {tile} (an estimate of the gradient)"
+                words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
                 pull = {"pull": replace(self.pull, tile=tile)}
                 yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
 
@@ -360,7 +358,7 @@ class Case(ABC):
         return 0
 
     def merged(self) -> int:
-        """The adapted weights with the adapter in them, which `merge_adapter` of Sample Groups makes."""
+        """The adapted weights with the adapter in them, which `merge_adapter` of SDE Sampler makes."""
         return 0
 
     # -- the phases --------------------------------------------------------------------------------------------------------

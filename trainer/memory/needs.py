@@ -274,8 +274,8 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | N
     Raises:
         ValueError: a node that it takes is missing, or there are several.
     """
-    source = the_only(graph, "Sample Groups, Preference Pairs or My Pictures", *TRAJECTORY_NODES)
-    update = the_only(graph, "Update: GRPO or Update: Matching", *STEP_NODES)
+    source = the_only(graph, "SDE Sampler, Preference Pairs or My Pictures", *TRAJECTORY_NODES)
+    update = the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
     sampler, step = plain(source["inputs"]), plain(update["inputs"])
     pairs = source["class_type"] in GIVEN_NODES
     settings = SamplerSettings.of_node(source["class_type"], {"levels": 1, **sampler} if pairs else sampler)

@@ -393,7 +393,7 @@ class PipelineCase(Case):
         if it is not None:
             yield from it.on_cpu()
             if it.guided:
-                yield Way("Update: GRPO unconditional_gradient off (another gradient)", {"both": False})
+                yield Way("GRPO Step unconditional_gradient off (another gradient)", {"both": False})
             yield from it.smaller(VIDEOS if it.size[2] > 1 else PICTURES)
         if not is_frozen:
             yield Way("Load Flow Model training lora", case={"adapter": SMALL_ADAPTER})

@@ -81,7 +81,7 @@ class NativeAdapters(Adapters):
     def merged(self) -> contextlib.AbstractContextManager[None]:
         raise ValueError(
             "merge_adapter: ComfyUI owns these weights and may move them at any time, so nothing can be merged into them. Fix: "
-            "merge_adapter off on Sample Groups"
+            "merge_adapter off on SDE Sampler"
         )
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:

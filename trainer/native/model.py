@@ -349,7 +349,7 @@ class NativeModel(FlowModel):
         if levels[0] < STARTS_AT:
             raise ValueError(
                 f"the model's schedule begins at the noise level {levels[0]:g}, and sampling starts from pure noise, at 1. Fix: "
-                "set shift on Sample Groups"
+                "set shift on SDE Sampler"
             )
         if settings.transitions < settings.steps:  # as even in number as all of the steps after the window would be
             rest = torch.linspace(settings.window_end, settings.steps, settings.transitions - settings.window_end + 1)

@@ -207,7 +207,7 @@ def _sum(layer: LoraLayer) -> torch.Tensor:
     if not weight.is_floating_point():
         raise ValueError(
             f"merge_adapter: the weights are quantized ({weight.dtype}), and rounding to so few bits would lose the adapter. "
-            "Fix: merge_adapter off on Sample Groups, or quantize = none on Model Memory"
+            "Fix: merge_adapter off on SDE Sampler, or quantize = none on Model Memory"
         )
     delta = layer.get_delta_weight  # pyright: ignore[reportAttributeAccessIssue] all of peft's layers have one
     return sum((delta(name) for name in layer.active_adapters), weight.float()).to(weight.dtype)

@@ -222,7 +222,7 @@ class Policy:
         """
         if self.is_adapted and self.is_sharded:
             raise ValueError(
-                "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on Sample Groups"
+                "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on SDE Sampler"
             )
         with self._each("merged"):
             self._is_merged = True

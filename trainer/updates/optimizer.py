@@ -76,7 +76,7 @@ def check_source(trajectories: Trajectories, advantages: Advantages) -> None:
     if judged != (trajectories.share.total, trajectories.trained):
         raise ValueError(
             f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
-            f"samples and steps {trajectories.trained}. Fix: let both come from the same Sample Groups"
+            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
         )
 
 

@@ -12,51 +12,51 @@ from ..workflow.problem import Misfit
 
 
 def of_ratios(sampler: SamplerSettings) -> Iterator[Misfit]:
-    """What of a sampler Update: GRPO cannot train."""
+    """What of a sampler GRPO Step cannot train."""
     if sampler.kind == "ode":
-        message = "kind = ode adds no noise, so its steps have no probabilities whose ratio Update: GRPO could train"
-        yield Misfit("kind", message, "another kind on Sample Groups, or Update: Matching as the update")
+        message = "kind = ode adds no noise, so its steps have no probabilities whose ratio GRPO Step could train"
+        yield Misfit("kind", message, "another kind on SDE Sampler, or Matching Step as the update")
 
 
 def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]:
-    """What of a sampler means nothing to Update: Matching. `keeps_graph`: whether a graph was asked for."""
+    """What of a sampler means nothing to Matching Step. `keeps_graph`: whether a graph was asked for."""
     if sampler.window is not None:
         message = (
-            "window_start and window_length choose the steps whose ratios are trained, and Update: Matching trains noise levels, "
+            "window_start and window_length choose the steps whose ratios are trained, and Matching Step trains noise levels, "
             "without ratios"
         )
-        fix = "set both to 0 on Sample Groups and disconnect MixGRPO Window; sampled_steps saves forward passes"
+        fix = "set both to 0 on SDE Sampler and disconnect MixGRPO Window; sampled_steps saves forward passes"
         yield Misfit("window_length", message, fix)
-    yield from of_kept_graph("Update: Matching noises the clean samples again", keeps_graph)
+    yield from of_kept_graph("Matching Step noises the clean samples again", keeps_graph)
 
 
 def of_kept_graph(why: str, keeps_graph: bool) -> Iterator[Misfit]:
     """Says that an update has no use for the sampler's graph, where one was asked for."""
     if keeps_graph:
         message = f"keep_graph = on: {why}, and has no use for the sampler's graph"
-        yield Misfit("keep_graph", message, "set keep_graph to auto or off on Sample Groups")
+        yield Misfit("keep_graph", message, "set keep_graph to auto or off on SDE Sampler")
 
 
 def of_credit(method: str) -> Misfit:
-    """Says that a credit before Update: Matching scales ratios."""
-    message = f"{method} scales importance ratios, and Update: Matching has none"
-    fix = "Step Credit: TCD or another credit in its place, or Update: GRPO as the update"
+    """Says that a credit before Matching Step scales ratios."""
+    message = f"{method} scales importance ratios, and Matching Step has none"
+    fix = "TCD Weights or another credit in its place, or GRPO Step as the update"
     return Misfit("advantages", message, fix)
 
 
-def of_measuring(method: str, step: str = "Update: Matching") -> Misfit:
+def of_measuring(method: str, step: str = "Matching Step") -> Misfit:
     """Says that a Step does not measure what its credit goes by."""
     message = (
-        f"{method} goes by the gradients of Update: GRPO, and {step} measures none, so that all steps would weigh alike"
+        f"{method} goes by the gradients of GRPO Step, and {step} measures none, so that all steps would weigh alike"
     )
-    return Misfit("advantages", message, "another credit in its place, or Update: GRPO as the update")
+    return Misfit("advantages", message, "another credit in its place, or GRPO Step as the update")
 
 
 def of_selection(loss: str, most: int) -> Iterator[Misfit]:
     """Checks `most`, how many samples of each group are kept: a loss of pairs needs the two of a pair."""
     if loss == "dpo" and most < 2:
-        message = f"{most} sample of each group is left, and loss = dpo of Update: Matching compares two: it would learn nothing"
-        yield Misfit("worst", message, "worst = 1 or more on Best of N, or another loss on Update: Matching")
+        message = f"{most} sample of each group is left, and loss = dpo compares two: Matching Step learns nothing"
+        yield Misfit("worst", message, "worst = 1 or more on Best of N, or another loss on Matching Step")
 
 
 def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_per_iteration") -> Misfit:
@@ -71,7 +71,7 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
 
 
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
-    """What is wrong with the inputs of Update: Matching alone."""
+    """What is wrong with the inputs of Matching Step alone."""
     if settings.ema_kl_coefficient and not settings.ema_decay:
         value: object = settings.ema_kl_coefficient  # as a graph has it, which may be anything
         pull = f"ema_kl_coefficient = {f'{value:g}' if isinstance(value, float) else value}"
@@ -80,24 +80,24 @@ def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
 
 
 def of_gradients(connected: Iterable[str]) -> Misfit:
-    """Says that no reward that is trained has a gradient, which Update: Reward Gradient would follow."""
+    """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
     names = ", ".join(connected) or "none is connected"
-    message = f"no trained reward has a gradient ({names}), and Update: Reward Gradient follows one"
+    message = f"no trained reward has a gradient ({names}), and Reward Gradient Step follows one"
     fix = (
         "connect one that has: CLIP-T, HPSv2, PickScore, ImageReward, Aesthetic, My Taste, Sharpness, Colorfulness, Variety; or "
-        "use Update: GRPO or Update: Matching, which need none"
+        "use GRPO Step or Matching Step, which need none"
     )
     return Misfit("scores", message, fix)
 
 
 def of_decoder() -> Misfit:
-    """Says that the decoder of Update: Reward Gradient stands in for one that ComfyUI loaded."""
+    """Says that the decoder of Reward Gradient Step stands in for one that ComfyUI loaded."""
     message = "it stands in for the VAE of Make Trainable, and a model of Load Flow Model decodes by its own"
     return Misfit("decoder", message, "disconnect decoder, or load the model by ComfyUI's loaders and Make Trainable")
 
 
 def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Misfit]:
-    """What is wrong with the inputs of Update: Reward Gradient alone, for a sampler of so many steps."""
+    """What is wrong with the inputs of Reward Gradient Step alone, for a sampler of so many steps."""
     if settings.mode != "last_steps" and settings.steps < 1:
         message = f"steps = {settings.steps}: only mode = last_steps takes 0, which means all steps"
         yield Misfit("steps", message, f"1 or more for mode = {settings.mode}")
@@ -107,7 +107,7 @@ def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Mis
 
 
 def of_levels(settings: GradientSettings, sigmas: Sequence[float]) -> Iterator[Misfit]:
-    """Checks that some of the sampler's noise levels are low enough for Update: Reward Gradient."""
+    """Checks that some of the sampler's noise levels are low enough for Reward Gradient Step."""
     needed = {"one_call": 1, "leap": 2}.get(settings.mode, 0)
     if sum(sigma <= settings.highest_level for sigma in sigmas[:-1]) < needed:
         levels = ", ".join(f"{sigma:.2f}" for sigma in sigmas[:-1])
@@ -115,4 +115,4 @@ def of_levels(settings: GradientSettings, sigmas: Sequence[float]) -> Iterator[M
             f"highest_level = {settings.highest_level:g}: the sampler's levels are {levels}, and mode = {settings.mode} needs "
             f"{needed} that are not above it"
         )
-        yield Misfit("highest_level", message, "a higher level, or more steps on Sample Groups")
+        yield Misfit("highest_level", message, "a higher level, or more steps on SDE Sampler")

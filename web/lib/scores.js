@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The table of Score Samples: what stands in which row, and what the rewards' correlations mean in words.
+ * The table of Reward Stack: what stands in which row, and what the rewards' correlations mean in words.
  *
  * @typedef {{name: string, heldOut: boolean, meaning: string}} Column
  * @typedef {{column: number, descending: boolean}} Sort

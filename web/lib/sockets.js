@@ -1,5 +1,5 @@
 // @ts-check
-// Which sockets of Score Samples are shown.
+// Which sockets of Reward Stack are shown.
 
 /**
  * How many of the sockets reward_1 … reward_max to show: up to the last connected one, and one that is free.

@@ -23,7 +23,7 @@ const TEXT = {
   goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
   nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
   held: t("Fix: switch off hold samples."),
-  same: t("Fix: let the seed of Sample Groups move on (control after generate: increment), or change a value."),
+  same: t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value."),
   failed: t("Resume on canvas"),
   heldOut: t("held out"),
   agreement: t("agreement"),

@@ -36,7 +36,7 @@ const OF_CREDIT = {
   weight: t("Colour: weight w, how much of the sample's credit the step gets"),
   sorted: t("Rows: best fused advantage z on top, within each prompt"),
   shares: t("Objectives and their share of the advantage"),
-  hold: t("Keep prompts and noise: then a change of the smallest weight (w_min) or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the update (Update: GRPO, Update: Matching, Update: Reward Gradient) is bypassed."),
+  hold: t("Keep prompts and noise: then a change of the smallest weight (w_min) or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the step (GRPO Step, Matching Step, Reward Gradient Step) is bypassed."),
 };
 const OF_GRADIENT = {
   name: t("Gradient heatmap"),

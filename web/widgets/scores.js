@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The table of Score Samples and Score Images: every sample's picture, what each reward gave it, coloured by how it stands
+ * The table of Reward Stack and Score Images: every sample's picture, what each reward gave it, coloured by how it stands
  * among the others, and below it which rewards conflict. Of a ranking also each sample's place.
  */
 import { diverging, isDark } from "../lib/color.js";

@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The sockets for rewards of Score Samples, Score Images and Preference Pairs: the definition has eight, the node shows those in use and one that is free,
+ * The sockets for rewards of Reward Stack, Score Images and Preference Pairs: the definition has eight, the node shows those in use and one that is free,
  * and another one appears when a reward is connected.
  */
 import { socketsToShow } from "../lib/sockets.js";

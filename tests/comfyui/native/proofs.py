@@ -338,7 +338,7 @@ def exact(family: str, **options) -> dict:
 
 
 def followed(family: str, mode: str, stand_in: bool = False, tile: int = 0, size: float = 1e-4, **options) -> dict:
-    """The gradient of a mode of Update: Reward Gradient along itself, against central differences of what it claims to follow.
+    """The gradient of a mode of Reward Gradient Step along itself, against central differences of what it claims to follow.
 
     `stand_in`: through another decoder than the one whose pictures are scored.
     """

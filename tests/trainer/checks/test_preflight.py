@@ -153,7 +153,7 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
         assert "Fix: name one in each line" in problem
 
 
-# -- Update: Reward Gradient ------------------------------------------------------------------------------------------------
+# -- Reward Gradient Step ------------------------------------------------------------------------------------------------
 
 
 def followed(small_graph, changes=None, **replaced):
@@ -183,7 +183,7 @@ def test_rewards_none_of_which_has_a_gradient_are_named(small_graph):
     (problem,) = followed(small_graph, n4=jpeg)
     assert (problem.severity, problem.input) == ("error", "scores")
     assert problem.message.startswith("no trained reward has a gradient (compressibility)")
-    assert "Update: GRPO or Update: Matching" in problem.fix
+    assert "GRPO Step or Matching Step" in problem.fix
 
 
 def test_a_reward_without_a_gradient_beside_one_that_has_it_is_only_watched(small_graph):

@@ -68,7 +68,7 @@ def test_a_reward_without_a_gradient_says_so(toy, small_settings):
 
 
 def updated(model, taken, advantage, credit):
-    """The gradient that Update: GRPO leaves, flat; it minimises."""
+    """The gradient that GRPO Step leaves, flat; it minimises."""
     scores = Scores(
         torch.zeros(len(advantage), 1), ("r",), (1.0,), taken.groups, torch.zeros(len(advantage), 0), (), ()
     )

@@ -181,13 +181,13 @@ def test_a_resumed_training_is_the_same_to_the_last_digit(small_graph, tmp_path)
 def test_bad_input_says_what_to_do(toy, load_toy, sample):
     taken = sample(toy)
     with pytest.raises(
-        ValueError, match="not the one that sampled these trajectories. Fix: connect the model of Sample Groups"
+        ValueError, match="not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
     ):
         inverse_variance_weights(load_toy(), taken, 0.5)
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\), not 1"):
         inverse_variance_weights(toy, taken, 1)
     judged = advantages(asked(toy, taken), advantage())
-    with pytest.raises(ValueError, match="the credit inverse variance goes by the gradients of Update: GRPO"):
+    with pytest.raises(ValueError, match="the credit inverse variance goes by the gradients of GRPO Step"):
         matching.update(toy, taken, judged, MatchingSettings(learning_rate=1e-3))
 
 
@@ -198,4 +198,4 @@ def test_a_graph_with_matching_step_is_refused_before_it_runs(small_graph):
 
     assert not [p for p in problems(Workflow(with_node(small_graph()), NODE_CLASS_MAPPINGS)) if p.severity == "error"]
     found = [str(p) for p in problems(Workflow(with_node(small_graph(source="quickstart.json")), NODE_CLASS_MAPPINGS))]
-    assert any("OTCA_StepCredit" in text and "Update: Matching measures none" in text for text in found)
+    assert any("OTCA_StepCredit" in text and "Matching Step measures none" in text for text in found)

@@ -277,7 +277,7 @@ def test_a_deterministic_path_is_measured_too():
 def test_refusals():
     trajectories, model = walk(PATHS, (0, 1)), Remembering()
     with pytest.raises(
-        ValueError, match="model: it is not the one that sampled .*Fix: connect the model of Sample Groups"
+        ValueError, match="model: it is not the one that sampled .*Fix: connect the model of SDE Sampler"
     ):
         learned(model, trajectories, scored(trajectories), **OPTIONS)
     fewer = replace(scored(trajectories), values=torch.zeros(3, 1))
@@ -338,7 +338,7 @@ def test_processes_measure_what_one_does():
 
 
 def taught(graph, **inputs):
-    """The graph with learned credit in place of Step Credit: TCD."""
+    """The graph with learned credit in place of TCD Weights."""
     values = {"measure_every": 2, "groups": 1, "decay": 0.8, "w_min": 0.25, **inputs}
     links = {"trajectories": ["3", 0], "scores": ["8", 0], "model": ["1", 0]}
     graph["9"] = {"class_type": "OTCA_StepCredit", "inputs": {"method": "learned", **links, **values}}

@@ -64,7 +64,7 @@ def test_the_one_change_that_makes_it_fit(models):
 def test_several_changes_if_one_is_not_enough(models):
     content = changed(grpo(), GRPOStep={"batch_size": 0}, SDESampler={"batch_size": 0})
     said = light(content)
-    assert said.fix == ("the update's batch_size 1", "Sample Groups batch_size 1")
+    assert said.fix == ("the update's batch_size 1", "SDE Sampler batch_size 1")
     for setting in said.settings:
         content[setting.node]["inputs"][setting.input] = setting.value
     assert light(content).state != "does not fit"

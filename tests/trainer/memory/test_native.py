@@ -157,7 +157,7 @@ def test_another_updates_gradient_is_there_three_times():
 def test_what_makes_the_rewards_gradient_fit_from_cheap_to_costly():
     words = list(pulled(rewards=(Judge(9_000_000, graph=40_000), Judge(9_000_000, graph=40_000))).changes())
     first = ["offload on every reward", "batch_size 1 on every reward", "the update's batch_size 1"]
-    assert words[:4] == [*first, "Update: Reward Gradient tile 512 (an estimate of the gradient)"]
+    assert words[:4] == [*first, "Reward Gradient Step tile 512 (an estimate of the gradient)"]
 
 
 def test_judges_that_stay_are_there_in_every_phase():

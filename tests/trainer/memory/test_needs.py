@@ -30,7 +30,7 @@ def graph(name="z_image"):
 
 
 def grpo():
-    """Z-Image's workflow with groups and Update: GRPO in place of the reward's gradient."""
+    """Z-Image's workflow with groups and GRPO Step in place of the reward's gradient."""
     content = graph("z_image")
     for node in content.values():
         if node["class_type"] == "OTCA_SDESampler":
@@ -113,7 +113,7 @@ def test_changes_need_less():
     case, _ = needs.read(changed("flux1", MakeTrainable={"checkpointing": "off"}, SDESampler={"width": 1024}))
     changes = case.changes()
     assert "Make Trainable checkpointing on" in changes and "size 512 × 512" in changes
-    assert "fp8 weights" not in changes and "Sample Groups keep_graph off" not in changes, "they are so already"
+    assert "fp8 weights" not in changes and "SDE Sampler keep_graph off" not in changes, "they are so already"
     assert all(other.needs.total < case.needs.total for other in changes.values())
 
 

@@ -33,7 +33,7 @@ def save(path, pixels) -> None:
 
 @pytest.fixture
 def graph_of():
-    """graph_of(folder, {class: {input: value}}, reward=True): two pairs an iteration on the embedded model, Update: Matching."""
+    """graph_of(folder, {class: {input: value}}, reward=True): two pairs an iteration on the embedded model, Matching Step."""
 
     def make(folder, changes=None, reward=True):
         pairs = {"model": ["1", 0], "folder": str(folder), "pairs_per_iteration": 2, "index": 0, "shuffle": True}

@@ -162,10 +162,10 @@ def too_far(graph):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (grpo, "trajectories.*gives pictures that no policy sampled.*Fix: Update: Matching"),
+        (grpo, "trajectories.*gives pictures that no policy sampled.*Fix: Matching Step"),
         (trained_reward, "reward_1.*would be trained, and here pairs are.*Fix: switch on held_out"),
         (wrong_size, "width 44 and height 40 must be multiples of 8"),
-        (beside_a_sampler, "come from 2 Preference Pairs or Sample Groups nodes"),
+        (beside_a_sampler, "come from 2 Preference Pairs or SDE Sampler nodes"),
         (measured, "asks the rewards at every step, and the preferences of .* come from none"),
         (by_noise, "weighs steps by their noise"),
         (best_of_nothing, "best_metric.*colorfulness"),

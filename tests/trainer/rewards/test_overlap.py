@@ -299,7 +299,7 @@ def test_the_canvas_names_the_stack_where_a_reward_fails_ahead(writes_to, small_
 
     broken.score = score
     try:
-        with pytest.raises(NodeError, match='"Score Samples".*the scorer\'s disk is gone'):
+        with pytest.raises(NodeError, match='"Reward Stack".*the scorer\'s disk is gone'):
             workflow.run(overrides={seed[:2]: seed[2] + 1})
     finally:
         broken.score = own

@@ -105,9 +105,7 @@ def test_all_three_agree_also_after_a_resume(start, wandb, tmp_path):
     one, other = wandb.begun
     assert one["project"] == "shapes" and one["resume"] == "allow" and one["name"] == "run"
     assert one["id"] == other["id"] and json.loads((folder / "wandb.json").read_text())["id"] == one["id"]
-    assert (
-        one["config"]["Step Credit: TCD"]["w_min"] == 0.5 and one["config"]["Training Run"]["wandb_project"] == "shapes"
-    )
+    assert one["config"]["TCD Weights"]["w_min"] == 0.5 and one["config"]["Training Run"]["wandb_project"] == "shapes"
     assert wandb.finished == 2
 
 

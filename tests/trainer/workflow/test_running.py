@@ -391,8 +391,8 @@ def test_random_dag(dag, data):
 
 
 def test_problem_reads_as_one_line():
-    problem = Problem("7", "Sample Groups", "group_size", 1, "must be at least 2", "give\n4")
-    assert str(problem) == 'node 7 "Sample Groups", input group_size = 1: must be at least 2. Fix: give 4'
+    problem = Problem("7", "SDE Sampler", "group_size", 1, "must be at least 2", "give\n4")
+    assert str(problem) == 'node 7 "SDE Sampler", input group_size = 1: must be at least 2. Fix: give 4'
 
 
 def test_everything_wrong_is_reported_at_once(classes):
