@@ -86,7 +86,7 @@ def main() -> None:
             overrides = {(node, name): value + len(modes) * number + turn for node, name, value in workflow.advancing()}
             overrides |= {(sampler, name): value for name, value in sampling.items()}
             overrides |= {(step, name): value for name, value in changes.items()}
-            model.wish = NextRollout(changes["unconditional_gradient"])  # in a training the update before this one
+            model.memo.keep(NextRollout(changes["unconditional_gradient"]))  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = None if number else Peak(model)
             with peak or contextlib.nullcontext():
@@ -102,7 +102,7 @@ def main() -> None:
                 for phase in PHASES:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
-            model.wish = NextRollout()
+            model.memo.keep(NextRollout())
         bare = floor(model, trajectories)
         if number:
             seconds["floor"].append(bare)

@@ -133,6 +133,7 @@ class SDESampler(Node):
     def sample(self, model, prompts, group_size, seed, keep_graph="auto", prompt=None, node_id="", **options):
         from ..host import distributed
         from ..trainer import rollout
+        from ..trainer.credit.learned import looks_ahead
 
         model.make_room(prompt)
         settings = SamplerSettings.from_inputs(options)
@@ -145,7 +146,7 @@ class SDESampler(Node):
             group_size=group_size,
             seed=seed,
             keep_graph=(graph := self._keeps_graph(keep_graph, model, settings, samples)),
-            keep_predictions=graph or canvas.here() or model.will_look_ahead,  # beside a graph they are small
+            keep_predictions=graph or canvas.here() or looks_ahead(model),  # beside a graph they are small
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
             overlap=self.overlap,
         )

@@ -226,7 +226,7 @@ class _Measure:
             return {}
         if before:
             squares = np.mean([np.diagonal(row["gram"]) for row in before], 0)
-            self.model.step_noise = noted(trajectories, torch.from_numpy(squares))
+            self.model.memo.keep(noted(trajectories, torch.from_numpy(squares)))
         given = {self.sampler: (trajectories, trajectories.images)}
         outputs = self.workflow.run(self._overrides(batch), targets=self.credits, results=given)
         return {title: outputs[node][0] for node, title in self.workflow.titles(self.credits).items()}

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from ..host import devices, distributed
+from ..host.json_files import NUMBER, WHOLE
 from . import grpo, keys, matching
 from .families.base import FlowModel
+from .memo import Memo
 from .memory.case import HALO, side_of
 from .native.model import NativeModel
 from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
@@ -48,6 +50,8 @@ from .updates.optimizer import NonFiniteUpdate, Tally, outcome, prepared, take_s
 
 if TYPE_CHECKING:
     from comfy.sd import VAE
+
+    from .memo import Saved
 
 Decoders = Callable[[Sequence[str]], AbstractContextManager[Callable[[Tensor], Tensor]]]
 
@@ -117,10 +121,10 @@ def update(
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
-    model.wish = NextRollout(uses_graphs=False)
+    model.memo.keep(NextRollout(uses_graphs=False))
     gathered = distributed.whole(scores)
     _check_new(model, trajectories, scores)
-    spread = _averaged(model.reward_spread, gathered)
+    spread = _averaged(model.memo[RewardSpread], gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders)
     other = None if advantages is None else _other(model, trajectories, advantages, settings)
 
@@ -138,7 +142,7 @@ def update(
         raise NonFiniteUpdate(f"{error}. {backward.suspects()}") from error
     if not steps and (suspects := backward.suspects()):
         logger.warning("%s", suspects)
-    model.reward_spread = spread
+    model.memo.keep(spread)
     policy.version += steps > 0
     policy.forget_old()
     figures = dict(other[1]()) if other else {}
@@ -184,7 +188,7 @@ def _check_new(model, trajectories: Trajectories, scores: Scores) -> None:
     """Raises RewardError for a reward that is followed for the first time, if its gradient is of other scores than it gives."""
     rows = (trajectories.groups == trajectories.groups[:1]).nonzero()[:, 0]
     for reward in (
-        reward for reward in scores.rewards if not reward.held_out and reward.name not in model.reward_spread
+        reward for reward in scores.rewards if not reward.held_out and reward.name not in model.memo[RewardSpread]
     ):
         some = rows if isinstance(reward, GroupReward) else rows[:4]
         images = devices.upload(trajectories.images[some], model.device)
@@ -195,13 +199,28 @@ def _check_new(model, trajectories: Trajectories, scores: Scores) -> None:
 # -- the scale of a reward ---------------------------------------------------------------------------------------------
 
 
-def _averaged(spread: dict[str, tuple[int, float]], scores: Scores) -> dict[str, tuple[int, float]]:
-    """The standard deviation of each reward's scores within a batch, averaged over all updates so far: a count and a mean.
+class RewardSpread(dict[str, tuple[int, float]], Memo):
+    """The standard deviation of each reward's scores within a batch, averaged over all updates so far: a count and a mean."""
+
+    NAME = "reward_spread"
+
+    def saved(self) -> Saved | None:
+        return ({}, dict(self)) if self else None
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: Mapping) -> RewardSpread:
+        if not all(WHOLE[1](count) and NUMBER[1](mean) for count, mean in values.values()):
+            raise ValueError("no counts and means")
+        return cls((name, (count, mean)) for name, (count, mean) in values.items())
+
+
+def _averaged(spread: RewardSpread, scores: Scores) -> RewardSpread:
+    """The spread with that of one more batch.
 
     So a coefficient means the same for a cosine and for a sharpness of hundreds, and κ the same beside each. A batch of one
     sample, or of equal scores, says nothing.
     """
-    spread = dict(spread)
+    spread = RewardSpread(spread)
     for name, column in zip(scores.names, scores.values.T, strict=True):
         column = column[column.isfinite()].double()
         if len(column) > 1 and (here := column.std().item()) > 0:

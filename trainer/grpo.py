@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..host import devices, distributed
 from .credit import sampled_steps
-from .credit.inverse_variance import Measured
+from .credit.inverse_variance import Measured, StepNoise
 from .families.base import FlowModel
 from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
@@ -60,7 +60,7 @@ def update(
     _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
     trajectories = prepared(model, trajectories)
-    model.wish = NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling)
+    model.memo.keep(NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling))
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
@@ -70,7 +70,7 @@ def update(
     off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
     steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
     if backward.measured and steps:
-        model.step_noise = backward.measured.averaged(model.step_noise, trajectories)
+        model.memo.keep(backward.measured.averaged(model.memo[StepNoise], trajectories))
     model.policy.version += steps > 0
     model.policy.forget_old()  # this update's next samples are of what it trained
     metrics = backward.figures()

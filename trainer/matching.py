@@ -69,7 +69,7 @@ def update(
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
-    model.wish = NextRollout(uses_graphs=False)
+    model.memo.keep(NextRollout(uses_graphs=False))
     counts = drawn_levels(trajectories, advantages, settings, policy.version)
     backward = _Backward(model, trajectories, advantages, counts, settings)
     differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..host import devices, distributed
 from .families.base import Condition, FlowModel
+from .memo import Memo
 from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .types import THETA, KeptGraph, Prompts, SamplerSettings, Trajectories
+from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 
@@ -198,9 +199,13 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
     )
 
 
+class GraphDecisions(dict[tuple[SamplerSettings, int, int, bool], bool], Memo):
+    """By settings without their window, trained steps, samples and the kind of graph."""
+
+
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
-    wish = model.wish
+    wish, decisions = model.memo[NextRollout], model.memo[GraphDecisions]
     if not wish.uses_graphs or settings.kind == "ode":
         return False
     if model.policy.is_sharded:
@@ -210,10 +215,10 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     # without kept graphs differ in rounding.
     trained = sum(kind != "ode" for kind in step_kinds(settings))
     case = replace(settings, window=None), trained, samples, wish.unconditional_gradient
-    if case not in model.graph_decisions:
+    if case not in decisions:
         need = model.graph_bytes(settings) * samples * trained
-        model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
-    return model.graph_decisions[case]
+        decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
+    return decisions[case]
 
 
 def trained_steps(settings: SamplerSettings, sigmas: Sequence[float]) -> tuple[int, ...]:
@@ -307,7 +312,7 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
         log_probs=torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         stds=tuple(stds),
         trained=tuple(trained),
-        kept=KeptGraph(velocities, model.wish.unconditional_gradient) if keep_graph else None,
+        kept=KeptGraph(velocities, model.memo[NextRollout].unconditional_gradient) if keep_graph else None,
         predictions=torch.stack(predictions, 1).cpu() if keep_predictions else None,
     )
 

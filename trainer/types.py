@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from .memo import Memo
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..host.distributed import Share
     from .families.base import FlowModel
+    from .memo import Saved
     from .rewards import Reward
     from .rewards.overlap import Overlap
 
@@ -280,15 +283,26 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class NextRollout:
+class NextRollout(Memo):
     """What an update needs of the rollout that follows it: it travels against the graph's edges, as only `Overlap` does besides.
 
-    The update writes it onto the model as `FlowModel.wish`; the sampler decides by it whether to keep graphs, and of which
-    kind (`rollout.graph_fits`, `FlowModel.negative_half`). A checkpoint stores it, so that a resumed run samples the same.
+    The sampler decides by it whether to keep graphs, and of which kind (`rollout.graph_fits`, `FlowModel.negative_half`), also
+    in a run that is resumed.
     """
+
+    NAME = "next_rollout"
 
     unconditional_gradient: bool = True  # whether the negative half of guidance has a gradient
     uses_graphs: bool = True  # whether a graph that the rollout keeps would be used
+
+    def saved(self) -> Saved:
+        return {}, [self.unconditional_gradient, self.uses_graphs]
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: list[bool]) -> NextRollout:
+        if not all(isinstance(value, bool) for value in values):
+            raise ValueError("no switches")
+        return cls(*values)
 
 
 class KeptGraph(list["Tensor"]):

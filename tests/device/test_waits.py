@@ -7,7 +7,7 @@ import pytest
 from comfyui_otca.tests.device import conftest, pretend
 from comfyui_otca.trainer import grpo, matching
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.types import MatchingSettings, UpdateSettings
+from comfyui_otca.trainer.types import MatchingSettings, NextRollout, UpdateSettings
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
@@ -66,7 +66,7 @@ def test_an_update_waits_once_a_step(case, models):
 
 def test_a_kept_graph_and_all_weights_wait_once_too(models):
     model = models("flux", training="full")
-    model.wish = model.wish.__class__()  # as after the first update: graphs can be used
+    model.memo.keep(NextRollout())  # as after the first update: graphs can be used
     taken = conftest.sampled(model, "flux", keep_graph=True)
     assert taken.kept
     seen = waits_of(grpo.update, model, taken, UpdateSettings(learning_rate=1e-4))

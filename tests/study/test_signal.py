@@ -20,9 +20,10 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.credit import steps
 from comfyui_otca.trainer.credit.exact import exact_gradient
 from comfyui_otca.trainer.families.condition import Condition
+from comfyui_otca.trainer.memo import Memos
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.sde import transition
-from comfyui_otca.trainer.types import NextRollout, Prompts, SamplerSettings
+from comfyui_otca.trainer.types import Prompts, SamplerSettings
 
 FILES = {"settings.json", "batches.jsonl", "signal.md", "signal.json", "signal.png"}
 
@@ -42,11 +43,11 @@ class Quadratic(Reward):
 class Linear:
     """v = θ·(1, σ, σ²), wherever x is. A latent is one number, and is the picture."""
 
-    device, step_shares = torch.device("cpu"), {}
+    device = torch.device("cpu")
 
     def __init__(self):
         theta = torch.nn.Parameter(torch.tensor([0.3, -0.5, 0.9]))
-        self.theta, self.wish, self.graph_decisions = theta, NextRollout(), {}
+        self.theta, self.memo = theta, Memos()
         self.policy = types.SimpleNamespace(
             is_sharded=False,
             version=0,

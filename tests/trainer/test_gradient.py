@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from comfyui_otca.trainer import gradient, rollout
+from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score_stack
 from comfyui_otca.trainer.sde import adams_bashforth, transition
@@ -111,7 +112,9 @@ def test_last_steps_are_the_slope_of_the_chain(toy, small_settings, name, steps)
         with torch.no_grad():
             constant = toy.velocity(point, sigma, condition, toy.guidance_at(sigma, here))
         chain.velocity_before = lambda *_: constant
-    expected = slope_along(toy, found / found.norm(), lambda: chain(toy, made, first, toy.reward_spread["smooth"][1]))
+    expected = slope_along(
+        toy, found / found.norm(), lambda: chain(toy, made, first, toy.memo[RewardSpread]["smooth"][1])
+    )
     assert expected == pytest.approx(found.norm().item(), rel=5e-3)
 
 
@@ -136,7 +139,7 @@ def test_one_call_is_the_slope_of_the_reward_of_predictions(toy, small_settings)
         for j, sigma in enumerate(made.sigmas[:-1]):
             x = made.latents[:, j].to(toy.device)
             total += rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0))
-        return total / levels / toy.reward_spread["smooth"][1]
+        return total / levels / toy.memo[RewardSpread]["smooth"][1]
 
     assert slope_along(toy, found / found.norm(), mean) == pytest.approx(found.norm().item(), rel=5e-3)
 
@@ -151,7 +154,10 @@ def test_low_variance_is_the_slope_of_one_call_from_the_finished_sample(toy, sma
 
     @torch.no_grad()
     def mean():
-        return rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0)) / toy.reward_spread["smooth"][1]
+        return (
+            rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0))
+            / toy.memo[RewardSpread]["smooth"][1]
+        )
 
     assert slope_along(toy, found / found.norm(), mean) == pytest.approx(found.norm().item(), rel=5e-3)
 
@@ -173,7 +179,7 @@ def test_a_leap_is_the_gradient_of_its_two_steps(toy, small_settings, monkeypatc
     end = here - to * toy.velocity(inside, to.flatten().cpu(), condition, 1.0)
     final = made.final.to(toy.device) + end - end.detach()
     with toy.decoder(made.texts) as decode:
-        value = Smooth("smooth").differentiable(decode(final), made.texts).mean() / toy.reward_spread["smooth"][1]
+        value = Smooth("smooth").differentiable(decode(final), made.texts).mean() / toy.memo[RewardSpread]["smooth"][1]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)]).cpu()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
 
@@ -183,7 +189,7 @@ def test_in_parts_it_is_the_same(toy, small_settings, mode):
     made, scores = taken(toy, small_settings(), [Smooth("smooth"), reward_class("sharpness")()])
     settings = replace(STILL, mode=mode, steps=2, kl_coefficient=0.5)
     whole = gradient_of(toy, made, scores, settings)
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     parts = gradient_of(toy, made, scores, replace(settings, batch_size=2))
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
 
@@ -192,7 +198,7 @@ def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, sm
     made, scores = taken(toy, small_settings(), [Smooth("smooth")])
     settings = replace(STILL, mode="one_call", steps=len(made.sigmas) - 1)
     without = gradient_of(toy, made, scores, settings)
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     pulled = gradient_of(toy, made, scores, replace(settings, kl_coefficient=2.0)) - without
     condition = toy.condition(made.prompts, made.settings).rows(made.groups)
 
@@ -216,7 +222,7 @@ def test_off_policy_it_follows_the_trajectory_that_the_policy_has_now(toy, small
     again, _ = taken(toy, made.settings, [Smooth("smooth")])
     settings = replace(STILL, mode="last_steps", steps=0)
     fresh = gradient_of(toy, replace(again, policy_version=toy.policy.version), scores, settings)
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     toy.policy.version += 1
     stale = gradient_of(toy, made, scores, settings)
     torch.testing.assert_close(stale, fresh, rtol=1e-3, atol=1e-5 * fresh.abs().max().item())
@@ -230,7 +236,7 @@ def test_rewards_count_by_their_coefficient_in_spreads_of_their_scores(toy, smal
 
     made, scores = taken(toy, small_settings(), [Smooth("a"), Larger("b", coefficient=0.5)])
     both = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     alone = gradient_of(toy, *taken(toy, small_settings(), [Smooth("a")]), replace(STILL, mode="last_steps", steps=1))
     torch.testing.assert_close(both, 1.5 * alone, rtol=1e-4, atol=1e-5 * alone.abs().max().item())
 
@@ -240,7 +246,7 @@ def test_the_spread_is_the_mean_over_all_updates(toy, small_settings):
     second = replace(scores, values=3 * scores.values)
     for each in (scores, second):
         gradient_of(toy, made, each, STILL)
-    assert toy.reward_spread["a"] == (2, pytest.approx(2 * scores.values.std().item(), rel=1e-5))
+    assert toy.memo[RewardSpread]["a"] == (2, pytest.approx(2 * scores.values.std().item(), rel=1e-5))
 
 
 # -- which samples and rewards take part -------------------------------------------------------------------------------
@@ -254,7 +260,7 @@ def test_a_reward_without_a_gradient_is_watched(toy, small_settings):
     assert torch.equal(seen.values[:, 0], scores.values[:, 1]) and torch.equal(seen.held_out[:, 0], scores.values[:, 0])
     assert [reward.held_out for reward in seen.rewards] == [False, True] and not jpeg.held_out
     with_it = gradient_of(toy, made, scores, STILL)
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     assert torch.equal(gradient_of(toy, made, seen, STILL), with_it)
 
 
@@ -277,7 +283,7 @@ def test_a_gradient_of_other_scores_is_refused_with_both(toy, small_settings):
     given = scores.values[0, 0].item()
     with pytest.raises(RewardError, match=rf"'two-faced' gives sample 0 the score {given:.6g}, and {given + 0.5:.6g}"):
         gradient.update(toy, made, scores, STILL)
-    assert toy.policy.version == 0 and not toy.reward_spread
+    assert toy.policy.version == 0 and not toy.memo[RewardSpread]
 
 
 def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
@@ -296,7 +302,7 @@ def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
 
     made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Spread("spread")])
     whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2))
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2, batch_size=1))
     assert whole.any()
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
@@ -306,11 +312,11 @@ def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
 
 def test_a_failed_score_takes_its_sample_out(toy, small_settings):
     made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("a")])
-    toy.reward_spread = {"a": (10**9, 1.0)}
+    toy.memo.keep(RewardSpread({"a": (10**9, 1.0)}))
     failed = scores.values.clone()
     failed[2:] = torch.nan
     found = gradient_of(toy, made, replace(scores, values=failed), replace(STILL, mode="last_steps", steps=2))
-    toy.reward_spread = {"a": (10**9, 1.0)}
+    toy.memo.keep(RewardSpread({"a": (10**9, 1.0)}))
     two = replace(made, groups=made.groups[:2], latents=made.latents[:2], final=made.final[:2], images=made.images[:2])
     two = replace(two, prompts=made.prompts[:1], share=type(made.share)(range(2), 2))
     alone = replace(scores, values=scores.values[:2], groups=scores.groups[:2], held_out=scores.held_out[:2])
@@ -330,7 +336,7 @@ def test_an_iteration_without_any_score_changes_nothing(toy, small_settings, mod
 
 def test_a_stop_leaves_no_trace(toy, small_settings):
     made, scores = taken(toy, small_settings(), [Smooth("a")])
-    toy.reward_spread = {"a": (3, 0.25)}
+    toy.memo.keep(RewardSpread({"a": (3, 0.25)}))
 
     class Stopped(Exception):
         pass
@@ -340,7 +346,7 @@ def test_a_stop_leaves_no_trace(toy, small_settings):
 
     with pytest.raises(Stopped):
         gradient.update(toy, made, scores, STILL, on_step=stop)
-    assert toy.reward_spread == {"a": (3, 0.25)} and toy.policy.version == 0
+    assert toy.memo[RewardSpread] == {"a": (3, 0.25)} and toy.policy.version == 0
 
 
 def test_a_gradient_that_is_not_finite_is_dropped_and_named_and_three_end_the_run(toy, small_settings, caplog):
@@ -371,7 +377,7 @@ def test_the_other_gradient_is_as_long_as_its_share_says(toy, small_settings, un
     made, scores = taken(toy, small_settings(), [Smooth("a")])
     advantages = uniform_advantages(made, scores)
     alone = gradient_of(toy, made, scores, STILL)
-    toy.reward_spread = {}
+    toy.memo.keep(RewardSpread())
     both = gradient_of(toy, made, scores, replace(STILL, also=also, ratio=0.5), advantages)
     added = both - alone
     assert added.norm().item() == pytest.approx(0.5 * alone.norm().item(), rel=1e-4)
@@ -463,7 +469,7 @@ def test_another_decoder_is_for_what_comfyui_loaded(toy, small_settings):
         ValueError, match="decoder: it stands in for the VAE of Make Trainable.* Fix: disconnect decoder"
     ):
         gradient.update(toy, made, scores, STILL, decoder=object())
-    assert toy.reward_spread == {}
+    assert toy.memo[RewardSpread] == {}
 
 
 class Counted(Smooth):
@@ -484,13 +490,13 @@ class Counted(Smooth):
 def test_a_reward_takes_as_many_pictures_at_a_time_as_it_says(toy, small_settings):
     made, scores = taken(toy, small_settings(), [one := Counted("smooth", 2)], group_size=3)
     one.seen.clear()
-    toy.reward_spread = {"smooth": (10**9, 1.0)}  # one that is known is not compared with its scores again
+    toy.memo.keep(RewardSpread({"smooth": (10**9, 1.0)}))  # one that is known is not compared with its scores again
     parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
     texts = ("a red circle",) * 3 + ("a blue square",) * 3
     assert one.seen == [*((2, texts[n : n + 2]) for n in (0, 2, 4)), "rest"], (
         "and leaves, if it may, before the network"
     )
-    toy.reward_spread = {"smooth": (10**9, 1.0)}
+    toy.memo.keep(RewardSpread({"smooth": (10**9, 1.0)}))
     one.batch_size = 0
     whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))
     assert one.seen[-2:] == [(6, texts), "rest"]

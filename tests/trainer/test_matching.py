@@ -19,7 +19,7 @@ from comfyui_otca.trainer.grpo import update as grpo_update
 from comfyui_otca.trainer.matching import OLD_DECAYS, drawn_levels, fresh_noise, update
 from comfyui_otca.trainer.policy.policy import LossScale
 from comfyui_otca.trainer.sde import sensitivities
-from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores, UpdateSettings
+from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, NextRollout, Scores, UpdateSettings
 from comfyui_otca.trainer.updates.matching_losses import matching_loss
 
 pytestmark = pytest.mark.anywhere
@@ -527,7 +527,7 @@ def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, 
         update(model, kept, judged(kept), STILL)
     kept.kept.asked_for = False
     update(model, kept, judged(kept), STILL)
-    assert not kept.kept and not model.wish.uses_graphs
+    assert not kept.kept and not model.memo[NextRollout].uses_graphs
     with pytest.raises(ValueError, match="ema_kl_coefficient = 1 .*ema_decay = 0.*Fix: "):
         update(model, taken, judged(taken), replace(STILL, ema_kl_coefficient=1.0))
     one_of_each = best_of_n(best_of_n(judged(taken), 4, 4), 1, 0)

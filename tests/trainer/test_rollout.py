@@ -272,7 +272,7 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
 
     def fits(free):
         monkeypatch.setattr(devices, "free_memory", lambda device: free)
-        still_model.graph_decisions.clear()
+        still_model.memo[rollout.GraphDecisions].clear()
         return rollout.graph_fits(still_model, settings, 6)
 
     assert not fits(int(0.9 * need / rollout.GRAPH_MEMORY_SHARE))
@@ -280,7 +280,7 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
     # Once decided it stays, so that a run does not change its rounding half way.
     monkeypatch.setattr(devices, "free_memory", lambda device: 0)
     assert rollout.graph_fits(still_model, settings, 6)
-    still_model.graph_decisions.clear()
+    still_model.memo[rollout.GraphDecisions].clear()
 
 
 # --- progress and stopping ------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(loa
     direction = torch.randn(noise.shape, generator=torch.Generator().manual_seed(5)).to(model.device)
 
     def velocity(unconditional):
-        model.wish = NextRollout(unconditional)
+        model.memo.keep(NextRollout(unconditional))
         result = model.velocity(noise.to(model.device), sigma, condition, GUIDANCE)
         (result * direction).mean().backward()
         return result.detach(), gradients(model)
@@ -105,7 +105,7 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
     with torch.no_grad():
         before = model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE)
         plain = calls.copy()
-        model.wish = NextRollout(unconditional_gradient=False)
+        model.memo.keep(NextRollout(unconditional_gradient=False))
         assert torch.equal(model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE), before)
     assert calls == plain * 2
     model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE)
@@ -115,14 +115,14 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
 def test_autograd_saves_half(load, guided):
     model, guided = load(), replace(guided, negative_prompt=EXAMPLE)
     full = model.graph_bytes(guided)
-    model.wish = NextRollout(unconditional_gradient=False)
+    model.memo.keep(NextRollout(unconditional_gradient=False))
     # Both halves of Qwen-Image save one table of positions, which is large beside a tiny network.
     assert 0.4 * full < model.graph_bytes(guided) < 0.75 * full
 
 
 def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guided, noise):
     model = load(dtype="bfloat16")
-    model.wish = NextRollout(unconditional_gradient=False)
+    model.memo.keep(NextRollout(unconditional_gradient=False))
     model.velocity(noise.to(model.device), 0.9, model.condition(TEXTS, guided), GUIDANCE).square().mean().backward()
     found = gradients(model)
     for target in model.LORA_TARGETS:
@@ -159,6 +159,6 @@ def test_a_checkpoint_remembers_it(load, guided, sample, tmp_path):
     update(model, taken, judged(taken, 4), HALF)
     checkpoint.save(model, tmp_path, 1)
     again = load()
-    assert again.wish.unconditional_gradient
+    assert again.memo[NextRollout].unconditional_gradient
     checkpoint.restore(again, tmp_path)
-    assert not again.wish.unconditional_gradient
+    assert not again.memo[NextRollout].unconditional_gradient

@@ -11,7 +11,7 @@ const redirect = `export const resolve = (name, context, next) =>
 register(`data:text/javascript,${encodeURIComponent(redirect)}`);
 openPage();
 await import("../../web/otca.js");
-const { exportedGraph, onRefusedInputs } = await import("../../web/comfy.js");
+const { onRefusedInputs } = await import("../../web/comfy.js");
 app.extension.setup();
 
 const intervals = new Set();
@@ -413,22 +413,6 @@ test("an error is over when the next prompt has started", async () => {
   send("execution_start", { prompt_id: "two" });
   await settled();
   assert.equal(textOf(node, "otca-error"), "");
-});
-
-test("what a bypassed node of ours means, the server is asked for what the page itself sends", async () => {
-  const tcd = Object.assign(made(9, { name: "OTCA_TCDWeights", output: ["OTCA_CREDIT"] }), { mode: 4 });
-  const graph = { output: { 10: { class_type: "OTCA_MOCAFuse", inputs: {} } }, workflow: { nodes: [] } };
-  comfyuiMakes.prompt = async () => structuredClone(graph);
-  await load("a", tcd, made(10, { name: "OTCA_MOCAFuse", output: [] }));
-  const prompt = { 9: { class_type: "OTCA_StepCredit", inputs: {} }, ...graph.output };
-  api.answers.set("/otca/bypassed", { prompt });
-  api.asked.length = 0;
-  assert.deepEqual(await exportedGraph(), { output: prompt, workflow: graph.workflow });
-  assert.deepEqual(api.asked, [["/otca/bypassed", { prompt: graph.output, workflow: graph.workflow }]]);
-  tcd.mode = 0;
-  api.asked.length = 0;
-  assert.deepEqual([await exportedGraph(), api.asked], [graph, []], "nothing is asked where nothing is bypassed");
-  comfyuiMakes.prompt = null;
 });
 
 test("inputs that the server refuses are told to their nodes", async () => {

@@ -2,27 +2,45 @@
 
 A sum of estimates of equal signal and independent noise is best weighted by the inverse of each one's variance, and a policy
 gradient is nearly all noise. An update takes its gradient in parts of one step each, so that it can tell E|g_j|² for nothing.
-What was found is averaged over the training and lives on the model, as `FlowModel.step_noise`, so that a checkpoint holds it.
+What was found is averaged over the training and is remembered as `StepNoise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...host import distributed
+from ..memo import Memo
 from .steps import uniform
 
 if TYPE_CHECKING:
     from ..families.base import FlowModel
+    from ..memo import Saved
     from ..types import StepCredit, Trajectories
 
-FIGURES = LEVEL, NEXT_LEVEL, SQUARE, WEIGHT = range(4)  # the rows of `FlowModel.step_noise`
+FIGURES = LEVEL, NEXT_LEVEL, SQUARE, WEIGHT = range(4)  # the rows of `StepNoise.figures`
+
+
+@dataclass(frozen=True)
+class StepNoise(Memo):
+    """What was found until now: `figures` [4, n] float64, a column for each step number."""
+
+    NAME = "step_noise"
+
+    figures: Tensor = field(default_factory=lambda: torch.zeros(len(FIGURES), 0, dtype=torch.float64))
+
+    def saved(self) -> Saved | None:
+        return ({self.NAME: self.figures}, True) if self.figures.numel() else None
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: bool) -> StepNoise:
+        return cls(tensors[cls.NAME])
 
 
 def inverse_variance(squares: Tensor) -> Tensor:
@@ -36,7 +54,7 @@ def inverse_variance(squares: Tensor) -> Tensor:
 
 
 def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay: float) -> StepCredit:
-    """Weights by `FlowModel.step_noise`, the same for all samples; it asks the update to measure on.
+    """Weights by `StepNoise`, the same for all samples; it asks the update to measure on.
 
     A step belongs to what was found before by its number and its two noise levels. One that was not measured weighs 1, as all do
     before the first update.
@@ -54,7 +72,7 @@ def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay
     if not 0 <= decay < 1:
         raise ValueError(f"decay must lie in [0, 1), not {decay}. Fix: a number in it")
     credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
-    figures = _of_steps(model.step_noise, trajectories)
+    figures = _of_steps(model.memo[StepNoise].figures, trajectories)
     known, weights = figures[SQUARE] > 0, torch.ones(len(trajectories.trained), dtype=torch.float64)
     if known.any():
         weights[known] = inverse_variance(figures[SQUARE, known] / figures[WEIGHT, known])
@@ -99,12 +117,13 @@ class Measured:
             parameter.grad = sum_
         self.sums[1, position] += pulls.float().square().sum()
 
-    def averaged(self, before: Tensor, trajectories: Trajectories) -> Tensor:
-        """`FlowModel.step_noise` after this update, from the parts of all processes.
+    def averaged(self, noise: StepNoise, trajectories: Trajectories) -> StepNoise:
+        """The same after this update, from the parts of all processes.
 
         A step in which no sample pulled, or whose gradient was not finite, stays as it was. Averages begin at 0, which
         their own weight corrects.
         """
+        before = noise.figures
         sums = distributed.each(self.sums.cpu().double()).sum(0)
         last = 1 + max(trajectories.trained, default=-1)
         figures = torch.zeros(len(FIGURES), max(before.shape[1], last), dtype=torch.float64)
@@ -116,16 +135,16 @@ class Measured:
             [found[counts], torch.ones_like(found[counts])]
         )
         figures[:, list(trajectories.trained)] = own
-        return figures
+        return StepNoise(figures)
 
 
-def noted(trajectories: Trajectories, squares: Tensor) -> Tensor:
-    """A `FlowModel.step_noise` that holds these E|g_j|² [T'] of the trained steps."""
+def noted(trajectories: Trajectories, squares: Tensor) -> StepNoise:
+    """One that holds these E|g_j|² [T'] of the trained steps."""
     figures = torch.zeros(len(FIGURES), 1 + max(trajectories.trained), dtype=torch.float64)
     own = _of_steps(figures, trajectories)
     own[SQUARE], own[WEIGHT] = squares, 1
     figures[:, list(trajectories.trained)] = own
-    return figures
+    return StepNoise(figures)
 
 
 def _of_steps(figures: Tensor, trajectories: Trajectories) -> Tensor:

@@ -6,7 +6,7 @@ to that of the whole way, R = r_T - r_0. So Var(g_j)/Var(R) is the share that st
 Cov(g_j, R)/Var(R) adds up to one for any rewards whatsoever, but may be negative.
 
 Everything is measured within groups and before any normalisation, on a few groups every few updates. What was found is averaged
-over the training and lives on the model, as `FlowModel.step_shares`, so that a checkpoint holds it.
+over the training and is remembered as `LearnedShares`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from ...host import distributed
+from ...host.json_files import WHOLE
 from .. import keys
 from ..groups import per_group
+from ..memo import Memo
 from ..rewards.base import refuse_groups_only
 from ..types import StepCredit
 from .gains import rewards_along
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from ..families.base import FlowModel
+    from ..memo import Saved
     from ..types import Scores, Trajectories
 
     D = TypeVar("D", bound=DataclassInstance)
@@ -52,6 +55,27 @@ class StepShares:
 
     again: int
     figures: Tensor
+
+
+class LearnedShares(dict[str, StepShares], Memo):
+    """What was found until now, by the names of rewards."""
+
+    NAME = "credit"
+
+    def saved(self) -> Saved | None:
+        figures = {name: shares.figures for name, shares in self.items()}
+        return (figures, {name: shares.again for name, shares in self.items()}) if self else None
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: Mapping[str, int]) -> LearnedShares:
+        if not all(map(WHOLE[1], values.values())):
+            raise ValueError("no whole numbers")
+        return cls((name, StepShares(again, tensors[name])) for name, again in values.items())
+
+
+def looks_ahead(model: FlowModel) -> bool:
+    """Whether learned credit is going to measure at this version of the policy, and would use the rollout's predictions."""
+    return any(model.policy.version == shares.again for shares in model.memo[LearnedShares].values())
 
 
 @dataclass(frozen=True)
@@ -111,7 +135,7 @@ def learned(
     Measured are `groups` of the batch's groups, at one version of the policy only once: where the last time is `measure_every`
     updates ago, or a trained step or a reward has never been measured. A step belongs to what was found before by its number and
     its two noise levels, a reward by its name; whatever else changes, such as the place of a window, continues the averages.
-    The rollout before a measurement that is due keeps its predictions (`FlowModel.will_look_ahead`), which saves the model calls.
+    The rollout before a measurement that is due keeps its predictions (`looks_ahead`), which saves the model calls.
 
     w_{j,k} = w_min + (1 - w_min)·T'·(share of step j among the trained ones): of Var(g_j)/Var(R), or, where those do not
     add up to one, of max(0, Cov(g_j, R)/Var(R)). A reward for which nothing has been found yet has weights of 1, and a step that
@@ -128,16 +152,15 @@ def learned(
     _check(model, trajectories, scores, w_min)
     started = time.perf_counter()
     version = model.policy.version
-    if _due(model.step_shares, scores.names, trajectories, version):
+    if _due(shares := model.memo[LearnedShares], scores.names, trajectories, version):
         found = _measured(model, trajectories, scores, 0 if model.policy.is_sharded else groups)
         averages = {
-            name: _averaged(model.step_shares.get(name), trajectories, found, k, decay)
-            for k, name in enumerate(scores.names)
+            name: _averaged(shares.get(name), trajectories, found, k, decay) for k, name in enumerate(scores.names)
         }
         again = {name: StepShares(version + measure_every, figures) for name, figures in averages.items()}
-        model.step_shares = {**model.step_shares, **again}
+        model.memo.keep(LearnedShares(shares | again))
     credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
-    own = [model.step_shares[name] for name in scores.names]
+    own = [model.memo[LearnedShares][name] for name in scores.names]
     raw, sums = zip(*(_shares(one, trajectories.trained) for one in own), strict=True)
     raw = torch.stack(raw, 1).float()
     weights = w_min + (1 - w_min) * len(raw) * raw

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ...host import devices, distributed
 from ...host.devices import Resident
+from ..memo import Memos
 from ..policy.policy import Policy
 from ..types import NextRollout
 from .condition import Condition
 
 if TYPE_CHECKING:
-    from ..credit.learned import StepShares
     from ..policy.adapters import Adapters
     from ..types import SamplerSettings, Trajectories
 
@@ -84,6 +84,7 @@ class FlowModel(Resident, ABC):
     Attributes:
         experts: the networks that are trained, by name: one, or two that share the noise levels.
         adapters: those of each of them.
+        memo: what the parts of a method remember of it between iterations.
     """
 
     EXPERTS: Mapping[str, str]  # the networks that are trained, and what their adapters' files are called
@@ -93,14 +94,8 @@ class FlowModel(Resident, ABC):
         self.dtype = dtype  # to compute in; what is trained is held in float32
         self.policy = Policy(experts, adapters, dtype)
         self.forwards = Forwards()
-        self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
-        self.wish = NextRollout()  # set by the last update, read by the next rollout
-        self.step_shares: Mapping[str, StepShares] = {}  # by reward, what learned credit has found of its steps
-        self.step_noise = torch.zeros(4, 0, dtype=torch.float64)  # what inverse variance goes by, see there
-        self.reward_spread: dict[
-            str, tuple[int, float]
-        ] = {}  # of each reward, what Reward Gradient Step measures it by
+        self.memo = Memos()
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
@@ -218,12 +213,12 @@ class FlowModel(Resident, ABC):
 
     def negative_half(self) -> contextlib.AbstractContextManager:
         """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.memo[NextRollout].unconditional_gradient)
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
-        kind = shape, self.wish.unconditional_gradient
+        kind = shape, self.memo[NextRollout].unconditional_gradient
         if kind not in self._graph_bytes:
             weights = {weight.untyped_storage().data_ptr() for weight in self._weights()}
             saved: dict[int, int] = {}
@@ -251,14 +246,8 @@ class FlowModel(Resident, ABC):
 
     # -- as it was loaded --------------------------------------------------------------------------------------------------
 
-    @property
-    def will_look_ahead(self) -> bool:
-        """Whether learned credit is going to measure at this version of the policy, and would use the rollout's predictions."""
-        return any(self.policy.version == shares.again for shares in self.step_shares.values())
-
     def make_fresh(self) -> None:
         """As it was loaded."""
         self.policy.make_fresh()
-        self.wish, self.step_shares = NextRollout(), {}
-        self.step_noise, self.reward_spread = self.step_noise[:, :0], {}
+        self.memo.restore({})
         self.forwards.forget()

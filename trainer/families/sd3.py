@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...host import devices
+from ..types import NextRollout
 from .base import noise_levels
 from .condition import Condition
 from .latents import DOUBLE_BLOCK, ImageModel
@@ -34,7 +35,7 @@ class StableDiffusion3(ImageModel):
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
         levels, negative = noise_levels(sigma, x), condition.negative()
-        if negative is None or (torch.is_grad_enabled() and not self.wish.unconditional_gradient):
+        if negative is None or (torch.is_grad_enabled() and not self.memo[NextRollout].unconditional_gradient):
             return super().velocity(x, sigma, condition, guidance)
         # Both halves in one call, the negative one first, as the pipeline does it.
         both = {name: torch.cat([tensor, condition.tensors[name]]) for name, tensor in negative.tensors.items()}

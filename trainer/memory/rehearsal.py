@@ -25,7 +25,7 @@ from ..families.options import LoadOptions
 from ..families.pipeline import PipelineModel
 from ..families.sizes import RULES
 from ..policy.adapters import Adapter
-from ..types import SamplerSettings
+from ..types import NextRollout, SamplerSettings
 from .blueprint import Blueprint
 from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way, with_halo
 from .meta import META, Live, as_on_a_gpu, there_and_back
@@ -218,7 +218,7 @@ class Rehearsal:
     def _counting(self, call: Call) -> Iterator[tuple[Live, Callable[[], Tensor]]]:
         for network in self.model.experts.values():
             (network.enable_gradient_checkpointing if call.checkpointing else network.disable_gradient_checkpointing)()
-        self.model.wish = self.model.wish.__class__(unconditional_gradient=call.both)
+        self.model.memo.keep(NextRollout(unconditional_gradient=call.both))
         x = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=call.through)
         condition = self._condition(call)
         with self._live(self.dtype) as live:

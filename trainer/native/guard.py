@@ -104,12 +104,14 @@ def worst(found: Sequence[Comparison]) -> Comparison:
 
 def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int) -> list[Comparison]:
     """The derivative of each part of the adapter's B along its own gradient: A's is zero while B is."""
-    settings, sigma, wish = trajectories.settings, trajectories.sigmas[step], model.wish
-    model.wish = NextRollout()  # the whole gradient: without the negative half's there is nothing that it would equal
+    settings, sigma, wish = trajectories.settings, trajectories.sigmas[step], model.memo[NextRollout]
+    model.memo.keep(
+        NextRollout()
+    )  # the whole gradient: without the negative half's there is nothing that it would equal
     try:
         return _compared(model, trajectories, name, step, settings, sigma)
     finally:
-        model.wish = wish
+        model.memo.keep(wish)
 
 
 def _compared(model, trajectories, name, step, settings, sigma) -> list[Comparison]:

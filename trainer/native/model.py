@@ -19,7 +19,7 @@ from .. import schedule
 from ..families import given
 from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
 from ..memory import fitting
-from ..types import SamplerSettings
+from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable
 from .checkpointing import Mutable
 from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
@@ -287,7 +287,7 @@ class NativeModel(FlowModel):
         guider = comfy.samplers.CFGGuider(expert.patcher)
         guider.inner_model, guider.conds = expert.core, dict(conds)
         guider.cfg = guidance if "negative" in guider.conds else 1.0
-        if "negative" in guider.conds and torch.is_grad_enabled() and not self.wish.unconditional_gradient:
+        if "negative" in guider.conds and torch.is_grad_enabled() and not self.memo[NextRollout].unconditional_gradient:
             options = {**options, "sampler_calc_cond_batch_function": self._without_negative_gradient}
         latents = self._with_frames(x)
         clean = guider(latents, sigma, model_options=options, seed=None)

@@ -21,18 +21,16 @@ from ...host.files import Damaged, open_plain, real
 from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
-from ..credit.learned import StepShares
 from ..families.base import FlowModel
 from ..policy.files import read_metadata, read_tensors, write_tensors
-from ..types import NextRollout
 from . import status
 from .folder import CHECKPOINTS, say_once
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY, SHARES, NOISE = (
-    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy", "credit", "step_noise")
+ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY = (
+    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy")
 )
 _FIX = "put the file back, or delete its folder"
 _MOST_ITERATIONS = 10**7  # as Training Run has them
@@ -42,8 +40,6 @@ _FIELDS: dict[str, Check] = {
     "nonfinite_in_a_row": WHOLE,
     "optimizer": FLAG,
     "processes": WHOLE,
-    "unconditional_gradient": FLAG,
-    "uses_graphs": FLAG,
     "loss_scale": (
         "a number and a whole number",
         lambda value: isinstance(value, list) and len(value) == 2 and NUMBER[1](value[0]) and WHOLE[1](value[1]),
@@ -52,6 +48,7 @@ _FIELDS: dict[str, Check] = {
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
 _OLD_POLICY_FIELDS: dict[str, Check] = {"steps": WHOLE, "differs": FLAG}
+_MEMO_FIELDS: dict[str, Check] = {"tensors": FLAG}
 
 
 def save(
@@ -72,9 +69,9 @@ def save(
         OPTIMIZER: policy.optimizer_state(),
         AVERAGE: policy.average_state() if policy.ema is not None else {},
         OLD_POLICY: policy.old_state(),
-        SHARES: {name: one.figures for name, one in model.step_shares.items()},
-        NOISE: {"step_noise": model.step_noise} if model.step_noise.numel() else {},
     }
+    memos = model.memo.saved()
+    tensors |= {f"{name}.safetensors": content for name, (content, _) in memos.items()}
     if not distributed.is_main():
         return target
     put_back(target)
@@ -91,9 +88,7 @@ def save(
             "nonfinite_in_a_row": policy.nonfinite_in_a_row,
             "optimizer": bool(tensors[OPTIMIZER]),
             "processes": distributed.world(),
-            # The next rollout's graphs are kept, or not, as this update wanted them.
-            "unconditional_gradient": model.wish.unconditional_gradient,
-            "uses_graphs": model.wish.uses_graphs,
+            "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
             "loss_scale": [policy.loss_scale.value, policy.loss_scale.good],
         }
@@ -101,12 +96,6 @@ def save(
             state["ema"] = {"step": policy.ema.optimization_step, "decay": policy.ema.decay}
         if policy.old_steps:
             state["old_policy"] = {"steps": policy.old_steps, "differs": policy.old is not None}
-        if model.step_shares:
-            state["credit"] = {name: one.again for name, one in model.step_shares.items()}
-        if tensors[NOISE]:
-            state["step_noise"] = True
-        if model.reward_spread:
-            state["reward_spread"] = model.reward_spread
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
@@ -184,18 +173,20 @@ def _verified(checkpoint: Path) -> dict:
             check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
             raise Damaged(path, f"has an {name} that {error}", _FIX) from error
-    credit = state.get("credit", {})
-    if not (isinstance(credit, dict) and all(map(WHOLE[1], credit.values()))):
-        raise Damaged(path, "has a credit that is not an object of whole numbers", _FIX)
-    spread = state.get("reward_spread", {})
-    if not (isinstance(spread, dict) and all(map(_is_spread, spread.values()))):
-        raise Damaged(path, "has a reward_spread that is not an object of counts and means", _FIX)
+    if "memos" not in state:
+        state["memos"] = _memos_before_0_2(state)
+    try:
+        check(state["memos"], dict, {})
+        for name, memo in state["memos"].items():
+            plain_name(name)
+            check(memo, dict, _MEMO_FIELDS)
+    except ValueError as error:
+        raise Damaged(path, f"has memos that {error}", _FIX) from error
     optional = {
         OPTIMIZER: state["optimizer"],
         AVERAGE: "ema" in state,
         OLD_POLICY: _old_policy(state)["differs"],
-        SHARES: "credit" in state,
-        NOISE: "step_noise" in state,
+        **{f"{name}.safetensors": memo["tensors"] for name, memo in state["memos"].items()},
     }
     for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
         try:
@@ -209,8 +200,13 @@ def _verified(checkpoint: Path) -> dict:
     return state
 
 
-def _is_spread(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and WHOLE[1](value[0]) and NUMBER[1](value[1])
+def _memos_before_0_2(state: Mapping) -> dict[str, Any]:
+    """The memos of a checkpoint that named each of them by itself."""
+    memos = {
+        "next_rollout": {"values": [state.get("unconditional_gradient"), state.get("uses_graphs")], "tensors": False}
+    }
+    tensors = {"credit": True, "step_noise": True, "reward_spread": False}
+    return memos | {name: {"values": state[name], "tensors": has} for name, has in tensors.items() if name in state}
 
 
 def _old_policy(state: Mapping) -> Mapping:
@@ -229,15 +225,15 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
         policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
     old = _old_policy(state)
     policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
-    shares = read_tensors(checkpoint / SHARES) if "credit" in state else {}
-    model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
-    noise = read_tensors(checkpoint / NOISE)["step_noise"] if "step_noise" in state else model.step_noise[:, :0]
-    model.step_noise = noise
-    model.reward_spread = {name: (count, mean) for name, (count, mean) in state.get("reward_spread", {}).items()}
+    model.memo.restore(
+        {
+            name: (read_tensors(checkpoint / f"{name}.safetensors") if memo["tensors"] else {}, memo["values"])
+            for name, memo in state["memos"].items()
+        }
+    )
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    model.wish = NextRollout(state["unconditional_gradient"], state["uses_graphs"])
     if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "

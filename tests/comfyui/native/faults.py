@@ -286,10 +286,10 @@ def one_sided(family: str) -> dict:
     guidance = 3.5
     made = make(family)
     made.move()
-    made.model.wish = NextRollout(unconditional_gradient=False)
+    made.model.memo.keep(NextRollout(unconditional_gradient=False))
     off = Loss(made, guidance=guidance)
     value, gradient = off.recorded().detach(), off.gradients()
-    made.model.wish = NextRollout(unconditional_gradient=True)
+    made.model.memo.keep(NextRollout(unconditional_gradient=True))
     on = off.gradients()
     positive = {name: guidance * each for name, each in Loss(made, guidance=1.0).gradients().items()}
     with torch.no_grad():

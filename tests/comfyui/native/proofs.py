@@ -16,6 +16,7 @@ from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, att
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
 from comfyui_otca.trainer import gradient, rollout
 from comfyui_otca.trainer.credit.exact import exact_gradient
+from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards import Reward
@@ -356,7 +357,7 @@ def followed(family: str, mode: str, stand_in: bool = False, tile: int = 0, size
 
     with attribute(model, "velocity", noted):
         gradient.update(model, taken, scores, follows, decoder=vae)
-    parameters, (_, spread) = model.policy.trainable_parameters(), model.reward_spread["contrast"]
+    parameters, (_, spread) = model.policy.trainable_parameters(), model.memo[RewardSpread]["contrast"]
     found = -torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
 
     def rewarded(final: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from comfyui_otca.tests import training
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.credit.exact import step_gradients
-from comfyui_otca.trainer.credit.inverse_variance import inverse_variance, inverse_variance_weights
+from comfyui_otca.trainer.credit.inverse_variance import StepNoise, inverse_variance, inverse_variance_weights
 from comfyui_otca.trainer.credit.steps import combined, tcd, uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.rewards import reward_class
@@ -19,6 +19,10 @@ from comfyui_otca.trainer.types import Advantages, Fused, MatchingSettings, Scor
 
 pytestmark = pytest.mark.anywhere
 RATE = UpdateSettings(learning_rate=1e-3)
+
+
+def noise(model):
+    return model.memo[StepNoise].figures
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def test_training_is_the_same_to_the_bit(load_toy, perturb, sample, change):
         taken = sample(model)
         credit = replace(uniform(taken.latents, taken.final, taken.trained), measures=measures)
         metrics = update(model, taken, advantages(credit, advantage()), replace(RATE, **change))
-        assert model.step_noise.numel() == (0 if measures is None else 4 * len(taken.trained))
+        assert noise(model).numel() == (0 if measures is None else 4 * len(taken.trained))
         states.append((metrics["gradient_norm"], model.policy.trained_state()))
     assert states[0][0] == states[1][0]
     for name, tensor in states[0][1].items():
@@ -125,16 +129,16 @@ def test_averages_are_slow_and_belong_to_a_steps_noise_levels(toy, sample, small
 def test_what_could_not_be_measured_stays(toy, sample):
     taken = sample(toy)
     update(toy, taken, advantages(asked(toy, taken), advantage()), RATE)
-    before = toy.step_noise
+    before = noise(toy)
     again = sample(toy)
     z = advantage()
     judged = advantages(asked(toy, again), z)
     judged.step_advantage[:, 1] = 0.0
     update(toy, again, judged, RATE)
-    assert torch.equal(toy.step_noise[:, 1], before[:, 1]) and not torch.equal(toy.step_noise[:, 0], before[:, 0])
-    last, broken = toy.step_noise, sample(toy)
+    assert torch.equal(noise(toy)[:, 1], before[:, 1]) and not torch.equal(noise(toy)[:, 0], before[:, 0])
+    last, broken = noise(toy), sample(toy)
     update(toy, broken, advantages(asked(toy, broken), torch.full((6,), torch.nan)), RATE)
-    assert torch.equal(toy.step_noise, last), "a dropped update"
+    assert torch.equal(noise(toy), last), "a dropped update"
 
 
 def test_a_checkpoint_holds_it(toy, load_toy, sample, tmp_path):
@@ -144,12 +148,12 @@ def test_a_checkpoint_holds_it(toy, load_toy, sample, tmp_path):
     checkpoint.save(toy, tmp_path / "after", 1)
     other = load_toy()
     checkpoint.restore(other, tmp_path / "after")
-    assert torch.equal(other.step_noise, toy.step_noise) and other.step_noise.dtype == torch.float64
+    assert torch.equal(noise(other), noise(toy)) and noise(other).dtype == torch.float64
     checkpoint.restore(other, tmp_path / "before")
-    assert not other.step_noise.numel(), "what is not in the checkpoint is forgotten"
+    assert not noise(other).numel(), "what is not in the checkpoint is forgotten"
     checkpoint.restore(other, tmp_path / "after")
     other.make_fresh()
-    assert not other.step_noise.numel()
+    assert not noise(other).numel()
 
 
 def with_node(graph):

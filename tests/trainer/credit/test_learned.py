@@ -19,7 +19,8 @@ from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.trainer.credit.test_gains import PATHS, Linear, Mean, scored, walk
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.gains import rewards_along
-from comfyui_otca.trainer.credit.learned import learned, moments
+from comfyui_otca.trainer.credit.learned import LearnedShares, learned, looks_ahead, moments
+from comfyui_otca.trainer.memo import Memos
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.types import LEFT_OUT
@@ -111,7 +112,7 @@ class Remembering(Linear):
     def __init__(self):
         super().__init__()
         self.policy = types.SimpleNamespace(is_sharded=False, version=0)
-        self.step_shares = {}
+        self.memo = Memos()
 
 
 OPTIONS = {"measure_every": 1, "groups": 0, "decay": 0.0, "w_min": 0.0}
@@ -179,13 +180,13 @@ def test_nothing_found_is_uniform_and_latents_that_overflowed_are_left_out():
     model = Remembering()
     credit = asked(model, trajectories)
     assert torch.equal(credit.by_objective, torch.ones(4, 2, 1)) and torch.equal(credit.weights, torch.ones(4, 2))
-    assert credit.metrics == {} and model.step_shares["mean"].again == 1, "it is not asked again at once"
+    assert credit.metrics == {} and model.memo[LearnedShares]["mean"].again == 1, "it is not asked again at once"
     none = replace(scored(trajectories), values=torch.tensor([[NAN], [LEFT_OUT], [NAN], [NAN]]))
     assert torch.equal(asked(Remembering(), trajectories, scores=none).weights, torch.ones(4, 2))
     # The picture of what overflowed may have a score nevertheless. Of group 1 one sample is left; in group 0, r is 2, 1, 3
     # and 2, 1, 5. With group 1 the first gain would vary too.
     asked(model := Remembering(), walk([*PATHS[:3], [4.0, 2.0, 6.0, torch.inf]], (0, 1)))
-    assert model.step_shares["mean"].figures[2].tolist() == [0.0, 1.0]
+    assert model.memo[LearnedShares]["mean"].figures[2].tolist() == [0.0, 1.0]
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------
@@ -244,24 +245,24 @@ def test_a_new_step_reward_or_level_is_measured_at_once_and_the_others_go_on():
     model, trajectories = Remembering(), walk(ADDING, (0,))
     options = {"measure_every": 100, "decay": 0.5}
     asked(model, trajectories, **options)
-    first = model.step_shares["mean"].figures
+    first = model.memo[LearnedShares]["mean"].figures
     assert first.shape == (6, 1)
     moved = replace(trajectories, trained=(1,))  # a window
     asked(model, moved, **options)
-    both = model.step_shares["mean"].figures
+    both = model.memo[LearnedShares]["mean"].figures
     assert torch.equal(both[:, :1], first), "a step that is not trained keeps what was found"
     assert both[:2, 1].tolist() == [0.8, 0.4]
     judges = Mean(), Mean("other")
     asked(model, moved, *judges, **options)
-    assert set(model.step_shares) == {"mean", "other"}
-    continued = model.step_shares["mean"].figures
+    assert set(model.memo[LearnedShares]) == {"mean", "other"}
+    continued = model.memo[LearnedShares]["mean"].figures
     torch.testing.assert_close(continued[2:, 1], 1.5 * both[2:, 1])
     coarser = replace(moved, sigmas=(1.0, 0.7, 0.4, 0.0))
     asked(model, coarser, **options)
-    again = model.step_shares["mean"].figures
+    again = model.memo[LearnedShares]["mean"].figures
     assert again[:2, 1].tolist() == [0.7, 0.4] and torch.equal(again[:, 0], first[:, 0])
     torch.testing.assert_close(again[5, 1], 0.5 * 2 * both[5, 1]), "begun again"
-    assert model.step_shares["other"].figures[0].tolist() == [0.0, 0.8], "what is not asked stays as it is"
+    assert model.memo[LearnedShares]["other"].figures[0].tolist() == [0.0, 0.8], "what is not asked stays as it is"
 
 
 def test_a_deterministic_path_is_measured_too():
@@ -289,7 +290,7 @@ def test_refusals():
     judge.groups_only = True
     with pytest.raises(RewardError, match="the credit learned asks every reward .*'people'.*Fix: "):
         asked(model, trajectories, judge)
-    assert model.step_shares == {}
+    assert model.memo[LearnedShares] == {}
 
 
 # -- what becomes of it ------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def _shared():
     for groups in (0, 1):
         model = Remembering()
         credit = distributed.whole(asked(model, trajectories, scores=scores, groups=groups))
-        found.append((credit.by_objective, credit.weights, model.step_shares["fails"].figures, credit.metrics))
+        found.append((credit.by_objective, credit.weights, model.memo[LearnedShares]["fails"].figures, credit.metrics))
     return found
 
 
@@ -373,26 +374,29 @@ def test_a_run_and_the_same_resumed_from_every_iteration(small_graph, tmp_path):
 
 def test_a_checkpoint_holds_it_and_a_fresh_model_forgets_it(model, load_model, tmp_path):
     asked(remembering := Remembering(), walk(ADDING, (0, 1)), Mean(), Mean("other"))
-    model.step_shares = remembering.step_shares
+    model.memo.keep(remembering.memo[LearnedShares])
     model.policy.version = 1
-    assert model.will_look_ahead
+    assert looks_ahead(model)
     place = checkpoint.save(model, tmp_path, 3) / "state.json"
     other = load_model(seed=9)
-    assert other.step_shares == {} and not other.will_look_ahead
+    assert other.memo[LearnedShares] == {} and not looks_ahead(other)
     assert checkpoint.restore(other, tmp_path) == 3
-    assert {name: one.again for name, one in other.step_shares.items()} == {"mean": 1, "other": 1}
-    for name, one in other.step_shares.items():
-        assert torch.equal(one.figures, model.step_shares[name].figures)
+    assert {name: one.again for name, one in other.memo[LearnedShares].items()} == {"mean": 1, "other": 1}
+    for name, one in other.memo[LearnedShares].items():
+        assert torch.equal(one.figures, model.memo[LearnedShares][name].figures)
     written = place.read_text()
-    for value in ([1], {"mean": -1}, {"mean": "1"}, {"mean": 1.5}):  # one that says nonsense of it is passed over
-        place.write_text(json.dumps(json.loads(written) | {"credit": value}))
-        with pytest.raises(ValueError, match="credit"):
-            checkpoint.restore(model, tmp_path)
+    for value in ([1], {"mean": -1}, {"mean": "1"}, {"mean": 1.5}):  # one that says nonsense of it
+        state = json.loads(written)
+        state["memos"]["credit"]["values"] = value
+        place.write_text(json.dumps(state))
+        checkpoint.restore(model, tmp_path)
+        with pytest.raises(ValueError, match="credit of the checkpoint cannot be read"):
+            model.memo[LearnedShares]
     other.make_fresh()
-    assert other.step_shares == {}
+    assert other.memo[LearnedShares] == {}
     checkpoint.save(other, tmp_path, 4)
     checkpoint.restore(model, tmp_path)
-    assert model.step_shares == {}, "what is not in the checkpoint is forgotten"
+    assert model.memo[LearnedShares] == {}, "what is not in the checkpoint is forgotten"
 
 
 def test_on_the_canvas(small_graph, comfyui):

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from comfyui_otca.trainer.memo import Memos
 from comfyui_otca.trainer.native import guard
 from comfyui_otca.trainer.native.guard import Comparison, WrongGradient
 from comfyui_otca.trainer.types import NextRollout
@@ -76,7 +77,8 @@ class Model:
         adapters = types.SimpleNamespace(parameters=lambda: parameters)
         self.wrapped = {"model": types.SimpleNamespace(adapters=adapters, core=self)}
         self.forwards = types.SimpleNamespace(uncounted=nullcontext)
-        self.checkpointing, self.wish = True, NextRollout(unconditional_gradient=False)
+        self.checkpointing, self.memo = True, Memos()
+        self.memo.keep(NextRollout(unconditional_gradient=False))
 
     def condition(self, texts, settings):
         return None
@@ -178,6 +180,6 @@ def test_the_whole_gradient_is_compared_whatever_the_last_update_wished(monkeypa
     """Without the gradient of the negative half there is nothing that the derivative would equal."""
     model, seen = Model(), []
     velocity = model.velocity
-    model.velocity = lambda *call: seen.append(model.wish) or velocity(*call)
+    model.velocity = lambda *call: seen.append(model.memo[NextRollout]) or velocity(*call)
     guard.compare(model, trajectories(), "model", 0)
-    assert set(seen) == {NextRollout()} and model.wish == NextRollout(unconditional_gradient=False)
+    assert set(seen) == {NextRollout()} and model.memo[NextRollout] == NextRollout(unconditional_gradient=False)

@@ -16,10 +16,12 @@ import torch
 from comfyui_otca.host import distributed, own_folders
 from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer import matching as forward_process
-from comfyui_otca.trainer.credit.learned import StepShares
+from comfyui_otca.trainer.credit.inverse_variance import StepNoise
+from comfyui_otca.trainer.credit.learned import LearnedShares, StepShares
+from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings
+from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, NextRollout
 
 pytestmark = pytest.mark.anywhere
 
@@ -235,7 +237,7 @@ FILES = ("adapter", "optimizer", "ema", "rng", "old_policy", "credit")
 
 def test_the_sums_are_those_of_the_files_and_none_is_believed_without_its_own(model, load_model, step, tmp_path):
     """Of every file that a checkpoint can have."""
-    model.policy.old_steps, model.step_shares["7"] = 100, StepShares(2, torch.ones(6, 3))
+    model.policy.old_steps, model.memo[LearnedShares]["7"] = 100, StepShares(2, torch.ones(6, 3))
     step(model, 1, MATCHING)
     place = checkpoint.save(model, tmp_path, 1)
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
@@ -250,6 +252,55 @@ def test_the_sums_are_those_of_the_files_and_none_is_believed_without_its_own(mo
         (place / "state.json").write_text(json.dumps({**written, "sha256": lacking}))
         with pytest.raises(ValueError, match=rf"{name} is damaged: its SHA-256 is not that of state\.json"):
             checkpoint.restore(other, tmp_path)
+
+
+# --- what methods remember --------------------------------------------------------------------------------------------
+
+
+def remembering(model):
+    """Every kind of memo that a checkpoint holds."""
+    model.memo.keep(NextRollout(unconditional_gradient=False))
+    model.memo.keep(LearnedShares({"a": StepShares(7, torch.rand(6, 3))}))
+    model.memo.keep(StepNoise(torch.rand(4, 3, dtype=torch.float64)))
+    model.memo.keep(RewardSpread({"a": (3, 0.25)}))
+
+
+def test_what_methods_remember_comes_back_also_of_an_older_checkpoint(model, load_model, tmp_path):
+    """One that named each memo by itself; and what nobody has asked for is saved on."""
+    remembering(model)
+    place = checkpoint.save(model, tmp_path, 1)
+    for older in (False, True):
+        state = json.loads((place / "state.json").read_text())
+        if older:
+            memos = {name: memo["values"] for name, memo in state.pop("memos").items()}
+            state |= dict(zip(("unconditional_gradient", "uses_graphs"), memos.pop("next_rollout"), strict=True))
+            (place / "state.json").write_text(json.dumps(state | memos))
+        between, other = load_model(), load_model()
+        checkpoint.restore(between, tmp_path)
+        checkpoint.save(between, tmp_path / "again", 1)
+        checkpoint.restore(other, tmp_path / "again")
+        assert other.memo[NextRollout] == NextRollout(unconditional_gradient=False)
+        assert other.memo[RewardSpread] == {"a": (3, 0.25)} and other.memo[LearnedShares]["a"].again == 7
+        assert torch.equal(other.memo[LearnedShares]["a"].figures, model.memo[LearnedShares]["a"].figures)
+        assert torch.equal(other.memo[StepNoise].figures, model.memo[StepNoise].figures)
+
+
+@pytest.mark.parametrize("kind", [NextRollout, LearnedShares, StepNoise, RewardSpread])
+def test_a_memo_that_is_none_is_named_when_it_is_asked_for(model, load_model, tmp_path, kind):
+    remembering(model)
+    place = checkpoint.save(model, tmp_path, 1)
+    state = json.loads((place / "state.json").read_text())
+    for values in ([None], {"a": "x"}, 7):
+        state["memos"][kind.NAME] = {"values": values, "tensors": False}
+        (place / "state.json").write_text(json.dumps(state))
+        other = load_model()
+        checkpoint.restore(other, tmp_path)
+        with pytest.raises(ValueError, match=rf"{kind.NAME} of the checkpoint cannot be read .*Fix: delete that"):
+            other.memo[kind]
+    state["memos"] = {"../x": {"values": 1, "tensors": True}}
+    (place / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"state\.json has memos that"):
+        checkpoint.restore(load_model(), tmp_path)
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------
