@@ -2,13 +2,18 @@
 
 from ..canvas import payloads, results
 from ..host import devices
-from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
+from ..trainer.types import EXPLORATIONS, FUSION_WEIGHTS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
 from .credit import CREDIT, CREDIT_SOCKET
 from .inputs import Node, choice, integer, socket, switch
 
 _FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
 _STD_SCOPE = choice(STD_SCOPES, label="normalize per").tip(
     "Where the spread that divides the rewards is measured: in each group, or in the whole batch (Flow-GRPO)."
+)
+
+_WEIGHTS = choice(FUSION_WEIGHTS, label="weights of rewards", advanced=True).tip(
+    "Where a reward's coefficient enters. in the sum: it is a preference, and a lower one lowers the reward's share. in the "
+    "solver: it scales what the solver compares, where a lower one may raise the share."
 )
 
 
@@ -33,7 +38,7 @@ class _Advantages(Node):
 class _Fuse(_Advantages):
     """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one.
 
-    REQUIRED has its own inputs.
+    REQUIRED and OPTIONAL have its own inputs.
     """
 
     FUNCTION = "fuse"
@@ -42,7 +47,7 @@ class _Fuse(_Advantages):
     @classmethod
     def inputs(cls):
         required = {"scores": socket("OTCA_SCORES"), **cls.REQUIRED, "std_scope": _STD_SCOPE}
-        return required, {"credit": CREDIT_SOCKET}
+        return required, {"credit": CREDIT_SOCKET, **cls.OPTIONAL}
 
     @devices.outside_inference
     def fuse(self, scores, credit=None, node_id="", **options):
@@ -74,6 +79,8 @@ class MOCAFuse(_Fuse):
             "group: subtracts each group's mean of z, which literal MOCA leaves positive."
         ),
     }
+
+    OPTIONAL = {"weights": _WEIGHTS}
 
     def fuse(self, recenter, **inputs):
         return super().fuse(recentering=recenter, **inputs)
@@ -129,6 +136,7 @@ class MinNormFuse(_Fuse):
     )
     SEARCH_ALIASES = [*_FUSE, "min-norm fuse", "min-norm", "mgda", "pareto", "conflict"]
     METHOD = "min_norm"
+    OPTIONAL = {"weights": _WEIGHTS}
 
 
 class StepwiseGain(_Advantages):

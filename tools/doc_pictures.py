@@ -11,6 +11,7 @@ import functools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ from ..trainer.credit.spatial import credit_map
 from ..trainer.credit.steps import FLOORS, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ..trainer.families.base import FlowModel
 from ..trainer.flow import load_flow_model
-from ..trainer.fusion import moca
 from ..trainer.grpo import clipped_objective
 from ..trainer.matching import OLD_DECAYS
 from ..trainer.networks import preprocess
@@ -39,7 +39,7 @@ from ..trainer.rewards import reward_class
 from ..trainer.rewards.base import score_stack
 from ..trainer.schedule import noise_levels, window_start
 from ..trainer.sde import sensitivities, transition
-from ..trainer.types import GradientSettings, Prompts, SamplerSettings, Scores, StepCredit, Trajectories
+from ..trainer.types import FUSION_WEIGHTS, GradientSettings, Prompts, SamplerSettings, Scores, StepCredit, Trajectories
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, REGISTRY = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures"
@@ -243,30 +243,24 @@ def credit_places() -> np.ndarray:
     return heatmaps.lit(own.images[::GROUP_SIZE], credit_map(network, own)[::GROUP_SIZE])
 
 
-def moca_z() -> np.ndarray:
-    """z over λ/2 for objectives that agree and that do not; where their sum is negative λ is 0, and z one point."""
-    cases = {
-        "all like it": (0.3, 0.9, 1.6),
-        "mixed, sum positive": (-0.8, 0.2, 1.4),
-        "mixed, sum negative": (-1.4, -0.6, 0.7),
-        "all dislike it": (-1.5, -0.9, -0.4),
-    }
+def reward_shares() -> np.ndarray:
+    """The share of one reward of four against its weight, where the weight enters the sum and where it enters the solver."""
+    generator, ones = torch.Generator().manual_seed(0), torch.ones(512, 1)
+    values = torch.randn(512, 4, generator=generator) + 0.5 * torch.randn(512, 1, generator=generator)
+    groups, weights = torch.arange(512) // 16, np.geomspace(0.05, 4, 41)
+    still = StepCredit(ones, ones, ones, torch.zeros(512, 2), (0,))
     figure = new_figure(5.6, 3.2)
     axis = figure.subplots()
-    half = torch.linspace(0, 0.5, 51)
-    for (label, values), color, marker in zip(cases.items(), COLORS, "os^D", strict=False):
-        advantages = torch.tensor([values])
-        label = f"{label}: A = {', '.join(f'{value:g}' for value in values)}"
-        if sum(values) > 0:
-            z = moca(advantages.expand(len(half), -1), 2 * half).advantage
-            axis.plot(half, z, color=color, linewidth=2.2, label=label)
-        else:
-            z = moca(advantages, torch.zeros(1)).advantage
-            axis.plot([0], z, color=color, marker=marker, markersize=8, linestyle="", label=label)
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.set_xlabel("λ/2 (nearly always 0 or 0.5)", fontsize=9)
-    axis.set_ylabel("fused advantage z", fontsize=9)
-    axis.set_title("MOCA: z = λ/2, clipped to the objectives' range", fontsize=10)
+    for number, (method, place) in enumerate(product(("moca", "min_norm"), FUSION_WEIGHTS)):
+        stacks = [Scores(values, tuple("abcd"), (w, 1, 1, 1), groups, values[:, :0], (), ()) for w in weights.tolist()]
+        sizes = [fuse(stack, still, method, weights=place).fused.parts.abs().mean(0) for stack in stacks]
+        shares, style = [100 * size[0] / size.sum() for size in sizes], ("-", "--")[number % 2]
+        axis.plot(weights, shares, style, color=COLORS[number // 2], linewidth=2, label=f"{method}, weights {place}")
+    axis.set(xscale="log", ylim=(0, 79))
+    axis.set_xticks([0.05, 0.1, 0.25, 0.5, 1, 2, 4], ["0.05", "0.1", "0.25", "0.5", "1", "2", "4"])
+    axis.set_xlabel("coefficient of one reward; that of the three others is 1", fontsize=9)
+    axis.set_ylabel("its share of the advantage, %", fontsize=9)
+    axis.set_title("A weight is a preference", fontsize=10)
     return rendered_with_legend(figure, axis)
 
 
@@ -394,7 +388,17 @@ DRAWINGS: dict[str, Callable[[], np.ndarray]] = {
     drawing.__name__: drawing
     for drawing in (
         *(sampler_noise, window_places, sampler_group, reward_table, reward_views, tcd_floors, tcd_heatmap),
-        *(step_pull, credit_places, moca_z, stepwise_gain, clipped_loss, old_policy, gradient_places, icon, banner),
+        *(
+            step_pull,
+            credit_places,
+            reward_shares,
+            stepwise_gain,
+            clipped_loss,
+            old_policy,
+            gradient_places,
+            icon,
+            banner,
+        ),
     )
 }
 

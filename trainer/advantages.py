@@ -15,15 +15,14 @@ from .fusion import (
     ADVANTAGE_LIMIT,
     contribution_tanh,
     exploration_strength,
-    min_norm,
     moca,
+    normalised_sum,
+    preferred,
     recenter,
-    weighted_advantages,
     weighted_by_objective,
-    weighted_sum,
 )
 from .groups import gain_advantages, group_advantages, neutral, per_group
-from .types import RECENTERINGS, STEPWISE_GAIN, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
+from .types import FUSION_WEIGHTS, RECENTERINGS, STEPWISE_GAIN, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,9 @@ class Objectives:
     """What a fusion method may look at: B samples, K objectives."""
 
     rewards: Tensor  # [B, K] raw; 0 where `applies` is not
-    advantages: Tensor  # [B, K] normalised, clipped, scaled; 0 where `applies` is not
-    coefficients: Tensor  # [K]
+    advantages: Tensor  # [B, K] normalised, clipped; 0 where `applies` is not
+    coefficients: Tensor  # u [K], the user's weights of the rewards
+    weights: Tensor  # [K] u, but 1 where the advantages are multiplied by it already
     groups: Tensor  # [B]
     valid: Tensor  # [B] bool
     applies: Tensor  # [B, K] bool, of valid samples only
@@ -43,10 +43,12 @@ class Objectives:
 
 
 METHODS: dict[str, Callable[[Objectives], Fused]] = {
-    "moca": lambda o: moca(o.advantages, o.exploration, o.applies),
-    "min_norm": lambda o: min_norm(o.advantages, o.applies),
-    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid, o.std_scope, o.applies),
-    "weighted_advantages": lambda o: weighted_advantages(o.advantages, o.groups, o.valid, o.std_scope),
+    "moca": lambda o: preferred(moca(o.advantages, o.exploration, o.applies), o.weights),
+    "min_norm": lambda o: preferred(moca(o.advantages, torch.zeros_like(o.exploration), o.applies), o.weights),
+    "weighted_sum": lambda o: normalised_sum(
+        neutral(o.rewards, o.groups, o.applies) * o.coefficients, o.groups, o.valid, o.std_scope, o.coefficients
+    ),
+    "weighted_advantages": lambda o: normalised_sum(o.advantages * o.weights, o.groups, o.valid, o.std_scope),
 }
 
 
@@ -58,6 +60,7 @@ def fuse(
     std_scope: str = "group",
     exploration: str = "literal",
     recentering: str = "none",
+    weights: str = "in the sum",
 ) -> Advantages:
     """The effective advantage Ã_j = w_j·z (OTCA Eq. 15), or Σ_k w_{j,k}·c_k·A_k of a credit by objective.
 
@@ -69,12 +72,15 @@ def fuse(
         std_scope: see `groups.group_advantages`.
         exploration: see `fusion.exploration_strength`.
         recentering: "none", or "group" to subtract each group's mean of z.
+        weights: of FUSION_WEIGHTS. "in the sum": a reward's coefficient multiplies its part of z, whatever the method, so that a
+            lower one lowers its share. "in the solver": MOCA and min-norm see the advantages times their coefficients.
 
     Raises:
         ValueError: an unknown method or option, or scores and credit of different trajectories.
     """
-    if method not in METHODS or recentering not in RECENTERINGS:
-        raise ValueError(f"method must be one of {tuple(METHODS)} and recentering one of {RECENTERINGS}")
+    if method not in METHODS or recentering not in RECENTERINGS or weights not in FUSION_WEIGHTS:
+        known = f"method must be one of {tuple(METHODS)}, recentering one of {RECENTERINGS}"
+        raise ValueError(f"{known} and weights one of {FUSION_WEIGHTS}")
     _check(scores, credit)
     started, groups = time.perf_counter(), scores.groups
     valid = _valid(scores.usable, credit.similarity)
@@ -82,10 +88,13 @@ def fuse(
     rewards = torch.where(applies, scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
     normalised = group_advantages(rewards, groups, applies, std_scope)
-    per_objective = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * coefficients
+    before, after = coefficients, torch.ones_like(coefficients)
+    if weights == "in the sum":
+        before, after = after, before
+    seen = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * before
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
-    strength = exploration_strength(contribution, per_objective, groups, exploration, valid)
-    objectives = Objectives(rewards, per_objective, coefficients, groups, valid, applies, strength, std_scope)
+    strength = exploration_strength(contribution, seen, groups, exploration, valid)
+    objectives = Objectives(rewards, seen, coefficients, after, groups, valid, applies, strength, std_scope)
     fused = METHODS[method](objectives)
     fused = Fused(
         torch.where(valid, fused.advantage, 0.0),
@@ -105,7 +114,7 @@ def fuse(
         by_step = weighted_by_objective(fused, credit.by_objective)
     step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
-    return Advantages(step_advantage, per_objective, fused, valid, scores, credit, metrics, method, seconds)
+    return Advantages(step_advantage, seen * after, fused, valid, scores, credit, metrics, method, seconds)
 
 
 def fuse_gains(

@@ -10,7 +10,7 @@ import logging
 import torch
 from torch import Tensor
 
-from .groups import advantage_parts, group_advantages, neutral, per_group
+from .groups import advantage_parts, group_advantages, per_group
 from .types import EXPLORATIONS, Fused
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
 
     Args:
         advantages: [B, K].
-        exploration: λ [B].
+        exploration: λ [B]; 0 is the min-norm point, the multiple-gradient descent algorithm in advantage space.
         applies: [B, K] bool; the others have no place in the simplex, c_k = 0. Were they an A_k of 0, no sample could move that
             all rewards but one leave out. Default: all, as in a row where none applies.
 
@@ -92,51 +92,40 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
     return Fused(z, coefficients, coefficients * advantages)
 
 
-def min_norm(advantages: Tensor, applies: Tensor | None = None) -> Fused:
-    """MOCA without exploration, λ = 0: the multiple-gradient descent algorithm in advantage space. [B, K] -> Fused."""
-    return moca(advantages, torch.zeros_like(advantages[:, 0]), applies)
+def preferred(fused: Fused, weights: Tensor) -> Fused:
+    """z = Σ_k u_k·c_k·A_k of the user's weights u [K]: what a solver chose, as far as each reward is wanted.
+
+    c does not depend on u, so that a reward's share of Σ_k |u_k·c_k·A_k| rises with its own weight and falls with any other.
+    Where all weights are 1 it is `fused`, to the bit.
+    """
+    assert fused.parts is not None  # every solver has them
+    parts = fused.parts * weights
+    return Fused(fused.advantage + (parts - fused.parts).sum(1), fused.coefficients, parts)
 
 
-def weighted_sum(
-    rewards: Tensor,
-    coefficients: Tensor,
+def normalised_sum(
+    columns: Tensor,
     groups: Tensor,
     valid: Tensor | None = None,
     std_scope: str = "group",
-    applies: Tensor | None = None,
+    coefficients: Tensor | None = None,
 ) -> Fused:
-    """z of the summed rewards: first summed, then normalised (Flow-GRPO).
+    """z of the sum of these columns, normalised and clipped; what is clipped shortens all parts alike.
 
     Args:
-        rewards: [B, K] raw.
-        coefficients: [K].
-        groups: [B].
-        valid: [B] bool, the samples where no reward failed.
+        columns: [B, K] what each objective adds: its rewards (Flow-GRPO) or its advantages, times its coefficient.
+        groups: [B] group numbers.
+        valid: [B] bool, the samples where no reward failed. Default: those with a finite sum.
         std_scope: see `groups.group_advantages`.
-        applies: [B, K] bool; in place of a reward that does not apply, the sum has the mean of the group. Default: all.
+        coefficients: [K] to look at; default 1.
     """
-    rewards = rewards if applies is None else neutral(rewards, groups, applies)
-    return _normalised(rewards * coefficients, coefficients.expand_as(rewards).clone(), groups, valid, std_scope)
-
-
-def weighted_advantages(
-    advantages: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
-) -> Fused:
-    """z of the summed advantages, normalised again (Multi-GRPO, GDPO). The advantages [B, K] include their coefficients.
-
-    DanceGRPO's code for several rewards, and MixGRPO's, do not normalise the sum.
-    """
-    return _normalised(advantages, torch.ones_like(advantages), groups, valid, std_scope)
-
-
-def _normalised(columns: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None, std_scope: str) -> Fused:
-    """z of the sum of these columns [B, K], normalised and clipped; what is clipped shortens all parts alike."""
     total = columns.sum(1, keepdim=True)
     valid = total[:, 0].isfinite() if valid is None else valid
     z = group_advantages(total, groups, valid, std_scope)[:, 0]
     limited = z.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
     kept = torch.where(z == limited, 1.0, limited / z)
-    return Fused(limited, coefficients, advantage_parts(columns, groups, valid, std_scope) * kept[:, None])
+    shown = torch.ones_like(columns) if coefficients is None else coefficients.expand_as(columns).clone()
+    return Fused(limited, shown, advantage_parts(columns, groups, valid, std_scope) * kept[:, None])
 
 
 def recenter(fused: Fused, groups: Tensor, valid: Tensor) -> Fused:

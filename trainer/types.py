@@ -61,6 +61,7 @@ MEASURED_WITH = {
 STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
+FUSION_WEIGHTS = ("in the sum", "in the solver")  # where the user's weights of the rewards enter MOCA
 STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itself
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch

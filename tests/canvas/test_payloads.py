@@ -3,8 +3,11 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from comfyui_otca.canvas import payloads
 from comfyui_otca.trainer import advantages
@@ -95,6 +98,27 @@ def test_shares_are_what_each_reward_adds(scores, credit):
         shares = payloads.advantages("10", advantages.fuse(halved, credit, fusion))["shares"]
         assert shares == [0.66667, 0.33333], fusion
     assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm"])
+@given(st.integers(0, 999), st.integers(0, 3), st.lists(st.floats(0.05, 4), min_size=4, max_size=4), st.floats(1, 80))
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_a_higher_weight_raises_a_rewards_share_and_lowers_all_others(method, seed, which, weights, factor):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(12, 4, generator=generator) @ torch.randn(4, 4, generator=generator)
+    credit = StepCredit(
+        torch.ones(12, 2), torch.ones(12, 2) / 2, torch.rand(12, 2, generator=generator), torch.zeros(12, 3), (0, 1)
+    )
+    names, groups = ("a", "b", "c", "d"), torch.arange(12) // 4
+
+    def shares(weights):
+        scores = Scores(values, names, tuple(weights), groups, values[:, :0], (), ())
+        return np.array(payloads.advantages("10", advantages.fuse(scores, credit, method))["shares"])
+
+    raised = [weight * factor if k == which else weight for k, weight in enumerate(weights)]
+    change = shares(raised) - shares(weights)
+    rounding = 1e-5  # of what is sent
+    assert change[which] >= -rounding and (np.delete(change, which) <= rounding).all()
 
 
 def test_scores(scores):

@@ -15,7 +15,7 @@ from comfyui_otca.tests.trainer.test_fusion import algorithm_1
 from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains, of_pairs
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.types import LEFT_OUT, Scores, StepCredit
+from comfyui_otca.trainer.types import FUSION_WEIGHTS, LEFT_OUT, Scores, StepCredit
 
 NAN = float("nan")
 cases = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -57,26 +57,27 @@ def normalise(values: np.ndarray, groups: np.ndarray, scope: str = "group") -> n
     return result
 
 
-def expected_z(scores: Scores, credit: StepCredit, method: str, scope="group", exploration="literal") -> np.ndarray:
+def expected_z(scores, credit, method, scope="group", exploration="literal", weights="in the sum"):
     """z of every sample by method.md §3 and §5, for scores that are all finite; also tanh(e)."""
     values, groups = scores.values.double().numpy(), scores.groups.numpy()
     coefficients = np.array(scores.coefficients)
-    a = np.clip(normalise(values, groups, scope), -5, 5) * coefficients
+    a = np.clip(normalise(values, groups, scope), -5, 5)
+    seen = a * coefficients if weights == "in the solver" else a
     q = (credit.raw.double().numpy() * credit.delta.double().numpy()[:, list(TRAINED)]).sum(1)
     tanh_e = np.zeros(len(q))
     for group in np.unique(groups):
         own = q[groups == group]
         distance = np.abs(own if exploration == "literal" else own - own.mean())
         tanh_e[groups == group] = np.tanh(distance / (own.std(ddof=1) + 1e-6))
-    total = a.sum(1)
+    total = seen.sum(1)
     strength = np.maximum(0, total) / (np.abs(total) + 1e-6) * tanh_e
     if method == "weighted_sum":
         return normalise((values * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
     if method == "weighted_advantages":
-        return normalise(total[:, None], groups, scope)[:, 0], tanh_e
+        return normalise((a * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
     strength = strength if method == "moca" else 0 * strength
-    z = [algorithm_1(list(row), value)[0] for row, value in zip(a, strength, strict=True)]
-    return np.array(z), tanh_e
+    chosen = np.array([algorithm_1(list(row), value)[1] for row, value in zip(seen, strength, strict=True)])
+    return (chosen * a * coefficients).sum(1), tanh_e
 
 
 PAPER = ["moca", "min_norm", "weighted_sum", "weighted_advantages"]  # its own method and its rivals
@@ -90,14 +91,15 @@ def example(seed: int, coefficients=(1.0, 0.5, 2.0)) -> tuple[Scores, StepCredit
 
 @pytest.mark.parametrize("method", PAPER)
 @pytest.mark.parametrize(("scope", "exploration"), [("group", "literal"), ("batch", "literal"), ("group", "centered")])
+@pytest.mark.parametrize("weights", FUSION_WEIGHTS)
 @pytest.mark.parametrize("seed", [0, 2])
-def test_fuse_every_method(method, scope, exploration, seed):
+def test_fuse_every_method(method, scope, exploration, weights, seed):
     """With groups of very different spread, so that the scopes of the standard deviation differ."""
     scores, credit = example(seed)
     wide = scores.values * torch.where(scores.groups == 1, 8.0, 1.0)[:, None]
     scores = make_scores(wide, GROUPS, scores.coefficients)
-    result = fuse(scores, credit, method, std_scope=scope, exploration=exploration)
-    z, tanh_e = expected_z(scores, credit, method, scope, exploration)
+    result = fuse(scores, credit, method, std_scope=scope, exploration=exploration, weights=weights)
+    z, tanh_e = expected_z(scores, credit, method, scope, exploration, weights)
     assert np.abs(z).max() > 0.05 and result.valid.all() and result.scores is scores and result.credit is credit
     np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
     np.testing.assert_allclose(result.step_advantage, credit.weights.numpy() * z[:, None], atol=3e-4)

@@ -11,14 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.fusion import (
-    exploration_strength,
-    min_norm,
-    moca,
-    recenter,
-    weighted_advantages,
-    weighted_sum,
-)
+from comfyui_otca.trainer.fusion import exploration_strength, moca, normalised_sum, preferred, recenter
 from comfyui_otca.trainer.types import Fused
 
 NAN = float("nan")
@@ -134,20 +127,27 @@ def test_min_norm_is_the_two_task_closed_form():
     # Sener and Koltun (2018), Algorithm 1: γ = clip((A2 - A1)·A2 / |A1 - A2|², 0, 1), z = γ·A1 + (1-γ)·A2.
     random = np.random.default_rng(7)
     pairs = random.normal(size=(200, 2))
-    result = min_norm(torch.from_numpy(pairs))
+    result = moca(torch.from_numpy(pairs), torch.zeros(200))
     for (first, second), z, coefficients in zip(pairs, result.advantage, result.coefficients, strict=True):
         share = min(max((second - first) * second / (first - second) ** 2, 0.0), 1.0)
         assert z.item() == pytest.approx(share * first + (1 - share) * second, abs=1e-12)
         assert coefficients.tolist() == pytest.approx([share, 1 - share], abs=1e-12)
 
 
-def test_min_norm_is_moca_without_exploration():
-    a = torch.randn(50, 3, generator=torch.Generator().manual_seed(8))
-    result, expected = min_norm(a), moca(a, torch.zeros(50))
-    assert torch.equal(result.advantage, expected.advantage)
-    assert torch.equal(result.coefficients, expected.coefficients)
-    mixed = (a.min(1).values < 0) & (a.max(1).values > 0)
-    assert mixed.any() and (result.advantage[mixed] == 0).all()
+def test_preferred_by_hand():
+    # Both like it: z = min(1, 2), all of it the first's, which is wanted by a quarter. Opposed: parts -1/2 and 1/2.
+    solved = moca(torch.tensor([[1.0, 2.0], [-1.0, 1.0]]), torch.tensor([1.0, 0.0]))
+    result = preferred(solved, torch.tensor([0.25, 1.0]))
+    assert solved.advantage.tolist() == [1.0, 0.0] and result.advantage.tolist() == [0.25, 0.375]
+    assert result.parts.tolist() == [[0.25, 0.0], [-0.125, 0.5]]
+
+
+@given(st.lists(st.lists(advantage, min_size=3, max_size=3), min_size=1, max_size=6), strength)
+@cases
+def test_preferred_with_weights_of_one_is_the_papers_to_the_bit(rows, exploration):
+    solved = moca(torch.tensor(rows) / 3, torch.full((len(rows),), exploration))
+    result = preferred(solved, torch.ones(3))
+    assert torch.equal(result.advantage, solved.advantage) and torch.equal(result.parts, solved.parts)
 
 
 def test_exploration_literal_by_hand():
@@ -182,14 +182,14 @@ def test_exploration_counts_distance_not_sign_and_of_a_group_that_moved_alike():
 def test_weighted_sum_by_hand():
     # Sums 1·r1 + 0.5·r2 = 2, 4, 6 with mean 4 and unbiased std 2.
     rewards = torch.tensor([[1.0, 2.0], [3.0, 2.0], [4.0, 4.0]])
-    result = weighted_sum(rewards, torch.tensor([1.0, 0.5]), torch.zeros(3, dtype=torch.long))
+    result = normalised_sum(rewards * torch.tensor([1.0, 0.5]), torch.zeros(3, dtype=torch.long))
     assert result.advantage.tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
 
 
 def test_weighted_advantages_by_hand():
     # Sums 3, 0, -3 are normalised once more: mean 0, unbiased std 3.
     a = torch.tensor([[1.0, 2.0], [1.0, -1.0], [-2.0, -1.0]])
-    result = weighted_advantages(a, torch.zeros(3, dtype=torch.long))
+    result = normalised_sum(a, torch.zeros(3, dtype=torch.long))
     assert result.advantage.tolist() == pytest.approx([1.0, 0.0, -1.0], abs=1e-6)
 
 
