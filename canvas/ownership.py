@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..host import comfyui, paths
+from ..host import comfyui, paths, stopping
 from ..host.files import real
 from ..host.text import plain_name
 from ..trainer.families.base import FlowModel
@@ -211,6 +211,7 @@ def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
     if not here():
         return
     recorded, run = check(model, graph, node_id), run_of(model)
+    stopping.request.recorded = recorded is not None
     if recorded is not None:
         _refuse_ended(recorded, graph, lineage.runs_below(graph, node_id)[0])
     elif run is not None and run.stands_at(model):

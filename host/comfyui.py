@@ -43,6 +43,11 @@ def has_our_nodes(prompt: Mapping) -> bool:
     return any(isinstance(node, dict) and str(node.get("class_type")).startswith("OTCA_") for node in prompt.values())
 
 
+def running_id() -> str | None:
+    """The id of the prompt that ComfyUI is executing."""
+    return next((prompt_id for _, prompt_id, *_ in _running()), None) if in_comfyui() else None
+
+
 def running_workflow_id() -> str | None:
     """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
     for _, _, _, extra, *_ in _running():

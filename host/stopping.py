@@ -31,12 +31,16 @@ class Request:
         signal: the number of the signal that asked for it.
         folder: of the run, in which the stop file may appear.
         postponed: whether a headless stop waits, see `finishing`.
+        holds: whether every stop waits, see `hold`.
+        recorded: whether a node will put the update at hand on record, see `whole`.
         ask: what a micro-step calls instead of `check_stop`, see `stop_only_together`.
     """
 
     signal: int | None = None
     folder: Path | None = None
     postponed: bool = False
+    holds: bool = False
+    recorded: bool = False
     ask: Callable[[], None] | None = None
     bar: bool = True  # whether progress is shown, see `one_bar`
 
@@ -64,7 +68,7 @@ def check_stop() -> None:
         import comfy.model_management
 
         comfy.model_management.throw_exception_if_processing_interrupted()
-    if request.postponed:
+    if request.postponed or request.holds:
         return
     if request.signal is not None:
         raise Stopped(f"signal {request.signal}")
@@ -161,3 +165,46 @@ def finishing() -> Iterator[None]:
         yield
     finally:
         request.postponed = False
+
+
+def hold() -> None:
+    """From now on no stop comes through until `release`: weights have moved, and no record knows of it yet.
+
+    Since 0.33 ComfyUI asks for its button at every layer. It is told of none meanwhile, and of the same one afterwards. A prompt
+    that ends before it comes to the record, as by an error, ends this too.
+    """
+    if request.holds:
+        return
+    request.holds = True
+    if comfyui.comfy_loaded():
+        from comfy import model_management
+
+        ask, prompt = model_management.throw_exception_if_processing_interrupted, comfyui.running_id()
+
+        def ask_later() -> None:
+            if request.holds and comfyui.running_id() == prompt:
+                return
+            release()
+            if model_management.throw_exception_if_processing_interrupted is ask_later:
+                model_management.throw_exception_if_processing_interrupted = ask
+            ask()
+
+        model_management.throw_exception_if_processing_interrupted = ask_later
+
+
+def release() -> None:
+    """The next that asks for a stop is told of it again, also of one that came meanwhile."""
+    request.holds = request.recorded = False
+
+
+@contextlib.contextmanager
+def whole() -> Iterator[None]:
+    """Around an update: once it has moved weights and called `hold`, no stop comes through to its end; nor to its record, where
+    a node will make one, which then calls `release`."""
+    try:
+        yield
+    except BaseException:
+        release()
+        raise
+    if not (request.holds and request.recorded):
+        release()

@@ -120,6 +120,7 @@ class TrainingRun(Node):
         with _marked(run, iterations, node_id):
             run.record(model, report, last=iterations, progress=stopping.progress)
             _renew_copies(run, model)
+            stopping.check_stop()  # one that came amid the update: the iteration is on record now
         results.shows_owner(prompt, node_id, ownership.standing(model))
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
         payload["brake"] = run.reason

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..host import devices, distributed
+from ..host import devices, distributed, stopping
 from ..host.json_files import NUMBER, WHOLE
 from . import grpo, keys, matching
 from .families.base import FlowModel
@@ -87,6 +87,7 @@ def watched(scores: Scores) -> Scores:
     )
 
 
+@stopping.whole()
 def update(
     model: FlowModel,
     trajectories: Trajectories,

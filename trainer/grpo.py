@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..host import devices, distributed
+from ..host import devices, distributed, stopping
 from .credit import sampled_steps
 from .credit.inverse_variance import Measured, StepNoise
 from .families.base import FlowModel
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["NonFiniteUpdate", "UpdateSettings", "clipped_objective", "group_advantages", "update"]
 
 
+@stopping.whole()
 def update(
     model: FlowModel,
     trajectories: Trajectories,

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..host import devices, distributed
+from ..host import devices, distributed, stopping
 from .credit import sampled_steps
 from .families.base import FlowModel
 from .groups import per_group
@@ -35,6 +35,7 @@ OLD_DECAYS: dict[str, Callable[[int], float]] = {
 NOISIEST = 0.6  # share of the levels that dgpo takes, from the first one on
 
 
+@stopping.whole()
 def update(
     model: FlowModel,
     trajectories: Trajectories,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers.training_utils import EMAModel
 
+from comfyui_otca.host import stopping
 from comfyui_otca.tests import training
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
@@ -446,6 +447,15 @@ def test_a_stopped_update_leaves_no_trace(moved, sample, number, keep_graph, bat
     assert all(torch.equal(value, state[name]) for name, value in moved.policy.optimizer_state().items())
     update(moved, taken, advantages, STILL)
     assert_same_gradients(gradients(moved), plain_gradients(moved, taken, advantages)[0])
+
+
+def test_an_error_after_the_first_step_leaves_no_state_that_a_record_knows(moved, batch, monkeypatch):
+    taken, advantages = batch(moved)
+    average = Mock(side_effect=OSError("no memory"))
+    monkeypatch.setattr(Average, "step", average)
+    with pytest.raises(OSError, match="no memory"):
+        update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
+    assert moved.policy.version == 1 and not stopping.request.holds
 
 
 def test_every_backward_pass_is_announced(moved, sample, judged):

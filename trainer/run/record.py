@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...host import claim, distributed, extras, files
+from ...host import claim, distributed, extras, files, stopping
 from ...host.files import write_text
 from .. import keys
 from ..families.base import FlowModel
@@ -296,6 +296,7 @@ class Run:
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
+        stopping.release()
         on_canvas, every = self.node is not None, self.settings.evaluate_every or self.settings.checkpoint_every
         if on_canvas and (self._save_due(last) or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.

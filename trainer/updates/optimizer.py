@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...host import devices, distributed
+from ...host import devices, distributed, stopping
 from ..families.base import FlowModel
 from ..rollout import velocity_at
 from ..types import Advantages, GradientSettings, MatchingSettings, Trajectories, UpdateSettings
@@ -117,7 +117,8 @@ def take_steps(
 ) -> int:
     """Takes one optimizer step for each epoch, by what `backward(epoch)` leaves in the gradients of all processes.
 
-    The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there.
+    The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there. From
+    the first one on no stop comes through (`stopping.whole`); where an error does, the policy's version says that it has moved.
 
     Returns:
         The number of steps that were taken: fewer than `epochs` if a gradient was missing or not finite.
@@ -126,21 +127,27 @@ def take_steps(
         NonFiniteUpdate: after `most_skipped` updates in a row without a finite gradient.
     """
     optimizer = model.policy.optimizer_for(settings)
-    for epoch in range(settings.epochs):
-        optimizer.zero_grad(set_to_none=True)
-        backward(epoch)
-        tally.passes += 1
-        if not model.policy.trains_shards:  # FSDP2 has added them up already
-            distributed.sum_gradients(model.policy.trainable_parameters())
-        if not _take(model, optimizer, settings, tally):
-            tally.gradient_norms.append(0.0)
-            return epoch
-        if epoch == settings.epochs - 1:
-            tally.note(
-                DIVERGENCE, reference_divergence(model, trajectories, model.policy.version + 1, settings.batch_size)
-            )
-        if not _was_taken(model, settings, tally, most_skipped):
-            return epoch
+    try:
+        for epoch in range(settings.epochs):
+            optimizer.zero_grad(set_to_none=True)
+            backward(epoch)
+            tally.passes += 1
+            if not model.policy.trains_shards:  # FSDP2 has added them up already
+                distributed.sum_gradients(model.policy.trainable_parameters())
+            if not _take(model, optimizer, settings, tally):
+                tally.gradient_norms.append(0.0)
+                return epoch
+            if epoch == settings.epochs - 1:
+                tally.note(
+                    DIVERGENCE, reference_divergence(model, trajectories, model.policy.version + 1, settings.batch_size)
+                )
+            if not _was_taken(model, settings, tally, most_skipped):
+                return epoch
+    except NonFiniteUpdate:  # which has moved nothing
+        raise
+    except BaseException:
+        model.policy.version += stopping.request.holds  # no line on record is of these weights
+        raise
     return settings.epochs
 
 
@@ -156,6 +163,7 @@ def _take(model: FlowModel, optimizer, settings: AnySettings, tally: Tally) -> b
     tally.note("dropped", ~finite)
     # The fused optimizer looks at this number on the device, so that the host need not know it yet.
     optimizer.found_inf = (~finite).float()
+    stopping.hold()
     optimizer.step()
     return True
 
