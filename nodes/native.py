@@ -60,7 +60,7 @@ class MakeTrainable(Node):
         ),
         "check_gradients": switch(True, advanced=True).tip(
             "Before the first update compares derivatives with finite differences, and trains nothing if one "
-            "is wrong. Costs about thirty model calls of one sample, once."
+            "is wrong. Costs three model calls of one sample, once."
         ),
     }
 

@@ -6,6 +6,7 @@ import pytest
 
 from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
 from comfyui_otca.tests.comfyui.server import installations
+from comfyui_otca.trainer.native import trial
 from comfyui_otca.trainer.types import GRADIENT_MODES
 
 NEWEST = max(installations(), key=lambda found: found.age, default=None)
@@ -304,6 +305,87 @@ def test_a_lora_that_is_patched_in_already_is_said_and_trained_upon(once):
 def test_weights_that_nobody_can_read_are_refused(once):
     found = once.ask("strange_weights", "Flux")
     assert f"stored as _Strange ({found['layer']}.weight)" in found["message"] and "Fix:" in found["message"]
+
+
+# -- nodes in front of Make Trainable ---------------------------------------------------------------------------------------
+
+FRONT_FAMILIES = ("Flux", "SD3", "ZImage", "WAN21_T2V", "QwenImage")
+# By family what is tried without `--everything`, and how the answer begins.
+IN_FRONT = {
+    "Flux": {
+        "NAGuidance": "trained",
+        "LoraLoaderBypassModelOnly": "trained",
+        "LoraLoaderModelOnly": "trained",
+        "EasyCache": "refused: model: EasyCache works around a whole sampling",
+        "CFGOverride": "trained",
+    },
+    "SD3": {
+        "SkipLayerGuidanceSD3": "trained",
+        "Mahiro": "trained",
+        "APG": "refused: model: Adaptive Projected Guidance: the same call of SD3 gives another velocity",
+    },
+}
+
+
+@pytest.mark.parametrize("family", IN_FRONT)
+def test_what_ksampler_would_sample_is_what_is_trained(new, family):
+    found = new.ask("cells", family, names=list(IN_FRONT[family]))
+    assert {name: found[name][: len(begin)] for name, begin in IN_FRONT[family].items()} == IN_FRONT[family], found
+
+
+def test_every_node_in_front_of_every_kind_of_network(inside, everything):
+    if not everything:
+        pytest.skip("the long form: --everything")
+    for family in FRONT_FAMILIES:
+        found = inside.ask("cells", family)
+        assert {name: answer for name, answer in found.items() if answer.startswith("off")} == {}, family
+
+
+STRANGE = {
+    "raises": "Strange Guidance raises in a call of SD3: three rows are wanted. Fix: ",
+    "remembers": "Strange Guidance: the same call of SD3 gives another velocity after a call at another noise level",
+    "draws": "Strange Guidance: the same call of SD3 gives another velocity",
+}
+
+
+@pytest.mark.parametrize("kind", ["", "mixes", "first_level", "at_a_few_levels", *STRANGE])
+def test_a_node_that_nobody_has_seen_is_tried(once, kind):
+    found = once.ask("strange", "SD3", kind=kind)
+    assert found["calls"] <= trial.CALLS
+    if kind in STRANGE:
+        assert STRANGE[kind] in found["refused"] and "Fix:" in found["refused"], found
+    else:
+        assert found["refused"] == "" and found["rows"] <= 1e-5 and found["alone"] == bool(kind), found
+
+
+def test_a_conditioning_that_training_would_not_follow_is_refused(once):
+    found = once.ask("conditioned", "Flux")
+    assert found.pop("unclip") == "", "KSampler does nothing with it either"
+    words = {"mask": "mask", "time": "end_percent, start_percent", "two": "2 prompts in one", "area": "area, strength"}
+    assert [name for name, told in found.items() if f"it has {words.get(name, name)}" not in told] == []
+
+
+# -- Stop -------------------------------------------------------------------------------------------------------------------
+
+# Of one update of each kind; what is a mark of its own is tried at every layer by `--everything`, else at every ninth.
+STOPPED = {
+    "grpo": {"kind": "grpo"},
+    "grpo, two epochs with a reference": {"kind": "grpo", "epochs": 2, "kl_coefficient": 0.1},
+    "grpo, float16": {"kind": "grpo", "half": True},
+    "grpo, before its record": {"kind": "grpo", "is_recorded": True},
+    "matching": {"kind": "matching"},
+    "matching, two epochs": {"kind": "matching", "epochs": 2},
+    "gradient with a reference": {"kind": "gradient", "kl_coefficient": 0.1},
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_an_update_that_is_stopped_is_whole_or_nothing(inside, everything, case):
+    if inside.installation != NEWEST and not everything and case != "grpo":
+        pytest.skip("tried by --everything")
+    found = inside.ask("stops", "Flux", every=1 if everything else 9, **STOPPED[case])
+    assert found["broken"] == [] and found["moved"] and found["raised"] and found["whole"], found
+    assert found["asks_as_before"], "ComfyUI's own function is back in its place"
 
 
 # -- what else can go wrong ---------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) 
     """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
     experts, samples = model.wrapped.values(), settings.batch_size or ROWS
     size = settings.width, settings.height, settings.frames
-    guided = not model.guidance_is_embedded and settings.guidance > 1
+    guided = model.calls_per_velocity(settings.guidance) > 1
     iteration = Iteration(size, samples=samples, batch=samples, sampling_batch=samples, guided=guided)
     if model.planned is not None:
         iteration = replace(model.planned, size=size, guided=guided)

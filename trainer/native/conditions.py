@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..families.condition import MOST_BYTES
-from .expert import ordinary
+from .foreign import ordinary
 from .sources import REFERENCES, Asked
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ class NativeCondition:
 
 # Entries of a cond that holds for a part of the picture or of the sampling.
 PARTIAL = {"area", "mask", "strength", "timestep_start", "timestep_end", "start_percent", "end_percent"}
+BROUGHT = {"control", "gligen", "hooks", "default"}  # other networks or weights, or a prompt for where no other is
 # A cond with one of these is no row that can stand below another prompt's.
-_ALONE = PARTIAL | {"control", "gligen", "hooks", "default"}
+_ALONE = PARTIAL | BROUGHT
 
 
 def _is_rows(cond: Any) -> bool:
@@ -128,15 +129,12 @@ def extra_keys(conditioning: Conditioning, encoded: Conditioning) -> dict[str, A
     return {name: ordinary_copy(value) for name, value in entries.items() if name not in own}
 
 
-def processed(
-    expert: Expert, conds: Mapping[str, Conditioning], x: Tensor, options: dict, seed: int | None = None
-) -> Processed:
+def processed(expert: Expert, conds: Mapping[str, Conditioning], x: Tensor, seed: int | None = None) -> Processed:
     """Conditionings as ComfyUI's sampler prepares them for a network, for latents of the shape of x [1, C, (F,) h, w]."""
     import comfy.sampler_helpers
     import comfy.samplers
 
     converted = {name: comfy.sampler_helpers.convert_cond(value) for name, value in conds.items()}
-    comfy.sampler_helpers.prepare_model_patcher(expert.patcher, converted, options)
     nothing = torch.zeros_like(x)
     shapes = {"latent_shapes": [tuple(x.shape)]} if _takes(comfy.samplers.process_conds, "latent_shapes") else {}
     # Some models run a part of the network here, once for all noise levels: an adapter there is not trained.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import frozen
+from . import foreign, frozen
 from .checkpointing import checkpointed
 from .lora import NativeAdapters, blocks
 
@@ -26,6 +26,8 @@ class Expert:
         patcher: ComfyUI's handle of the clone.
         network: the network itself, under the names that ComfyUI's LoRA files use.
         adapters: those of the network.
+        functions: what other nodes have put around its calls.
+        is_alone: whether a call holds one sample only; see `trial`.
         checkpointing: whether blocks are computed again in the backward pass.
         prepare: called before a block is computed: has the network be where it computes, with its wrappers.
         is_stale: whether ComfyUI may have moved weights since they were last looked at.
@@ -39,6 +41,9 @@ class Expert:
             False  # a clone of one that is in use says that its wrappers are on, and never puts ours on
         )
         self.network: torch.nn.Module = self.patcher.model.diffusion_model
+        self.functions = foreign.functions(self.patcher, INJECTION)
+        self.is_alone = any(function.place != "injections" for function in self.functions)
+        self._held = self._unlock()
         self.adapters = NativeAdapters(self.network, self.patcher.load_device)
         self.blocks = blocks(self.network)
         self.checkpointing, self.is_stale = False, True
@@ -53,12 +58,19 @@ class Expert:
         return self.patcher.model
 
     @property
+    def asks_negative(self) -> bool:
+        """Whether a node has the negative prompt computed at a guidance of 1 too."""
+        around = any(function.kind == "predict_noise" for function in self.functions)  # which may change the guidance
+        return around or bool(self.patcher.model_options.get("disable_cfg1_optimization"))
+
+    @property
     def dtype(self) -> torch.dtype:
         """What it computes in: the type of its weights, or another one where the device cannot compute in that."""
         return self.core.manual_cast_dtype or self.core.get_dtype()
 
     def _inject(self, patcher: ModelPatcher) -> None:
-        for name, module in self.network.named_modules():
+        others = [("", module) for network in self._held for module in network.modules()]  # which have no adapter
+        for name, module in (*self.network.named_modules(), *others):
             if not (frozen.is_linear(module) or frozen.is_fetched(module)):
                 continue
             layer = frozen.Layer(module, module.forward, self._ready, is_plain="forward" not in vars(module))
@@ -68,6 +80,10 @@ class Expert:
                 self._wrap(module, functools.partial(frozen.other, layer))
         for name, block in self.blocks.items():
             self._wrap(block, functools.partial(self._block, name, block.forward))
+
+    def _unlock(self) -> list[torch.nn.Module]:
+        """The networks that other nodes' functions hold; autograd may keep what it needs of all that they hold."""
+        return foreign.unlock([function.value for function in self.functions], self.core)
 
     def _eject(self, patcher: ModelPatcher) -> None:
         while self._replaced:
@@ -105,7 +121,8 @@ class Expert:
         import comfy.model_management
 
         comfy.model_management.load_models_gpu([self.patcher], memory_required=room)
-        rewrap(self.core)
+        foreign.rewrap(self.core)
+        self._unlock()
         self.patcher.pre_run()
         self.is_stale = False
         if not self.is_ready:
@@ -117,30 +134,3 @@ class Expert:
     def is_ready(self) -> bool:
         """Whether the wrappers are on: ComfyUI takes them off whenever another node uses or unloads the MODEL."""
         return not self.is_stale and bool(self._replaced) and self.core.current_patcher is self.patcher
-
-
-def rewrap(module: torch.nn.Module) -> None:
-    """Makes weights that were loaded inside `torch.inference_mode` ordinary tensors of the same memory: no copy.
-
-    Autograd keeps nothing of an inference tensor. Quantized weights stay as they are: our layers never have autograd keep them.
-    No weight gets a gradient, which ComfyUI leaves open for those that are outside of its layers.
-    """
-    module.requires_grad_(False)
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and parameter.is_inference() and type(parameter.data) is Tensor:
-                made = torch.nn.Parameter(ordinary(parameter.data), requires_grad=False)
-                vars(made).update(vars(parameter))  # what ComfyUI has noted on it, such as the dtype of the file
-                part._parameters[name] = made
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_inference() and type(buffer) is Tensor:
-                part._buffers[name] = ordinary(buffer)
-    # Tensors that are neither, such as the means of Qwen-Image's and Wan's latents.
-    for holder in (*module.modules(), *filter(None, [getattr(module, "latent_format", None)])):
-        kept = vars(holder)
-        kept.update({name: ordinary(value) for name, value in kept.items() if type(value) is Tensor})
-
-
-def ordinary(tensor: Tensor) -> Tensor:
-    """The same memory without the mark of `torch.inference_mode`."""
-    return frozen.alone(tensor) if tensor.is_inference() else tensor

@@ -1,4 +1,4 @@
-"""One derivative of the adapter against finite differences, before its gradient is used for the first time.
+"""The gradient of the adapter against finite differences, before it is used for the first time: three calls of the network.
 
 ComfyUI computes for pictures, not for gradients. A kernel, a cast or a block that is right for the one can be wrong for the other
 without an error: by 24 % and more in the cases that are known, while what is right differs by rounding.
@@ -7,8 +7,7 @@ without an error: by 24 % and more in the cases that are known, while what is ri
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,28 +15,30 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...host import stopping
+from ..memo import Memo
 from ..policy.policy import LossScale
 from ..types import NextRollout
 from .lora import B
 
 if TYPE_CHECKING:
+    from ..memo import Saved
     from ..types import Trajectories
     from .model import NativeModel
 
 logger = logging.getLogger(__name__)
 
-# How far derivative and differences may lie apart, as a share: what rounding does to each dtype is below it.
-THRESHOLDS = {torch.float32: 1e-2}
-THRESHOLD = 0.15  # of bfloat16, float16 and whatever is quantized
-# The two step sizes, by how much they change the velocity: small enough to be straight, large enough to be no rounding.
-CHANGES = {torch.float32: (2e-3, 8e-3)}
-CHANGE = (4e-2, 1.2e-1)
-UNDECIDED = 0.5  # where the two step sizes disagree by more, they say nothing
-# The adapter's layers are compared in so many parts, in the order of the forward pass. What is wrong in the first blocks alone,
-# as where a block was computed again from other inputs, hides in one derivative of all layers: of FLUX 3 % in place of 46 %.
+CALLS = 3  # of the network: one with a gradient, and two with the adapter a step away to either side
+# How far derivative and difference may lie apart, as a share: what rounding does to each dtype is below it.
+THRESHOLDS = {torch.float32: 3e-3}
+THRESHOLD = 0.04  # of bfloat16, float16 and whatever is quantized
+# How much a step changes the velocity, as a share: little enough to be straight, enough to be no rounding.
+CHANGES = {torch.float32: 4e-3}
+CHANGE = 0.1
+UNDECIDED = 0.5  # where the steps to both sides disagree by more, they say nothing
+# The adapter's layers, in the order of the forward pass, are so many parts with an equal share of the derivative each. What is
+# wrong in the first blocks alone, as where a block was computed again from other inputs, would hide behind the others.
 PARTS = 4
-TRIES = 12
-STEADY = 0.05  # what two equal calls may differ by, as a share of the smaller change
 
 
 class WrongGradient(ValueError):
@@ -46,21 +47,22 @@ class WrongGradient(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A derivative and the same from central differences at two step sizes."""
+    """A derivative by autograd, and the same from differences.
+
+    Attributes:
+        disagreement: how far the steps to both sides are apart, as a share: of a straight line 0, of noise about 1.
+    """
 
     derivative: float
-    differences: tuple[float, float]
+    difference: float
+    disagreement: float
     threshold: float
 
     @property
-    def disagreement(self) -> float:
-        """How far the two step sizes are apart, as a share."""
-        return _apart(*self.differences)
-
-    @property
     def error(self) -> float:
-        """The derivative's distance from the nearer of the two, as a share."""
-        return min(_apart(self.derivative, difference) for difference in self.differences)
+        """How far the two are apart, as a share."""
+        most = max(abs(self.derivative), abs(self.difference))
+        return abs(self.derivative - self.difference) / most if most else 0.0
 
     @property
     def is_decided(self) -> bool:
@@ -68,128 +70,130 @@ class Comparison:
 
     @property
     def is_right(self) -> bool:
-        return self.error <= self.threshold + self.disagreement
+        return self.error <= self.threshold + self.disagreement**2  # the next order of what is not straight
+
+
+class Tried(Memo):
+    """The forms of a model whose gradient was compared: a resumed run does not repeat it."""
+
+    NAME = "tried"
+
+    def __init__(self, forms: Iterable[str] = ()):
+        self.forms = set(forms)
+
+    def saved(self) -> Saved | None:
+        return ({}, sorted(self.forms)) if self.forms else None
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: list[str]) -> Tried:
+        return cls(map(str, values))
 
 
 def check(model: NativeModel, trajectories: Trajectories) -> None:
     """Compares, for each network, at the first sample of these trajectories; where it cannot be decided, that is logged.
 
     Raises:
-        WrongGradient: a derivative is another than the differences say.
+        WrongGradient: the derivative is another than the differences say.
     """
     for name in model.wrapped:
         steps = [step for step in trajectories.trained if model._expert_at(trajectories.sigmas[step]) == name]
         if not steps:
             continue
-        found = worst(compare(model, trajectories, name, steps[0]))
         kind = type(model.wrapped[name].core).__name__
-        figures = f"{found.derivative:.4g} against {found.differences[0]:.4g} and {found.differences[1]:.4g}"
-        if not found.is_decided:
+        logger.info("%s: comparing its gradient with finite differences, %d calls of one sample", kind, CALLS)
+        comparison = compare(model, trajectories, name, steps[0])
+        figures = f"{comparison.derivative:.4g} against {comparison.difference:.4g}"
+        if not comparison.is_decided:
             logger.warning("%s: finite differences cannot decide whether its gradient is right (%s)", kind, figures)
-        elif not found.is_right:
+        elif not comparison.is_right:
             raise WrongGradient(
-                f"the gradient of {kind} is wrong by {found.error:.0%}: the derivative of the adapter is {figures} by finite "
-                f"differences. Nothing was trained. Fix: on Make Trainable set checkpointing to "
+                f"the gradient of {kind} is wrong by {comparison.error:.0%}: the derivative of the adapter is {figures} by "
+                f"finite differences. Nothing was trained. Fix: on Make Trainable set checkpointing to "
                 f"{'off' if model.checkpointing else 'on'}, memory to auto, or load the weights in another precision"
             )
         else:
-            logger.info("%s: its gradient is right within %.1e (%s)", kind, found.error, figures)
+            logger.info("%s: its gradient is right within %.1e (%s)", kind, comparison.error, figures)
 
 
-def worst(found: Sequence[Comparison]) -> Comparison:
-    """The one that is furthest beyond what it may be, of those that are decided if there are any."""
-    decided = [comparison for comparison in found if comparison.is_decided]
-    return max(decided or found, key=lambda each: each.error - each.threshold - each.disagreement)
-
-
-def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int) -> list[Comparison]:
-    """The derivative of each part of the adapter's B along its own gradient: A's is zero while B is."""
+def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int) -> Comparison:
+    """The derivative of the velocity along the adapter's B, in the direction in which that moves: A's is zero while B is."""
     settings, sigma, wish = trajectories.settings, trajectories.sigmas[step], model.memo[NextRollout]
-    model.memo.keep(
-        NextRollout()
-    )  # the whole gradient: without the negative half's there is nothing that it would equal
+    x = trajectories.latents[:1, step].to(model.device)
+    condition = model.condition([trajectories.prompts[int(trajectories.groups[0])]], settings)
+    on_call = stopping.progress(CALLS)
+
+    def velocity() -> Tensor:
+        on_call()
+        with model.forwards.uncounted():
+            return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
+
+    named = model.wrapped[name].adapters.parameters()
+    parameters = [parameter for key, parameter in named.items() if key.endswith(B)]
+    # The whole gradient: without the negative half's there is nothing that it would equal.
+    model.memo.keep(NextRollout())
     try:
-        return _compared(model, trajectories, name, step, settings, sigma)
+        return _compared(velocity, parameters, model.dtype, model.is_quantized)
     finally:
         model.memo.keep(wish)
 
 
-def _compared(model, trajectories, name, step, settings, sigma) -> list[Comparison]:
-    x = trajectories.latents[:1, step].to(model.device)
-    condition = model.condition([trajectories.prompts[int(trajectories.groups[0])]], settings)
-    weights = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
-
-    def velocity() -> Tensor:
-        with model.forwards.uncounted():
-            return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
-
-    pairs = model.wrapped[name].adapters.parameters()
-    parameters = [parameter for key, parameter in pairs.items() if key.endswith(B)]
-    gradients = _gradients(lambda: (velocity() * weights).mean(), parameters, LossScale.of(model.dtype))
+def _compared(velocity, parameters: Sequence, dtype: torch.dtype, is_quantized: bool) -> Comparison:
+    is_exact = dtype == torch.float32 and not is_quantized
+    threshold = THRESHOLDS[torch.float32] if is_exact else THRESHOLD
+    change = CHANGES[torch.float32] if is_exact else CHANGE
+    scale = LossScale.of(dtype)
+    with torch.enable_grad():
+        recorded = velocity()
+    still = recorded.detach().double()
+    random = torch.randn(still.shape, generator=torch.Generator().manual_seed(0)).to(recorded) / still.numel()
+    gradients = _gradients(recorded, random, parameters, scale)
+    del recorded  # and with it all that the backward pass needed
     kept = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None and g.any()]
-    known = model.dtype == torch.float32 and not model.is_quantized
-    threshold = THRESHOLDS[torch.float32] if known else THRESHOLD
-    changes = CHANGES[torch.float32] if known else CHANGE
     if not kept:
         # As it has to be where the adapter does nothing, and nowhere else.
-        moved = _moves(velocity, [(p, torch.ones_like(p)) for p in parameters])
-        return [Comparison(0.0, (moved, moved), threshold)]
-    with torch.no_grad():
-        still, again = velocity().double(), velocity().double()
-    is_steady = float((again - still).norm() / still.norm()) <= STEADY * changes[0]
-    found = []
-    for part in _parts(kept):
-        length = float(sum(gradient.double().square().sum() for _, gradient in part)) ** 0.5
-        direction = [(parameter, gradient / length) for parameter, gradient in part]
-        differences = [
-            _difference(velocity, still, weights, direction, each) if is_steady else math.nan for each in changes
-        ]
-        found.append(Comparison(length, (differences[0], differences[1]), threshold))
-    return found
+        with torch.no_grad(), _moved([(p, torch.ones_like(p)) for p in parameters], 1.0):
+            return Comparison(0.0, float((velocity().double() - still).abs().max()), 0.0, threshold)
+    direction = _equalized(kept)
+    # Along it the weighted sum moves by PARTS, and so the velocity by PARTS / ‖weights‖ at least: by some times that.
+    size = change * float(still.norm() * random.norm()) / PARTS / (still.numel() ** 0.5 / 4)
+    ahead = _step(velocity, still, direction, size)
+    share = float(ahead.norm()) * size / float(still.norm())
+    other = (
+        -size if change / 4 <= share <= 4 * change else -size * min(1e4, max(1e-4, change / share if share else 1e4))
+    )
+    behind = _step(velocity, still, direction, other)
+    slope = (behind * size - ahead * other) / (size - other)  # of the parabola through the three, at the middle one
+    disagreement = float((ahead - behind).norm() / (ahead.norm() + behind.norm()).clamp_min(1e-30))
+    derivative = sum(
+        float((gradient.double() * d).sum()) for (_, gradient), (_, d) in zip(kept, direction, strict=True)
+    )
+    return Comparison(derivative, float((random * slope).sum()), disagreement, threshold)
 
 
-def _gradients(value: Callable[[], Tensor], parameters: Sequence, scale: LossScale) -> list[Tensor | None]:
-    """The gradient as an update takes it, whose loss is scaled in float16; here the scale is halved until it fits."""
+def _gradients(recorded: Tensor, weights: Tensor, parameters: Sequence, scale: LossScale) -> list[Tensor | None]:
+    """The gradient of Σ weights·velocity as an update takes it, whose loss is scaled in float16; halved until it fits."""
     while True:
-        with torch.enable_grad():
-            found = torch.autograd.grad(value() * scale.value, parameters, allow_unused=True)
+        found = torch.autograd.grad(recorded, parameters, weights * scale.value, retain_graph=True, allow_unused=True)
         if scale.value == 1 or all(gradient is None or gradient.isfinite().all() for gradient in found):
             return [None if gradient is None else gradient / scale.value for gradient in found]
         scale.overflowed()
 
 
-def _parts(kept: Sequence) -> list[Sequence]:
-    size = -(-len(kept) // PARTS)
-    return [kept[begin : begin + size] for begin in range(0, len(kept), size)]
+def _equalized(kept: Sequence[tuple[torch.nn.Parameter, Tensor]]) -> list[tuple[torch.nn.Parameter, Tensor]]:
+    """The gradient as a direction along which each of the parts has a derivative of 1."""
+    size, direction = -(-len(kept) // PARTS), []
+    for begin in range(0, len(kept), size):
+        part = kept[begin : begin + size]
+        squared = float(sum(gradient.double().square().sum() for _, gradient in part))
+        direction += [(parameter, gradient / squared) for parameter, gradient in part]
+    return direction
 
 
 @torch.no_grad()
-def _difference(
-    velocity: Callable[[], Tensor], still: Tensor, weights: Tensor, direction: Sequence, change: float
-) -> float:
-    """The central difference with a step that changes the velocity, which is `still`, by that share; NaN if no step does."""
-    size = 1e-2
-    for _ in range(TRIES):
-        with _moved(direction, size):
-            moved = velocity().double()
-        share = float((moved - still).norm() / still.norm())
-        if change / 2 <= share <= change * 2:
-            break
-        size *= min(100.0, max(0.01, change / share)) if share else 100.0
-    else:
-        return math.nan
-    above = float((moved * weights).mean())
-    with _moved(direction, -size):
-        below = float((velocity().double() * weights).mean())
-    return (above - below) / (2 * size)
-
-
-@torch.no_grad()
-def _moves(velocity: Callable[[], Tensor], direction: Sequence) -> float:
-    """How much a step of this direction moves the velocity."""
-    still = velocity()
-    with _moved(direction, 1.0):
-        return float((velocity() - still).abs().max())
+def _step(velocity: Callable[[], Tensor], still: Tensor, direction: Sequence, size: float) -> Tensor:
+    """What a step of that size changes, by its size."""
+    with _moved(direction, size):
+        return (velocity().double() - still) / size
 
 
 @contextmanager
@@ -203,8 +207,3 @@ def _moved(direction: Sequence[tuple[torch.nn.Parameter, Tensor]], size: float) 
     finally:
         for (parameter, _), value in zip(direction, before, strict=True):
             parameter.data = value
-
-
-def _apart(a: float, b: float) -> float:
-    most = max(abs(a), abs(b))
-    return abs(a - b) / most if most else 0.0

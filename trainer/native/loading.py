@@ -11,7 +11,7 @@ from ...host import devices
 from ..families.options import FlowModelError
 from ..policy import lora
 from ..policy.adapters import Adapter
-from . import conditions
+from . import conditions, trial
 from .model import HIGH, NativeModel, NativeOptions
 from .sources import Asked
 
@@ -60,47 +60,39 @@ def make_trainable(
     made = NativeModel(model, clip, vae, low_noise, options)
     made.policy.add_adapter(adapter)
     made.settle(made.device)
-    if not extra:  # what rides along is of one size, which is known only when it is sampled
+    made.is_untried = bool(extra)  # what rides along is of one size, which is known only when it is sampled
+    if not extra:
         _try(made)
     return made
 
 
 def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
     extra = conditions.extra_keys(conditioning, conditions.Encodings(clip).of([Asked("")])[0])
-    if partial := sorted(extra.keys() & conditions.PARTIAL):
+    narrow = sorted(extra.keys() & (conditions.PARTIAL | conditions.BROUGHT))
+    if narrow or len(conditioning) > 1:
         raise FlowModelError(
-            f"conditioning: it holds only for a part of the picture or of the sampling ({', '.join(partial)}), and training "
-            "takes all of both. Fix: connect it before the nodes that set an area, a mask or a time range"
+            f"conditioning: it has {', '.join(narrow) or f'{len(conditioning)} prompts in one'}, and training takes one prompt "
+            "for the whole picture and the whole sampling, without further networks. Fix: connect it before the node that sets "
+            "this; a KSampler after Tuned Model may have it"
         )
     return extra
 
 
-# What a network raises that is given something of another form.
-_MISFITS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError)
-
-
-@torch.no_grad()
 def _try(model: NativeModel) -> None:
-    """One call at the smallest size: a CLIP of another model shows only in how the network takes its embeddings."""
+    """At the smallest size: a CLIP of another model shows only in how the network takes its embeddings."""
     try:
-        condition, x = model.smallest()
-        with model.forwards.uncounted():
-            velocity = model.velocity(x, 1.0, condition, 1.0)
+        trial.run(model, *model.smallest())
     except torch.OutOfMemoryError:
         raise  # which is no fault of the CLIP
-    except _MISFITS as error:
+    except FlowModelError:
+        raise
+    except trial.MISFITS as error:
         kind = type(model.models[HIGH].model).__name__
         raise FlowModelError(
-            f"clip: {kind} cannot take what this CLIP makes of a prompt ({_first_line(error)}). Fix: load the text encoders "
+            f"clip: {kind} cannot take what this CLIP makes of a prompt ({trial.first_line(error)}). Fix: load the text encoders "
             "that belong to the model, with their type in the loader"
         ) from error
     devices.empty_cache()
-    if not velocity.isfinite().all():
-        logger.warning("model: its velocity is not finite at the smallest size")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def tuned(model: NativeModel) -> dict[str, ModelPatcher]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,11 @@ from ..families import given
 from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
 from ..memory import fitting
 from ..types import NextRollout, SamplerSettings
-from . import conditions, frozen, guard, sources, suitable
+from . import conditions, frozen, guard, sources, suitable, trial
 from .checkpointing import Mutable
 from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
-from .expert import Expert, ordinary, rewrap
+from .expert import Expert
+from .foreign import ordinary, rewrap
 from .sources import Asked
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 HIGH, LOW = "model", "low_noise_model"
 CONDITIONS = 8  # the latest prompts and settings, as the sampler's, the update's and the evaluation's
 WEIGHTS_SEEN = 16  # of a network, to tell it from another one of its kind
+TRIED_GUIDANCE = 3.5
 STARTS_AT = 0.9999  # some schedules begin a rounding error below 1
 EVERYTHING = 1e20  # bytes, more than any device has: where so much room is asked for, all weights stay in main memory
 
@@ -91,11 +94,11 @@ class NativeModel(FlowModel):
         self._checkpointing = options.checkpointing
         self._conditions: dict[tuple, NativeCondition] = {}
         self.most_pictures = 0  # of a prompt, so far
+        self.is_untried = False  # whether the first prompts' condition is to be tried
         self._decoding = threading.RLock()
         # Whether the network writes over what autograd keeps; None: not known yet.
         self._writes_over: bool | None = None
         self._on_save: Callable[[Tensor], Tensor] | None = None
-        self._checked: set[tuple] = set()
 
     @property
     def _first(self) -> Expert:
@@ -199,7 +202,7 @@ class NativeModel(FlowModel):
         x = self._with_frames(torch.zeros((1, *shape), device=self.device))
         self._settle_memory(settings)
         positive, negative = self._encodings.of(distinct), [None] * len(distinct)
-        if not self.guidance_is_embedded and max(settings.guidance, settings.guidance_2) > 1:
+        if self._has_negative(settings):
             # The negative prompt sees the same pictures, so that guidance strengthens what the text says alone.
             negative = self._encodings.of([replace(asked, text=settings.negative_prompt) for asked in distinct])
         self.come_back()  # the text encoder may have taken its room
@@ -208,9 +211,13 @@ class NativeModel(FlowModel):
         for name in self.wrapped:  # the outer loop: two networks may not have room side by side
             expert = self._load(name)
             for processed, prompt, away in zip(made, positive, negative, strict=True):
-                processed[name] = conditions.processed(expert, self._conds(prompt, away, settings), x, options[name])
-        prompts = tuple(Prompt(processed) for processed in made)
-        return NativeCondition(prompts, (), options)
+                processed[name] = conditions.processed(expert, self._conds(prompt, away, settings), x)
+        condition = NativeCondition(tuple(map(Prompt, made)), (), options)
+        if self.is_untried:
+            self.is_untried = False
+            noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
+            trial.run(self, replace(condition, index=(0,)), noise, settings.guidance)
+        return condition
 
     def _with_pictures(self, asked: Asked) -> Conditioning:
         way, unit = sources.way_of(self._first.core, self.clip), self.grid.scale * self.grid.patch
@@ -218,26 +225,39 @@ class NativeModel(FlowModel):
             encode = self.vae.encode_tiled if self.options.vae_tiling else self.vae.encode
             return sources.conditioning(way, self.clip, encode, asked, unit)
 
-    def smallest(self) -> tuple[NativeCondition, Tensor]:
-        """An empty prompt and noise, of the least pixels that there can be."""
+    def smallest(self) -> tuple[NativeCondition, Tensor, float]:
+        """A prompt, three samples of noise of the least pixels that there can be, and a guidance."""
         side = self.grid.scale * self.grid.patch * 2
-        settings = SamplerSettings("ode", 0.0, 1, side, side, shift=1.0, guidance=1.0)
+        # Two prompts of one length, so that ComfyUI calls the network once for both.
+        settings = SamplerSettings("ode", 0.0, 1, side, side, 1.0, TRIED_GUIDANCE, negative_prompt="b")
         undecided, shape = self._checkpointing, self.latent_shape(side, side)
-        condition = self.condition([""], settings)
+        condition = self.condition(["a"], settings)
         self._checkpointing = undecided  # by the size that will be trained
-        return condition, torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
+        x = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
+        return condition, x, TRIED_GUIDANCE
 
     def _conds(self, positive: Conditioning, negative: Conditioning | None, settings: SamplerSettings) -> dict:
+        """As in ComfyUI's graphs, the negative prompt goes around FluxGuidance: the network takes its own default for it."""
+        extra = dict(self.options.extra)
         keys = {"guidance": settings.guidance} if self.guidance_is_embedded else {}
-        named = {"positive": positive, **({"negative": negative} if negative is not None else {})}
-        return {name: conditions.with_keys(value, keys | dict(self.options.extra)) for name, value in named.items()}
+        conds = {"positive": conditions.with_keys(positive, keys | extra)}
+        if negative is not None:
+            extra.pop("guidance", None)
+            conds["negative"] = conditions.with_keys(negative, extra)
+        return conds
 
     def _call_options(self, expert: Expert, settings: SamplerSettings) -> dict:
         import comfy.model_patcher
+        import comfy.sampler_helpers
+        import comfy.samplers
 
         options = comfy.model_patcher.create_model_options_clone(expert.patcher.model_options)
         levels = torch.tensor(self.sigmas(settings), device=self.device)
         options.setdefault("transformer_options", {})["sample_sigmas"] = levels
+        comfy.sampler_helpers.prepare_model_patcher(
+            expert.patcher, {}, options
+        )  # with other nodes' wrappers, each once
+        comfy.samplers.cast_to_load_options(options, device=self.device, dtype=expert.patcher.model_dtype())
         return options
 
     def _settle_memory(self, settings: SamplerSettings) -> None:
@@ -262,13 +282,13 @@ class NativeModel(FlowModel):
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: NativeCondition, guidance: float) -> Tensor:
         levels = noise_levels(sigma, x).float()
         name = self._expert_at(float(levels[0]))
-        self.forwards.count(len(x), twice=not self.guidance_is_embedded and guidance > 1)
+        self.forwards.count(len(x), twice=self.calls_per_velocity(guidance) > 1)
         parts, places = [], []
         # Not while a reward, in another thread, asks ComfyUI for room: this network would leave in the middle of a pass.
         with moving:
             self._load(name)  # again, where another node has used or unloaded the model
             with frozen.training(), self._recording():
-                for rows in _alike(condition, name, levels):
+                for rows in _alike(condition, name, levels, self.wrapped[name].is_alone):
                     chosen = torch.tensor(rows)
                     call = x[devices.upload(chosen, x.device)], devices.upload(levels[chosen], x.device)
                     prompts = [condition.prompts[condition.index[row]] for row in rows]
@@ -285,9 +305,10 @@ class NativeModel(FlowModel):
 
         expert = self.wrapped[name]
         guider = comfy.samplers.CFGGuider(expert.patcher)
-        guider.inner_model, guider.conds = expert.core, dict(conds)
-        guider.cfg = guidance if "negative" in guider.conds else 1.0
-        if "negative" in guider.conds and torch.is_grad_enabled() and not self.memo[NextRollout].unconditional_gradient:
+        guider.inner_model, guider.conds, guider.model_options = expert.core, dict(conds), options
+        guider.cfg = guidance if "negative" in guider.conds and not self.guidance_is_embedded else 1.0
+        one_sided = torch.is_grad_enabled() and not self.memo[NextRollout].unconditional_gradient
+        if "negative" in guider.conds and one_sided and not expert.functions:  # which may need both halves in one call
             options = {**options, "sampler_calc_cond_batch_function": self._without_negative_gradient}
         latents = self._with_frames(x)
         clean = guider(latents, sigma, model_options=options, seed=None)
@@ -312,6 +333,24 @@ class NativeModel(FlowModel):
             return contextlib.nullcontext()
         return _Observed(self)
 
+    def calls_per_velocity(self, guidance: float) -> int:
+        """How many rows of the network's calls a sample's velocity takes: 2 where the negative prompt is computed too."""
+        is_guided = not self.guidance_is_embedded and not math.isclose(guidance, 1.0)
+        return 1 + (is_guided or any(expert.asks_negative for expert in self.wrapped.values()))
+
+    def _has_negative(self, settings: SamplerSettings) -> bool:
+        """ComfyUI's sampler always has one, and other nodes' functions may look for it; without any it is not encoded."""
+        values = settings.guidance, settings.guidance_2 or settings.guidance
+        functions = any(expert.functions for expert in self.wrapped.values())
+        return functions or any(self.calls_per_velocity(value) > 1 for value in values)
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        """Two noise levels, a high and a low one, at which that network works."""
+        if len(self.wrapped) == 1:
+            return 0.9, 0.3
+        edge = self.options.boundary
+        return (1.0, (1 + edge) / 2) if name == HIGH else (0.9 * edge, 0.3 * edge)
+
     def _expert_at(self, sigma: float) -> str:
         return LOW if LOW in self.wrapped and sigma < self.options.boundary else HIGH
 
@@ -322,11 +361,12 @@ class NativeModel(FlowModel):
         return self._expert_at(sigma) == self._expert_at(other)
 
     def check_gradient(self, trajectories: Trajectories) -> None:
-        held = repr(replace(self.options, extra={})), self.checkpointing, self.dtype, self.is_quantized
-        kind = type(self._first.core).__name__, *held, trajectories.settings.guidance
-        if self.options.check_gradients and kind not in self._checked:
+        held = replace(self.options, extra={}), self.checkpointing, self.dtype, self.is_quantized, torch.__version__
+        shape, guidance = tuple(trajectories.latents.shape[2:]), trajectories.settings.guidance
+        kind = f"{type(self._first.core).__name__} {self.device} {held} {shape} {guidance}"
+        if self.options.check_gradients and kind not in self.memo[guard.Tried].forms:
             guard.check(self, trajectories)
-            self._checked.add(kind)
+            self.memo[guard.Tried].forms.add(kind)
 
     # -- latents, noise levels, pictures -------------------------------------------------------------------------------------
 
@@ -434,8 +474,10 @@ class NativeModel(FlowModel):
         return (p for p in super()._weights() if type(p.data) is torch.Tensor)
 
 
-def _alike(condition: NativeCondition, network: str, levels: Tensor) -> list[list[int]]:
-    """The rows that one call can serve together: prompts of equal length, or of one prompt."""
+def _alike(condition: NativeCondition, network: str, levels: Tensor, is_alone: bool) -> list[list[int]]:
+    """The rows that one call can serve together: prompts of equal length, or of one prompt. `is_alone`: no two."""
+    if is_alone:
+        return [[row] for row in range(len(condition.index))]
     kinds = [prompt.kind(network) for prompt in condition.prompts]
     groups: dict[tuple, list[int]] = {}
     for row, prompt in enumerate(condition.index):

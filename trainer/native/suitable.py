@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..families.options import FlowModelError
 from ..families.sizes import LatentGrid
+from . import foreign
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,13 @@ def check(model: ModelPatcher, name: str = "model") -> None:
     if kind in NEEDS_SOUND:
         raise _refused(name, kind, "makes sound along with its video, which nothing here samples")
     _check_weights(model.model.diffusion_model, name, kind)
+    around = [each for each in foreign.functions(model, "") if each.kind in foreign.AROUND_SAMPLING]
+    if around:
+        raise FlowModelError(
+            f"{name}: {foreign.titles(around)} works around a whole sampling, as where a step reuses what an earlier one has "
+            "computed, and training takes single steps. Fix: connect the MODEL from before it; a KSampler after Tuned Model may "
+            "have it"
+        )
 
 
 def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:

@@ -16,7 +16,7 @@ from comfyui_otca.tests.comfyui.tiny.parts import Text, tiny_clip
 from comfyui_otca.trainer.families.options import FlowModelError
 from comfyui_otca.trainer.native import frozen, suitable
 from comfyui_otca.trainer.native.expert import Expert
-from comfyui_otca.trainer.native.guard import WrongGradient
+from comfyui_otca.trainer.native.guard import Tried, WrongGradient
 from comfyui_otca.trainer.types import NextRollout
 
 # -- the three silent faults, each with its remedy and without it ------------------------------------------------------------
@@ -123,7 +123,7 @@ def guard(
             found["refused"] = str(error)
         found["log"] = [line for line in log if "differences" in line]
     found["moved"] = not all(map(torch.equal, before, made.parameters()))
-    found["checked"] = len(made.model._checked)
+    found["checked"] = len(made.model.memo[Tried].forms)
     return found
 
 

@@ -32,16 +32,20 @@ def start() -> None:
     args.cpu = True
     import comfy.samplers  # noqa: F401
 
-    from comfyui_otca.tests.comfyui.native import edits, faults, judges, proofs  # noqa: F401
+    from comfyui_otca.tests.comfyui.native import edits, faults, in_front, judges, proofs, stops  # noqa: F401
 
     gc.collect()
     gc.freeze()  # ComfyUI collects garbage whenever it loads a model, each time through all that was ever imported
 
 
 def answer(question: str, family: str, options: dict) -> dict:
-    from comfyui_otca.tests.comfyui.native import edits, faults, judges, proofs
+    from comfyui_otca.tests.comfyui.native import edits, faults, in_front, judges, proofs, stops
 
-    ask = next(getattr(module, question) for module in (proofs, edits, faults, judges) if hasattr(module, question))
+    ask = next(
+        getattr(module, question)
+        for module in (proofs, edits, faults, judges, stops, in_front)
+        if hasattr(module, question)
+    )
     began = time.process_time()
     try:
         found = ask(family, **options)

@@ -135,6 +135,7 @@ def test_what_comfyui_loaded_is_counted_with_the_update_that_follows():
         grid=LatentGrid(16, 8, 2),
         policy=SimpleNamespace(trainable_parameters=list),
         guidance_is_embedded=False,
+        calls_per_velocity=lambda guidance: 1 + (guidance != 1),
         options=SimpleNamespace(is_low_memory=False),
         clip=None,
         vae=None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 import torch
 from torch import nn
 
-from comfyui_otca.trainer.native.expert import Expert, rewrap
+from comfyui_otca.trainer.native.expert import Expert
+from comfyui_otca.trainer.native.foreign import rewrap, unlock
 from comfyui_otca.trainer.native.lora import NativeAdapters
 from comfyui_otca.trainer.policy.adapters import Adapter
 
@@ -18,7 +20,7 @@ def wrapped_network():
     made.network = nn.Sequential(nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))]))
     made.blocks = {"0.0": made.network[0][0]}
     made.adapters = NativeAdapters(made.network, torch.device("cpu"))
-    made.checkpointing, made._replaced, made.prepare = False, [], lambda: None
+    made.checkpointing, made._replaced, made._held, made.prepare = False, [], [], lambda: None
     return made
 
 
@@ -85,3 +87,19 @@ def test_readiness_is_that_of_this_clone():
     assert made.is_ready
     made.core.current_patcher = "another clone"
     assert not made.is_ready
+
+
+def test_what_other_nodes_functions_hold_becomes_ordinary_for_all_who_hold_it():
+    with torch.inference_mode():
+        enclosed, kept, skipped = torch.ones(2), torch.ones(2), nn.Linear(2, 2)
+    holder, network = types.SimpleNamespace(weights=(None, kept)), nn.Linear(2, 2)
+
+    def function(x):
+        return network(x * enclosed * holder.weights[1]) + skipped(x)
+
+    assert unlock([types.SimpleNamespace(hook=functools.partial(function))], skipped) == [network]
+    assert not enclosed.is_inference() and holder.weights[1] is kept and not kept.is_inference()
+    assert skipped.weight.is_inference() and not network.weight.requires_grad
+    x = torch.ones(2, requires_grad=True)
+    (x * enclosed * kept).sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0]
