@@ -322,7 +322,7 @@ IN_FRONT = {
     "SD3": {
         "SkipLayerGuidanceSD3": "trained",
         "Mahiro": "trained",
-        "APG": "refused: model: Adaptive Projected Guidance: the same call of SD3 gives another velocity",
+        "APG": "refused: model: Adaptive Projected Guidance",
     },
 }
 
