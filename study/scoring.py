@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from ..trainer.types import Prompt
 from . import statistics
+
+logger = logging.getLogger(__name__)
 
 CLIP_JUDGE = "clip_judge"
 KINDS = (*REWARDS, CLIP_JUDGE)
@@ -101,7 +104,7 @@ def find_files(names: Sequence[str]) -> list[Path]:
     for name in names:
         entry = Path(name).expanduser()
         if entry.is_dir():
-            matches = sorted(path for path in entry.iterdir() if path.suffix.lower() in PICTURES + VIDEOS)
+            matches = files_of(entry, PICTURES + VIDEOS)
         elif entry.is_file():
             matches = [entry]
         else:
@@ -113,6 +116,11 @@ def find_files(names: Sequence[str]) -> list[Path]:
         if path.suffix.lower() not in PICTURES + VIDEOS:
             raise ValueError(f"{path} is neither a picture nor a video. Fix: one of {', '.join(PICTURES + VIDEOS)}")
     return files
+
+
+def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder with these endings, by name; without hidden ones, such as what a Mac puts beside each file."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name[0] != ".")
 
 
 def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
@@ -173,24 +181,49 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
-    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
+    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together. NaN: of a file that
+    cannot be read.
+
+    Raises:
+        ValueError: none can be read.
+    """
     check_names([reward.name for reward in rewards])
-    return torch.cat(
-        [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in batches(files, batch_size)]
-    )
+    scores = torch.full((len(files), len(rewards)), torch.nan)
+    for numbers, batch in batches(files, batch_size):
+        scores[numbers] = score(rewards, batch, [prompts[number] for number in numbers])
+    return scores
 
 
-def batches(
-    files: Sequence[Path], size: int, read: Callable[[Path], np.ndarray] = read
-) -> Iterator[tuple[int, Tensor]]:
-    """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1]) of files that follow each other."""
-    waiting: list[np.ndarray] = []
-    for number, file in enumerate([*files, None]):
-        sample = read(file) if file is not None else None
-        if waiting and (sample is None or sample.shape != waiting[0].shape or len(waiting) == size):
-            yield number - len(waiting), torch.from_numpy(np.stack(waiting)).float() / 255
-            waiting = []
-        waiting += [] if sample is None else [sample]
+def batches(files: Sequence[Path], size: int) -> Iterator[tuple[list[int], Tensor]]:
+    """(their numbers, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1]) of files that follow each other.
+
+    A file that cannot be read is left out, with a line in the log that names it.
+
+    Raises:
+        ValueError: none can be read.
+    """
+    numbers: list[int] = []
+    samples: list[np.ndarray] = []
+    read_any = False
+    for number, file in enumerate(files):
+        try:
+            sample = read(file)
+        except ValueError as error:
+            logger.warning("%s: it is left out", error)
+            continue
+        if samples and (sample.shape != samples[0].shape or len(samples) == size):
+            yield numbers, _floats(samples)
+            numbers, samples = [], []
+        read_any = True
+        numbers.append(number)
+        samples.append(sample)
+    if not read_any:
+        raise ValueError(f"none of {len(files)} files can be read, see above. Fix: name other pictures or videos")
+    yield numbers, _floats(samples)
+
+
+def _floats(samples: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(samples)).float() / 255
 
 
 def table(names: Sequence[str], scores: Tensor, prompts: Sequence[str]) -> str:

@@ -8,16 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from ..host import json_lines
 from ..host.text import quoted
 from ..trainer.networks import features
-from ..trainer.pictures.media import PICTURES, VIDEOS, read
+from ..trainer.pictures.media import PICTURES, VIDEOS
 from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
 from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
-from .scoring import batches
+from .scoring import batches, files_of
 from .statistics import clustered, table
 
 FOLDS = 5
@@ -122,7 +121,7 @@ def of_folders(liked: Path, disliked: Path) -> Comparison:
     """
     levels = []
     for name, folder in (("liked", liked), ("disliked", disliked)):
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES) if folder.is_dir() else []
+        files = files_of(folder, PICTURES) if folder.is_dir() else []
         if not files:
             raise ValueError(f"--{name} {folder} has no pictures. Fix: a folder with {', '.join(PICTURES)} files")
         levels.append(files)
@@ -146,22 +145,22 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
         )
     network = features.load(encoder, device)
     folder = features.find(encoder)
-    files = list(dict.fromkeys(file for comparison in comparisons for file in comparison.files))
-    rows = dict(zip(files, _features(network, files, batch_size), strict=True))
+    rows = _features(network, list(dict.fromkeys(file for c in comparisons for file in c.files)), batch_size)
+    comparisons = [readable for c in comparisons if (readable := _restricted(c, rows.keys()))]
+    if not comparisons:
+        raise ValueError("no picture can be compared with another: too few can be read. Fix: name other pictures")
     scaling, utility = _fitted(comparisons, rows)
-    about = {"votes": len(comparisons), "pictures": len(files), "pairs": sum(len(c.pairs()) for c in comparisons)}
+    about = {"votes": len(comparisons), "pictures": len(rows), "pairs": sum(len(c.pairs()) for c in comparisons)}
     return Head(scaling, utility.mean, folder.name, fingerprint(folder), about | held_out(comparisons, rows))
 
 
-def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
-    return np.concatenate([read_features(network, images) for _, images in batches(files, batch_size, _picture)])
-
-
-def _picture(file: Path) -> np.ndarray:
-    try:
-        return read(file)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it") from error
+def _features(network, files: Sequence[Path], batch_size: int) -> dict[Path, np.ndarray]:
+    """{picture: its features}, without those that cannot be read."""
+    return {
+        files[number]: row
+        for numbers, images in batches(files, batch_size)
+        for number, row in zip(numbers, read_features(network, images), strict=True)
+    }
 
 
 def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Utility]:

@@ -85,9 +85,6 @@ def test_what_a_line_says_wrongly_is_told_with_its_number(folder, entry, told):
 def broken(folder):
     (folder / "broken.png").write_bytes(b"no picture")
     (folder / "cut.png").write_bytes((folder / "a.png").read_bytes()[:30])
-    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    frames[0].save(folder / "moves.webp", save_all=True, append_images=frames[1:])
-    frames[0].save(folder / "moves.png", save_all=True, append_images=frames[1:])
     Image.new("1", (9000, 9000)).save(folder / "large.png")
 
 
@@ -97,9 +94,7 @@ def broken(folder):
         ("nowhere.png", "was not found"),
         ("broken.png", "is not one of PNG, JPEG, WEBP, BMP"),
         ("cut.png", ""),
-        ("moves.webp", "is animated: it has 2 frames, and a plain picture has 1"),
-        ("moves.png", "is animated: it has 2 frames"),
-        ("large.png", "has 9000 x 9000 pixels, and 64,000,000 may be read"),
+        ("large.png", "has 9000 x 9000 pixels, and a picture may have 64,000,000"),
         ("notes.txt", "is not .png or .jpg"),
         ("/etc/passwd.png", "lies in no folder that workflows may read"),
         ("../up.png", "lies in no folder that workflows may read"),
@@ -126,7 +121,7 @@ def test_the_second_picture_in_a_telephones_jpeg_is_no_animation(folder):
     first, second = (Image.new("RGB", (16, 16), color) for color in ("red", "blue"))
     first.save(folder / "phone.jpg", format="MPO", save_all=True, append_images=[second])
     with open(folder / "phone.jpg", "rb") as file:
-        media.check_still(file)
+        assert media.stored_size(file) == (16, 16)
 
 
 # -- a folder of pairs --------------------------------------------------------------------------------------------------------

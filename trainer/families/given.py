@@ -122,7 +122,7 @@ def check(prompts: Sequence[str]) -> None:
 
             def look(name: str = name, prompt: str = prompt) -> None:
                 with open(_opened(name, prompt)[1], "rb") as file:
-                    media.check_still(file)
+                    media.stored_size(file)
 
             try:
                 opening.in_time(look)
@@ -174,13 +174,10 @@ def _read(name: str, prompt: str = "") -> Picture:
 
 
 def _decoded(content: bytes) -> Picture:
-    import io
-
     import torch
 
     from ..pictures import media
 
-    media.check_still(io.BytesIO(content))
     pixels = np.asarray(media.upright(content))
     return Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import math
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +15,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
+    from av import VideoFrame
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
@@ -23,8 +26,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
 MOST_PIXELS = 64_000_000  # of one picture, or one frame
 MOST_TOGETHER = 4 * MOST_PIXELS  # of all pictures and frames of one request: 768 MB
 SIGNS = {"png": (0, b"\x89PNG\r\n\x1a\n"), "mp4": (4, b"ftyp")}  # where a file says what it is, and how
-# What PIL raises of files that are not pictures.
-DAMAGES = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
+
+
+class TooLarge(ValueError):
+    """A picture or video of more pixels than are read."""
 
 
 def eight_bits(images: Tensor) -> Tensor:
@@ -33,13 +38,19 @@ def eight_bits(images: Tensor) -> Tensor:
 
 
 def read(file: Path) -> np.ndarray:
-    """uint8 [H, W, 3] or, of a video, [F, H, W, 3], of a file of the user's own, however large. Raises ValueError, OSError."""
-    if file.suffix.lower() in VIDEOS:
-        try:
+    """Returns uint8 [H, W, 3], of a video [F, H, W, 3], of a file of the user's own: a picture as `upright` has it.
+
+    Raises:
+        ValueError: names the file, and says what is wrong with it.
+    """
+    try:
+        if file.suffix.lower() in VIDEOS:
             return np.stack([*_frames(file, None, math.inf)])
-        except ValueError as error:
-            raise ValueError(f"{file} cannot be read: {error}") from error
-    return np.asarray(Image.open(file).convert("RGB"))
+        return np.asarray(upright(file.read_bytes(), str(file)))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: it {error}") from error
 
 
 def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
@@ -56,26 +67,25 @@ def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
     for number, content in enumerate(contents):
         try:
             if content[place : place + len(sign)] != sign:
-                raise ValueError(f"its first bytes are not those of a {media} file")
+                raise ValueError(f"does not begin as a {media} file does")
             if media == "png":
-                with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-                    _within(picture.width * picture.height, left)
-                    pixels = np.asarray(picture.convert("RGB"))
+                pixels = np.asarray(upright(content, formats=("PNG",), left=left))
             else:
                 pixels = np.stack([*_frames(io.BytesIO(content), "mp4", left)])
         except ValueError as error:
-            raise ValueError(f"sample {number} cannot be read as {media}: {error}") from error
-        except DAMAGES as error:
-            raise ValueError(f"sample {number} cannot be read as {media}: it is damaged ({error})") from error
+            raise ValueError(f"sample {number} cannot be read as {media}: it {error}") from error
         left -= pixels.size // 3
         yield pixels
 
 
-def _within(pixels: int, left: float, one: str = "a picture") -> None:
+def _within(size: Image.Image | VideoFrame, left: float, kind: str = "a picture") -> None:
+    pixels = size.width * size.height
     if pixels > MOST_PIXELS:
-        raise ValueError(f"it has {pixels:,} pixels, and {one} may have {MOST_PIXELS:,}")
+        raise TooLarge(f"has {size.width} x {size.height} pixels, and {kind} may have {MOST_PIXELS:,}")
     if pixels > left:
-        raise ValueError(f"all pictures and frames of one request may have {MOST_TOGETHER:,} pixels together")
+        raise TooLarge(
+            f"is one too many: all pictures and frames of one request may have {MOST_TOGETHER:,} pixels together"
+        )
 
 
 def _frames(file: Path | io.BytesIO, kind: str | None, left: float) -> Iterator[np.ndarray]:
@@ -90,18 +100,19 @@ def _frames(file: Path | io.BytesIO, kind: str | None, left: float) -> Iterator[
         with av.open(file, "r", format=kind) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None:
-                raise ValueError("it has no pictures")
+                raise ValueError("has no pictures")
             # Before a frame has its memory; FFmpeg counts a margin of its own around it.
             stream.codec_context.options = {"max_pixels": str(MOST_PIXELS + 2**22)}
             frame = None
             for frame in container.decode(stream):
-                _within(frame.width * frame.height, left, "a frame")
+                _within(frame, left, "a frame")
                 left -= frame.width * frame.height
-                yield frame.to_ndarray(format="rgb24")
+                # The stored picture, which players turn as the file says: counterclockwise, by so many degrees.
+                yield np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
             if frame is None:
-                raise ValueError("it has no pictures")
+                raise ValueError("has no pictures")
     except av.FFmpegError as error:
-        raise ValueError(f"it is damaged ({error.strerror or type(error).__name__})") from error
+        raise ValueError(f"is damaged ({error.strerror or type(error).__name__})") from error
 
 
 def fitted(content: bytes, width: int, height: int) -> np.ndarray:
@@ -114,45 +125,69 @@ def fit(picture: Image.Image, width: int, height: int) -> np.ndarray:
     return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.LANCZOS))
 
 
-def upright(content: bytes) -> Image.Image:
-    """The picture of a file as it is looked at, in red, green and blue; its texts are in `info`.
+def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS, left: float = math.inf) -> Image.Image:
+    """Returns the picture of a file as it is looked at, in red, green and blue: the only reader of pictures.
+
+    It is turned as its EXIF says, lies on white where it is transparent, and is the first one of several. `info` has its texts.
+
+    Args:
+        name: what the log calls it where it is the first of several.
+        left: pixels that it may have, if fewer than MOST_PIXELS.
 
     Raises:
-        ValueError: it is not one of PICTURES, is damaged, or would take too much memory.
+        ValueError: it is not one of `formats`, is damaged, or would take too much memory. The text continues a sentence.
     """
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
-            turned = _upright(picture)
-            if turned.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
-                turned = Image.fromarray((np.asarray(turned) // 257).astype(np.uint8))
-            seen = turned.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise ValueError(f"is not one of {', '.join(FORMATS)}") from error
-    except DAMAGES as error:
-        raise ValueError(f"is damaged ({error})") from error
-    seen.info |= {key: text for key, text in picture.info.items() if isinstance(text, str)}
+    with _decoding(content, formats) as picture:
+        _within(picture, left)
+        if name and (frames := _frames_of(picture)) > 1:
+            logger.warning("%s has %d pictures, of which the first is taken", name, frames)
+        texts = {key: text for key, text in picture.info.items() if isinstance(text, str)}
+        seen = _on_white(_turned(picture))
+    seen.info |= texts
     return seen
 
 
-def check_still(file: BinaryIO) -> None:
-    """Looks at the head of a file alone. Raises ValueError if it is not one of PICTURES, is animated or has too many pixels."""
+def stored_size(file: BinaryIO) -> tuple[int, int]:
+    """Returns the width and height that the head of a picture's file says, as it lies there. Raises ValueError as `upright`."""
+    with _decoding(file, FORMATS) as picture:
+        _within(picture, math.inf)
+        return picture.size
+
+
+@contextlib.contextmanager
+def _decoding(file: bytes | BinaryIO, formats: Sequence[str]) -> Iterator[Image.Image]:
+    """Opens a picture. Whatever its decoder raises, the documented and the other, is a ValueError about the file."""
     try:
-        with Image.open(file, formats=FORMATS) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
-            frames = getattr(picture, "n_frames", 1)
-            if frames > 1 and picture.format != "MPO":  # a JPEG of a telephone, whose second picture is not shown
-                raise ValueError(f"is animated: it has {frames} frames, and a plain picture has 1")
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as picture:
+            yield picture
+    except (TooLarge, MemoryError):
+        raise
     except UnidentifiedImageError as error:
-        raise ValueError(f"is not one of {', '.join(FORMATS)}") from error
-    except DAMAGES as error:
+        raise ValueError(f"is not one of {', '.join(formats)}, or its beginning is damaged") from error
+    except Exception as error:
         raise ValueError(f"is damaged ({error})") from error
 
 
-def _upright(picture: Image.Image) -> Image.Image:
-    """Turned as its EXIF says. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
+def _frames_of(picture: Image.Image) -> int:
+    """How many pictures a file has that is shown as an animation: the second one of a telephone's JPEG (MPO) is not shown."""
+    return 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
+
+
+def _on_white(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
+        levels, clear = np.asarray(picture), picture.info.get("transparency")
+        picture = Image.fromarray((levels // 257).astype(np.uint8))
+        if clear is not None:
+            picture.putalpha(Image.fromarray(np.where(levels == clear, 0, 255).astype(np.uint8)))
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        picture = Image.new("RGBA", layer.size, "white")
+        picture.alpha_composite(layer)
+    return picture.convert("RGB")
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    """Returns it turned as its EXIF says. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
     turns = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -164,7 +199,8 @@ def _upright(picture: Image.Image) -> Image.Image:
     }
     try:
         orientation = picture.getexif().get(0x0112)
-    except (*DAMAGES, ValueError, TypeError):  # of its EXIF, and not of the picture
+    except Exception as error:  # of its EXIF, and not of the picture
+        logger.debug("EXIF that cannot be read: %s", error)
         return picture
     turn = turns.get(orientation) if isinstance(orientation, int) else None
     return picture if turn is None else picture.transpose(turn)

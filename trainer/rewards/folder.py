@@ -100,7 +100,9 @@ def state(name: str, limit: int) -> list[tuple[str, int, int]]:
 def read(folder: Path, name: str) -> Image.Image:
     """One of a folder's pictures, upright. Raises ValueError, with what is wrong."""
     try:
-        return media.upright(opening.in_time(lambda: folders.read_below(folder, name, permissions.MOST_PICTURE_BYTES)))
+        return opening.in_time(
+            lambda: media.upright(folders.read_below(folder, name, permissions.MOST_PICTURE_BYTES), name)
+        )
     except (OSError, opening.Refused) as error:
         raise ValueError(str(getattr(error, "strerror", None) or error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import importlib.util
 import re
 import unicodedata
@@ -75,26 +76,40 @@ def reader() -> Reader:
     return Reader()
 
 
-# Quoted text begins and ends with a character that is no space. What stands before a quote tells it from inches (5") and
-# apostrophes (dogs'); single quotes may have apostrophes between letters (don't).
+# Scripts whose words touch each other, or whose particles follow a quote at once: there a letter before a quote says nothing.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3100-\u318f\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"  # Kana, Han, Hangul
+)
+_LETTER = rf"[^\W{_UNSPACED}]"
+# A double quote behind a number is inches (5"); a single one beside letters is an apostrophe (don't, dogs'). A text between two
+# marks that are alike begins and ends with a character that is no space.
 _QUOTED = (
-    r'(?<!\w)"(?=\S)([^"]+)(?<=\S)"',
-    r"[“„](?=\S)([^“”„]+)(?<=\S)[”“]",
+    r'(?<!\d)["＂](?=\S)([^"＂]+)(?<=\S)["＂]',
+    r"(?:[“„‟]|(?<!\d)”)(?=\S)([^“”„‟]+)(?<=\S)[”“]",
     r"«\s*([^«»]+?)\s*»",
-    r"「\s*([^「」]+?)\s*」",
+    r"»(?=\S)([^«»]+)(?<=\S)[«»]",
+    r"‹\s*([^‹›]+?)\s*›",
+    r"›(?=\S)([^‹›]+)(?<=\S)[‹›]",
+    r"[「｢]\s*([^「」｢｣]+?)\s*[」｣]",
     r"『\s*([^『』]+?)\s*』",
-    r"(?<![\w'’])['‘](?=\S)((?:[^'‘’]|(?<=\w)['’](?=\w))+)(?<=\S)['’](?![\w'’])",
+    r"〝\s*([^〝〞〟]+?)\s*[〞〟]",
+    r"‚(?=\S)([^‚‘’]+)(?<=\S)[‘’]",
+    rf"(?<!{_LETTER})(?<!['’＇])['‘＇](?=\S)((?:[^'‘’＇]|(?<={_LETTER})['’＇](?={_LETTER}))+)(?<=\S)['’＇](?!{_LETTER}|['’＇])",
 )
 _QUOTES = re.compile("|".join(_QUOTED))
+# The marks of a text that was written as JSON twice, or that a page had.
+_ESCAPED = re.compile(r"\\+(?=[\"'])|&(?:quot|#34|#x22);|&(?:apos|#39|#x27);")
 _PLAIN = str.maketrans("‘’`´“”„", "''''\"\"\"")
 _AND = "n"  # as in rock 'n' roll
 _TAKEN = "\n"  # stands where a text was taken out; no plain text has it
 
 
 def quoted(prompt: str) -> list[str]:
-    """The texts that a prompt quotes, in their order."""
-    found = [next(group for group in match.groups() if group) for match in _QUOTES.finditer(prompt)]
-    return [text for text in found if text.lower() != _AND]
+    """Returns the texts that a prompt quotes, in their order."""
+    text = _ESCAPED.sub(lambda mark: html.unescape(mark[0]).strip("\\"), prompt)
+    matches = (next(group for group in match.groups() if group) for match in _QUOTES.finditer(text))
+    return [match for match in matches if match.lower() != _AND]
 
 
 def wanted(prompt: str) -> list[str]:

@@ -71,6 +71,108 @@ def test_sixteen_bits_of_grey_keep_their_brightness():
     assert found[:, 0, 0].tolist() == [0, 50, 200, 255] and (found == found[..., :1]).all()
 
 
+# Each has a red left half, and of what is clear the colours below it are random.
+HALF = np.zeros((8, 16), bool)
+HALF[:, 8:] = True
+CLEAR = np.where(HALF[..., None], np.random.default_rng(0).integers(0, 256, (8, 16, 4)), (255, 0, 0, 255)).astype(
+    np.uint8
+)
+CLEAR[HALF, 3] = 0
+
+
+def palette(clear=None) -> bytes:
+    picture = Image.fromarray(HALF.astype(np.uint8), "P")
+    picture.putpalette([255, 0, 0, 255, 255, 255] if clear is None else [255, 0, 0, 9, 99, 199])
+    file = io.BytesIO()
+    picture.save(file, "PNG", **({} if clear is None else {"transparency": clear}))
+    return file.getvalue()
+
+
+def frames(kind) -> bytes:
+    """The first frame is red and clear, the second one blue."""
+    file = io.BytesIO()
+    Image.fromarray(CLEAR).save(
+        file, kind, save_all=True, append_images=[Image.new("RGBA", (16, 8), "blue")], lossless=True
+    )
+    return file.getvalue()
+
+
+ON_WHITE = {
+    "RGBA": content(CLEAR),
+    "WebP with alpha": content(CLEAR, "WEBP", lossless=True, exact=True),
+    "palette": palette(),
+    "palette, one clear colour": palette(1),
+    "palette, alpha of each colour": palette(b"\xff\x00"),
+    "RGB, one clear colour": content(
+        np.where(HALF[..., None], (1, 2, 3), (255, 0, 0)).astype(np.uint8), transparency=(1, 2, 3)
+    ),
+    "animated PNG": frames("PNG"),
+    "animated WebP": frames("WEBP"),
+}
+
+
+@pytest.mark.parametrize("kind", ON_WHITE)
+def test_what_is_clear_lies_on_white(kind):
+    expected = np.where(HALF[..., None], 255, (255, 0, 0))
+    assert np.array_equal(np.asarray(media.upright(ON_WHITE[kind])), expected)
+
+
+def test_half_clear_is_half_white_in_colour_and_grey():
+    """Straight alpha of 51 / 255 = 0.2: 0.2 · 100 + 0.8 · 255 = 224."""
+    assert (
+        np.asarray(media.upright(content(np.full((4, 4, 4), (100, 100, 100, 51), np.uint8))))[0, 0].tolist()
+        == [224] * 3
+    )
+    grey = np.stack([np.full((4, 4), 100), np.full((4, 4), 51)], -1).astype(np.uint8)
+    assert np.asarray(media.upright(content(grey)))[0, 0].tolist() == [224] * 3
+    deep = io.BytesIO()
+    Image.fromarray(np.array([[0, 257 * 100]], np.uint16)).save(deep, "PNG", transparency=0)
+    assert np.asarray(media.upright(deep.getvalue()))[0, :, 0].tolist() == [255, 100]
+
+
+def test_ink_on_paper_is_red_green_and_blue():
+    """CMYK: no ink is white, all cyan has no red."""
+    inks = Image.fromarray(np.array([[[0, 0, 0, 0], [255, 0, 0, 0]]], np.uint8).repeat(16, 0).repeat(16, 1), "CMYK")
+    file = io.BytesIO()
+    inks.save(file, "JPEG", quality=100)
+    seen = np.asarray(media.upright(file.getvalue())).astype(int)
+    assert np.abs(seen[8, 4] - 255).max() <= 2 and np.abs(seen[8, 28] - (0, 255, 255)).max() <= 2
+
+
+def test_the_first_of_several_is_taken_and_that_is_said(tmp_path, caplog):
+    (tmp_path / "moves.webp").write_bytes(frames("WEBP"))
+    media.read(tmp_path / "moves.webp")
+    assert f"{tmp_path / 'moves.webp'} has 2 pictures, of which the first is taken" in caplog.text
+
+
+def test_whatever_a_decoder_raises_is_damage(monkeypatch):
+    """Pillow raises a TypeError of an interlaced PNG that is cut short, which its documentation does not name."""
+    for error in (TypeError("unsupported"), KeyError("x"), RuntimeError("y"), AssertionError()):
+        monkeypatch.setattr(Image.Image, "getexif", lambda self: {})
+        monkeypatch.setattr(Image.Image, "convert", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        with pytest.raises(ValueError, match="^is damaged"):
+            media.upright(content(stripes(8, 8)))
+
+
+def test_a_video_is_turned_as_its_file_says(tmp_path):
+    """A display matrix as telephones write it; the stored picture is wider than high."""
+    import av
+
+    stored = np.zeros((2, 32, 64, 3), np.uint8)
+    stored[:, :, :32, 0] = 255  # red on the left
+    for degrees, shape, red in ((90, (2, 64, 32, 3), np.s_[:, 32:]), (180, (2, 32, 64, 3), np.s_[:, :, 32:])):
+        file = tmp_path / f"{degrees}.mp4"
+        with av.open(io.BytesIO(media.mp4(stored, 8.0))) as source, av.open(str(file), "w") as target:
+            stream = target.add_stream_from_template(source.streams.video[0])
+            stream.set_display_rotation(degrees)
+            for packet in source.demux(video=0):
+                if packet.dts is not None:
+                    packet.stream = stream
+                    target.mux(packet)
+        turned = media.read(file)
+        assert turned.shape == shape and turned[red][..., 0].mean() > 240
+
+
 def header(width, height) -> bytes:
     """A PNG of that size without pixels."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -131,7 +233,7 @@ def test_what_a_stranger_sends_names_no_file_of_ours(tmp_path):
         with pytest.raises(ValueError, match="sample 0 cannot be read as mp4: it"):
             list(media.sent("mp4", [text.encode()]))
     for kind, content in (("mp4", picture.getvalue()), ("png", ours.read_bytes())):
-        with pytest.raises(ValueError, match=f"its first bytes are not those of a {kind} file"):
+        with pytest.raises(ValueError, match=f"it does not begin as a {kind} file does"):
             list(media.sent(kind, [content]))
 
 
@@ -144,9 +246,9 @@ def test_what_a_stranger_sends_is_measured_before_it_is_decoded(monkeypatch):
         list(media.sent("mp4", [clip, clip]))
     wide = io.BytesIO()
     Image.new("RGB", (48, 48)).save(wide, "PNG")
-    with pytest.raises(ValueError, match="2,304 pixels, and a picture may have 1,600"):
+    with pytest.raises(ValueError, match="48 x 48 pixels, and a picture may have 1,600"):
         list(media.sent("png", [wide.getvalue()]))
-    with pytest.raises(ValueError, match="2,304 pixels, and a frame may have 1,600"):
+    with pytest.raises(ValueError, match="48 x 48 pixels, and a frame may have 1,600"):
         list(media.sent("mp4", [media.mp4(np.zeros((1, 48, 48, 3), np.uint8), 8.0)]))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from ...networks import features
 from ...pictures import media
@@ -227,8 +226,8 @@ class Apprentice(Learner):
     def _read(self, picture: str) -> np.ndarray | None:
         try:
             pixels = media.read(self.pictures / picture)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            logger.warning("%s cannot be read (%s): nothing is learned of votes on it", self.pictures / picture, error)
+        except ValueError as error:
+            logger.warning("%s; nothing is learned of votes on it", error)
             return None
         frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels
         return read_features(self.network, torch.from_numpy(frame.copy())[None].float() / 255)[0]
