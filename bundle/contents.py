@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ..host import paths
-from ..host.access import folders, opening, permissions, wants
+from ..host.access import opening, permissions, wants
 from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
 from ..trainer.policy.files import ADAPTER
-from ..trainer.prompts import IMAGE, IMAGES, folder_of_pairs, picture_names
-from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE, place_of
+from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
+from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE, Prompt, metadata_of
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
 from ..trainer.workflow.problem import Problem, WorkflowError
@@ -145,7 +145,7 @@ class _Collector:
                 elif name in declared and declared[name].options.get(UPLOADED):
                     entry["inputs"][name] = self._copy_picture(value)
                 elif name in PROMPT_TEXTS:
-                    entry["inputs"][name] = self._copy_pictures_of(value)
+                    entry["inputs"][name] = "\n".join(as_line(self._with_pictures(prompt)) for prompt in lines(value))
             except (OSError, ValueError, opening.Refused) as error:
                 message, _, fix = str(error).partition(" Fix: ")
                 self._refuse(node_id, name, value, message, fix or "name a file that can be read")
@@ -213,30 +213,22 @@ class _Collector:
         return self._copy(source, REWARDS)
 
     def _copy_prompts(self, value: str) -> str:
-        if (pairs := folder_of_pairs(value)) is not None:
-            return self._copy_folder(*pairs)
-        path, descriptor = permissions.open_prompts(value)
-        content = opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+        """Copies prompts, with the pictures that they work on, and returns their file's name in the bundle."""
+        path, prompts = read_source(value)
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
             return own
-        if path.suffix.lower() == ".jsonl":
-            content = self._copy_pictures_of(content.decode("utf-8-sig")).encode()
-        return self._copy(path, INPUTS, content)
+        if not any(map(metadata_of, prompts)) and path.suffix == ".txt":
+            return self._copy(path, INPUTS, path.read_bytes())
+        rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
+        return self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
 
-    def _copy_folder(self, path: Path, prompts: list[str]) -> str:
-        """Copies pictures and their texts, and returns the folder's name in the bundle."""
-        if own := _name_in_pack(path, paths.ASSETS / "prompts"):
-            return own
-        name = self._name(path, INPUTS)
-        for prompt in prompts:
-            text = Path(place_of(prompt)).relative_to(path)
-            [picture] = picture_names(prompt)
-            for file in (text.as_posix(), text.with_suffix(Path(picture).suffix).as_posix()):
-                folders.read_below(
-                    path, file, permissions.MOST_PICTURE_BYTES
-                )  # a link out of the folder is refused here
-                self.contents.copied[f"{INPUTS}/{name}/{file}"] = path / file
-        return name
+    def _with_pictures(self, prompt: str) -> Prompt:
+        """The prompt with its pictures' names in the bundle, into which they are copied."""
+        metadata = dict(metadata_of(prompt))
+        names = list(map(self._copy_picture, picture_names(prompt)))
+        if names:
+            metadata |= {IMAGE: names[0]} if IMAGE in metadata else {IMAGES: names}
+        return Prompt(prompt, metadata)
 
     def _copy_picture(self, name: str) -> str:
         """Copies a picture of the input folder, and returns its name in the bundle."""
@@ -247,27 +239,13 @@ class _Collector:
         path, descriptor = permissions.open_prompts(name.removesuffix(HERE), picture=True)
         return self._copy(path, INPUTS, opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
 
-    def _copy_pictures_of(self, text: str) -> str:
-        """The same prompts; the picture of a prompt gets its name in the bundle. They have been read before."""
-        lines = text.split("\n")
-        for number, line in enumerate(lines):
-            entry = json.loads(line) if line.lstrip().startswith("{") else {}
-            named = {
-                IMAGE: self._copy_picture(entry[IMAGE]) if isinstance(entry.get(IMAGE), str) else None,
-                IMAGES: list(map(self._copy_picture, entry.get(IMAGES) or [])),
-            }
-            if named := {key: value for key, value in named.items() if value}:
-                lines[number] = json.dumps({**entry, **named}, ensure_ascii=False)
-        return "\n".join(lines)
-
     def _copy_pairs(self, value: str) -> str:
         taken = reading.read_folder(value)
         if own := _name_in_pack(taken.path, paths.ASSETS / "prompts"):
             return own
         name = self._name(taken.path, INPUTS)
         below = f"{INPUTS}/{name}"
-        listed = folders.read_below(taken.path, reading.FILE, reading.MOST_LIST_BYTES)
-        self.contents.copied[f"{below}/{reading.FILE}"] = listed
+        self.contents.copied[f"{below}/{reading.FILE}"] = taken.as_lines().encode()
         for pair in taken.pairs:
             for file in pair.files:
                 taken.picture(pair, file)  # a link out of the folder is refused here

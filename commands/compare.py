@@ -120,7 +120,7 @@ def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) 
     from ..study.compare import TUNING_SEED
     from ..study.comparison import VERDICT_SEEDS
     from ..study.trainings import Settings
-    from ..trainer.prompts import read_prompts
+    from ..trainer.prompts import as_line, read_prompts
 
     inputs = fairness.run_inputs(workflow)
     if not (arguments.prompts or inputs["evaluation_prompts"].strip()):
@@ -131,7 +131,7 @@ def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) 
         iterations=iterations,
         seeds=(TUNING_SEED,) if arguments.screen else range(arguments.seed, arguments.seed + seeds),
         evaluate_every=arguments.evaluate_every or -(-iterations // 10),
-        prompts="\n".join(read_prompts(inputs["evaluation_prompts"], arguments.prompts or "")),
+        prompts="\n".join(map(as_line, read_prompts(inputs["evaluation_prompts"], arguments.prompts or ""))),
         evaluation_seeds=arguments.evaluation_seeds or inputs["evaluation_seeds"],
         budget=_budget(arguments),
         evaluation_steps=fairness.evaluation_steps(workflow),

@@ -79,7 +79,7 @@ class TrainingRun(Node):
     @classmethod
     def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
         from ..host.access.permissions import check
-        from ..trainer.prompts import prompt_lines
+        from ..trainer import prompts
 
         def may_send(project):
             for want in cls.WANTS(wandb_project=project):
@@ -87,7 +87,7 @@ class TrainingRun(Node):
 
         return (
             complaint("wandb_project", may_send, wandb_project)
-            or complaint("evaluation_prompts", prompt_lines, evaluation_prompts or "")
+            or complaint("evaluation_prompts", prompts.lines, evaluation_prompts or "")
             or _plain_name("run_name", run_name)
         )
 

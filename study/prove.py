@@ -19,13 +19,13 @@ from ..host import devices, extras, stopping
 from ..host.files import present, write_text
 from ..host.json_files import NUMBER, TEXT, read_json
 from ..trainer.checks.prepare import prepare
-from ..trainer.prompts import PRESET, distinct, prompt_lines, read_prompts
+from ..trainer.prompts import PRESET, as_line, distinct, lines, read_prompts
 from ..trainer.run import status
 from ..trainer.run.budget import ANY_NUMBER, CLOCK, Budget
 from ..trainer.run.folder import WORKFLOW, RunError, Say, read_own
 from ..trainer.run.loop import Prepared, differences, only, train, trained_model
 from ..trainer.run.verdicts import by_prompt, changes_by_pair, comparable, measured
-from ..trainer.types import DATASET_NODE, RUN_NODE, metadata_of
+from ..trainer.types import DATASET_NODE, RUN_NODE
 from ..trainer.workflow.running import Workflow
 from . import fairness
 from .statistics import Interval, clustered, holm, plus_minus
@@ -156,17 +156,16 @@ def plan(workflow: Workflow, pictures: int) -> Workflow:
         ValueError: nothing says what to evaluate by.
     """
     node, inputs = only(workflow, RUN_NODE), fairness.run_inputs(workflow)
-    prompts = distinct(prompt_lines(inputs["evaluation_prompts"])) or _dataset(workflow)
+    prompts = distinct(lines(inputs["evaluation_prompts"])) or _dataset(workflow)
     if len(prompts) > pictures:
         prompts = [prompts[number * len(prompts) // pictures] for number in range(pictures)]
     planned = Workflow(workflow.graph, workflow.node_classes, workflow.display_names, workflow.addresses)
-    lines = [json.dumps({"prompt": text, **metadata_of(text)}) if metadata_of(text) else text for text in prompts]
     settings = {
         "iterations": ANY_NUMBER,
         "evaluate_every": ANY_NUMBER,
         "checkpoint_every": min(_CHECKPOINT_EVERY, inputs["checkpoint_every"]),
         "keep_checkpoints": 1,
-        "evaluation_prompts": "\n".join(lines),
+        "evaluation_prompts": "\n".join(map(as_line, prompts)),
         "evaluation_seeds": -(-pictures // len(prompts)),
         "wandb_project": "",
     }

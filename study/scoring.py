@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
-from ..trainer.prompts import identity, read_prompts
+from ..trainer.prompts import FILE_NAME, KEYS, TABLES, decoded, identity, prompt_of_row, read_prompts, rows
 from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
-from ..trainer.types import Prompt
 from . import statistics
 
 logger = logging.getLogger(__name__)
@@ -134,7 +132,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
         ValueError: too few or too many prompts, or a file without one.
     """
     if source is not None:
-        named = _by_name(source) if source.suffix == ".jsonl" else {}
+        named = _by_name(source)
         if named:
             return [_named(file, named, source) for file in files]
         texts = read_prompts("", str(source))
@@ -145,7 +143,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
         return texts
     metadata = {folder: _by_name(folder / METADATA) for folder in {file.parent for file in files}}
     return [
-        beside.read_text(encoding="utf-8").strip()
+        decoded(beside.read_bytes(), beside).strip()
         if (beside := file.with_suffix(".txt")).is_file()
         else _named(file, metadata[file.parent], file.with_name(METADATA))
         for file in files
@@ -161,18 +159,19 @@ def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
 
 
 def _by_name(path: Path) -> dict[str, str]:
-    """{file_name: prompt, with the rest of its line} of a .jsonl file; empty where that is not there, or a line names no file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines if line.strip()]
-    if not all("file_name" in row for row in rows):
+    """{file_name: prompt, with the rest of its row} of a table; empty where that is not there, or a row names no file.
+
+    Raises:
+        PromptError: names the line.
+    """
+    if path.suffix.lower() not in TABLES or not path.is_file():
         return {}
-    named = {}
-    for row in rows:
-        name = Path(row.pop("file_name")).name
-        text = row.pop("prompt") if "prompt" in row else row.pop("text", None)
-        if text is not None:
-            named[name] = Prompt(text, row)
-    return named
+    table = list(rows(path.read_bytes(), path))
+    if not all(isinstance(row, dict) and FILE_NAME in row for _, row in table):
+        return {}
+    return {
+        Path(str(row.pop(FILE_NAME))).name: prompt_of_row(row, place) for place, row in table if row.keys() & {*KEYS}
+    }
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -6,13 +6,15 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..host import json_lines
 from ..host.text import quoted
 from ..trainer.networks import features
+from ..trainer.pairs import reading
 from ..trainer.pictures.media import PICTURES, VIDEOS
+from ..trainer.prompts import rows
 from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
 from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
@@ -22,7 +24,6 @@ from .statistics import clustered, table
 FOLDS = 5
 OTHERS = 16  # of the other side, that each liked or disliked picture is compared with
 BINS = 5  # of the calibration, from 0.5 to 1
-NAMES = (("image_0", "image_1"), ("jpg_0", "jpg_1"))  # of pair files with label_0
 _FIX = "correct or remove that line"
 _NOTHING_LEFT_OUT = (
     f"held-out accuracy: none, for votes connect nearly all pictures (fewer than {FOLDS} parts have none in common), and no two "
@@ -59,47 +60,42 @@ class Comparison:
 
 
 def read_source(source: Path) -> list[Comparison]:
-    """The comparisons of a folder of votes, of its votes.jsonl, or of another tool's pair file.
+    """Returns the comparisons of a folder of votes or of pairs, of its votes.jsonl, or of another tool's pair file.
 
-    A pair file is .jsonl: {"chosen": …, "rejected": …}, or {"image_0": …, "image_1": …, "label_0": 1, 0 or 0.5} (also jpg_0 and
-    jpg_1), as in the files of Pick-a-Pic and of DPO trainings; pictures are paths from the file's folder.
+    What a row of a pair file says: `sides_of` in `trainer/pairs/reading.py`; pictures are paths from the file's folder.
 
     Raises:
         FileNotFoundError: the file was not found.
-        Damaged: names the file, the line, and what is wrong with it.
+        Damaged, PromptError, PairError: names the file, the line, and what is wrong with it.
     """
     path = source / votes.FILE if source.is_dir() else source
+    if source.is_dir() and not path.is_file() and reading.find_list(source):
+        folder = reading.read_pairs(source)
+        return [_better(_pictures(folder.path / reading.FILE, pair.files)) for pair in folder.pairs]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.FILE}, or a pair file")
-    found: list[Comparison | None] = []
-
-    def row_check(row: dict) -> None:
-        if "pictures" not in row:
-            found.append(_pair(path, row))
-
-    json_lines.read_lines(path, row_check, fix=_FIX)
-    if found:
-        return [comparison for comparison in found if comparison]
+    table = [] if path.name == votes.FILE else list(rows(path.read_bytes(), path))
+    if table and not all(isinstance(row, dict) and "pictures" in row for _, row in table):
+        pairs = [_pair(path, place, row) for place, row in table]
+        return [pair for pair in pairs if pair]
     standing = [vote for vote in votes.standing(votes.read(path)) if vote.answer.order]
     return [Comparison(_pictures(path, vote.pictures), vote.answer.order) for vote in standing]
 
 
-def _pair(path: Path, row: Mapping) -> Comparison | None:
-    """None if both pictures are alike. Raises ValueError if the row is not a pair."""
-    if "chosen" in row and "rejected" in row:
-        if row["chosen"] == row["rejected"]:
-            raise ValueError(f"has the same picture {quoted(row['chosen'])} as chosen and as rejected")
-        return Comparison(_pictures(path, (row["chosen"], row["rejected"])), ((0,), (1,)))
-    for names in NAMES:
-        if all(name in row for name in names) and "label_0" in row:
-            label = row["label_0"]
-            if isinstance(label, bool) or label not in (0, 0.5, 1):
-                raise ValueError(f"has label_0 = {quoted(label)}, and not 1, 0 or 0.5")
-            first, second = (row[name] for name in names)
-            pair = (first, second) if label == 1 else (second, first)
-            files = _pictures(path, pair)
-            return None if label == 0.5 else Comparison(files, ((0,), (1,)))
-    raise ValueError("has neither chosen and rejected, nor image_0, image_1 and label_0")
+def _better(files: tuple[Path, ...]) -> Comparison:
+    """The first of two is better."""
+    return Comparison(files, ((0,), (1,)))
+
+
+def _pair(path: Path, place: str, row: Any) -> Comparison | None:
+    """None if both pictures are alike."""
+    try:
+        sides = reading.sides_of(row if isinstance(row, dict) else {})
+        if sides and sides[0][0] == sides[0][1]:
+            raise ValueError(f"has the same picture {quoted(sides[0][0])} as chosen and as rejected")
+        return _better(_pictures(path, sides[0])) if sides else None
+    except ValueError as error:
+        raise ValueError(f"{place} {error}. Fix: {_FIX}") from error
 
 
 def _pictures(path: Path, names: Sequence[object]) -> tuple[Path, ...]:

@@ -256,9 +256,9 @@ def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt
         assert all(picture.shape == (40, 40, 3) for picture in pixels)
         opponents = [(picture @ [[1, 0.5], [-1, 0.5], [0, -1]]).reshape(-1, 2) for picture in pixels]
         chosen, rejected = (np.hypot(*values.std(0)) + 0.3 * np.hypot(*values.mean(0)) for values in opponents)
-        assert chosen > rejected, pair.line
+        assert chosen > rejected, pair.place
         images = torch.from_numpy(np.stack(pixels)) / 255
-        assert score_all([reward_class("accuracy")()], images, [pair.prompt] * 2).tolist() == [[1], [1]], pair.line
+        assert score_all([reward_class("accuracy")()], images, [pair.prompt] * 2).tolist() == [[1], [1]], pair.place
 
 
 @pytest.mark.parametrize("name", METHODS)

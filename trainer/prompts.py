@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
+import io
 import json
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..host import json_files
 from ..host.access import folders, opening, permissions
-from .types import Prompt, Prompts, metadata_of
+from .types import Prompt, Prompts, metadata_of, place_of
 
 logger = logging.getLogger(__name__)
 
 PRESET = "general.txt"  # of Prompt Dataset, where nothing is given: a file of assets/prompts
+KEYS = ("prompt", "caption", "text")  # of a row, in which its prompt stands: the first that is there
+FILE_NAME = "file_name"  # of a row: the picture that it is about
+# Lists that folders of others have, the first that is there: image folders of datasets, and the tasks of Flow-GRPO.
+LISTS = ("metadata.jsonl", "metadata.csv", "train_metadata.jsonl", "train.jsonl", "train.txt")
 IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
 MOST_PICTURES = 10  # of one prompt
+MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
@@ -29,42 +38,43 @@ class PromptError(ValueError):
 
 
 def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
-    """The prompts of a text box (one per line), or of a .txt or .jsonl file when one is named, or of a folder of pairs; of
-    `preset` if the box is empty.
+    """Returns the prompts of a text box; of a file or folder when one is named; of `preset` if the box is empty.
 
-    Those of a .jsonl file are `Prompt`s, whose metadata is all that their line says beside `prompt`.
+    A text has one prompt a line, see `lines`. Rows of a table (.jsonl, .json, .csv, .tsv, .parquet) are `Prompt`s, whose metadata
+    is all that they say beside the prompt. A folder holds one of LISTS, or pictures with a text of the same name each.
 
     Raises:
         NotAllowed: a file that workflows may not read.
-        PromptError: no file there, one that cannot be read, a line that is not an object with a `prompt`, or no prompt at all.
+        PromptError: nothing is there, it cannot be read, a row has no prompt, or there is no prompt at all; names file and line.
     """
     file = file or (preset if not text.strip() else "")
-    if not file:
-        prompts = _lines(text)
-        source = None
-    elif (pairs := folder_of_pairs(file)) is not None:
-        source, prompts = pairs
-    else:
-        source, content = _content(file)
-        prompts = _json_lines(content, source) if source.suffix.lower() == ".jsonl" else _lines(content)
+    source, prompts = read_source(file) if file else (None, lines(text))
     if not prompts:
         raise PromptError(f"no prompts{f' in {source}' if source else ''}. Fix: type one per line, or choose a file")
     return prompts
 
 
-def folder_of_pairs(name: str) -> tuple[Path, list[str]] | None:
-    """The folder and its prompts: one for each picture with a text of the same name, as `a.png` and `a.txt`, which says what to
-    do with it. None if the name is not a folder's.
+def read_source(name: str) -> tuple[Path, list[str]]:
+    """Returns where the prompts of a file or folder stand, and them. Raises as `read_prompts`."""
+    if (folder := _read_folder(name)) is not None:
+        return folder
+    path, content = _content(name)
+    return path, prompts_in(content, path)
+
+
+def _read_folder(name: str) -> tuple[Path, list[str]] | None:
+    """Returns a folder and its prompts: those of the first of LISTS in it; else one for each picture with a text of the same
+    name, as `a.png` and `a.txt`, which says what to do with it. None if the name is not a folder's.
 
     Raises:
         NotAllowed: a folder that workflows may not read, or a link out of it.
-        PromptError: no pair in it, a picture or a text that stands alone, two pictures for one text, or a text that is empty or
-            cannot be read.
+        PromptError: neither a list nor a pair in it, a picture or a text that stands alone, two pictures for one text, or a text
+            that is empty or cannot be read.
     """
     if name.lower().endswith(permissions.PROMPT_SUFFIXES):
         return None
     try:
-        return opening.in_time(lambda: _pairs(name.rstrip("/")))
+        return opening.in_time(lambda: _folder(name.rstrip("/")))
     except FileNotFoundError:
         return None
     except (OSError, opening.Refused) as error:
@@ -73,8 +83,25 @@ def folder_of_pairs(name: str) -> tuple[Path, list[str]] | None:
         raise PromptError(f"folder {name!r} {error}. Fix: copy it into ComfyUI's input folder") from error
 
 
-def _pairs(name: str) -> tuple[Path, list[str]]:
+def _folder(name: str) -> tuple[Path, list[str]]:
     path = folders.input_folder(name, permissions.PROMPTS)
+    for file in LISTS:
+        if (path / file).is_file():
+            content = folders.read_below(path, file, permissions.MOST_PROMPT_BYTES)
+            return path / file, [_in_folder(name, prompt) for prompt in prompts_in(content, path / file)]
+    return path, _pairs(path, name)
+
+
+def _in_folder(name: str, prompt: str) -> str:
+    """The prompt of a row about a picture of that folder, which it then works on."""
+    metadata = dict(metadata_of(prompt))
+    picture = metadata.pop(FILE_NAME, None)
+    if picture is None or metadata.keys() & {IMAGE, IMAGES}:
+        return prompt
+    return Prompt(prompt, {**metadata, IMAGE: f"{name}/{picture}"}, place_of(prompt))
+
+
+def _pairs(path: Path, name: str) -> list[str]:
     texts = {os.path.splitext(file)[0]: file for file in folders.names_below(path, (".txt",))}
     shown: dict[str, str] = {}
     for file in folders.names_below(path, permissions.PICTURE_SUFFIXES):
@@ -87,19 +114,181 @@ def _pairs(name: str) -> tuple[Path, list[str]]:
         file = texts.get(lonely[0]) or shown[lonely[0]]
         fix = "put both there, as a.png and a.txt, or take it away"
         raise PromptError(f"{path}: {file} has {lacks} beside it ({len(lonely)} such files). Fix: {fix}")
-    return path, [_pair(path, name, texts[stem], shown[stem]) for stem in sorted(texts)]
+    return [_pair(path, name, texts[stem], shown[stem]) for stem in sorted(texts)]
 
 
 def _pair(folder: Path, name: str, text: str, picture: str) -> Prompt:
     try:
-        said = folders.read_below(folder, text, permissions.MOST_PROMPT_BYTES).decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{folder / text} is not text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
+        content = folders.read_below(folder, text, permissions.MOST_PROMPT_BYTES)
     except opening.Refused as error:
         raise PromptError(f"{folder / text} {error}. Fix: put a plain text there") from error
-    if not said:
+    if not (caption := decoded(content, folder / text).strip()):
         raise PromptError(f"{folder / text} is empty. Fix: write into it what is to be done with {picture}")
-    return Prompt(said, {IMAGE: f"{name}/{picture}"}, str(folder / text))
+    return Prompt(caption, {IMAGE: f"{name}/{picture}"}, str(folder / text))
+
+
+# --- lines and rows ---------------------------------------------------------------------------------------------------
+
+
+def decoded(content: bytes, path: Path) -> str:
+    """Returns a text without its byte order mark. Raises PromptError, which names the line, where it is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        wrong = f"byte 0x{content[error.start]:02x}, {error.reason}"
+        raise PromptError(f"{path}, line {number} is not text in UTF-8 ({wrong}). Fix: save it as UTF-8") from error
+
+
+def lines(text: str) -> list[str]:
+    """Returns the prompts of a text, one a line as editors count them. Empty lines and those that begin with # are none, and an
+    object {"prompt": …} is a prompt with metadata; what else begins with { is text. Raises PromptError for such an object that
+    cannot be read."""
+    stripped = (line.strip() for line in re.split(r"\r\n|[\r\n]", text))
+    return [prompt_of(line) for line in stripped if line and not line.startswith("#")]
+
+
+def prompt_of(text: str) -> str:
+    """Returns one line's prompt, see `lines`."""
+    if not re.match(r'\{\s*"prompt"\s*:', text):
+        return text
+    try:
+        return prompt_of_row(json_files.parse(text, MOST_DEPTH))
+    except ValueError as error:
+        raise PromptError(
+            f'prompt {text[:60]!r} is not an object like {{"prompt": "…"}}: {error}. Fix: such an object, or plain text'
+        ) from error
+
+
+def as_line(prompt: str) -> str:
+    """Returns the line that `lines` reads as this prompt."""
+    return str(prompt) if not metadata_of(prompt) and lines(prompt) == [prompt] else as_row(prompt)
+
+
+def as_row(prompt: str) -> str:
+    """Returns the line of a .jsonl file that says this prompt."""
+    return json.dumps({"prompt": str(prompt), **metadata_of(prompt)}, ensure_ascii=False)
+
+
+def prompts_in(content: bytes, path: Path) -> list[str]:
+    """Returns the prompts of a file, by the ending of its name. Raises PromptError, which names the line."""
+    if path.suffix.lower() not in TABLES:
+        return lines(decoded(content, path))
+    prompts = []
+    for place, row in rows(content, path):
+        try:
+            prompts.append(prompt_of_row(row if isinstance(row, Mapping) else {"prompt": row}, place))
+        except ValueError as error:
+            raise PromptError(
+                f'{place} is not a row like {{"prompt": "…"}}: {error}. Fix: one such row a prompt'
+            ) from error
+    return prompts
+
+
+def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the rows of a table, by the ending of its name, each with its place for messages; nulls of an object are absent.
+
+    Raises:
+        PromptError: names the place, what is wrong and the fix.
+    """
+    try:
+        for place, row in TABLES[path.suffix.lower()](content, path):
+            yield f"{path}, {place}", _without_nulls(row)
+    except ValueError as error:
+        raise error if isinstance(error, PromptError) else PromptError(f"{path}, {error}") from error
+
+
+def _json_lines(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(decoded(content, path).split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"line {number}", json_files.parse(line, MOST_DEPTH)
+            except ValueError as error:
+                fix = 'one object like {"prompt": "…"} a line'
+                raise PromptError(f"{path}, line {number} {error}. Fix: {fix}") from error
+
+
+def _json_list(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    fix = 'a list, as ["a red circle", …] or [{"prompt": "…"}, …]'
+    try:
+        listed = json_files.parse(decoded(content, path), MOST_DEPTH)
+    except ValueError as error:
+        raise error if isinstance(error, PromptError) else PromptError(f"{path} {error}. Fix: {fix}") from error
+    if not isinstance(listed, list):
+        raise PromptError(f"{path} is not a list of prompts. Fix: {fix}")
+    yield from ((f"entry {number}", row) for number, row in enumerate(listed, 1))
+
+
+def _csv(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    text = decoded(content, path)
+    head = next(iter(text.splitlines()), "")
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count), strict=True)
+    names = [str(name).strip().lower() for name in reader.fieldnames or ()]
+    reader.fieldnames = ["prompt" if name == "prompts" else name for name in names]
+    if not {*KEYS} & {*reader.fieldnames}:
+        fix = f"a first line that names the columns, one of them {', '.join(KEYS)}"
+        raise PromptError(f"{path}, line 1 names no column of prompts: {opening.shown(head)}. Fix: {fix}")
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise PromptError(
+                    f"{path}, line {reader.line_num} has another number of columns than line 1. Fix: quote commas"
+                )
+            yield f"line {reader.line_num}", {name: value for name, value in row.items() if value}
+    except csv.Error as error:
+        raise PromptError(f"{path}, line {reader.line_num} {error}. Fix: correct that line") from error
+
+
+def _parquet(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise PromptError(
+            f"{path} is read by pyarrow ({error}). Fix: pip install pyarrow, or save it as .jsonl"
+        ) from error
+    try:
+        table = parquet.ParquetFile(io.BytesIO(content))
+        schema = table.schema_arrow
+        names = [field.name for field in schema if "binary" not in str(field.type)]  # pictures, which are not asked for
+        groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+        columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+        size = sum(part.total_uncompressed_size for part in columns if part.path_in_schema.split(".")[0] in names)
+        if size > MOST_UNPACKED:
+            raise PromptError(f"{path} has {size:,} bytes of text, and {MOST_UNPACKED:,} may be read. Fix: split it")
+        listed = table.read(columns=names).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise PromptError(f"{path} is no table that can be read ({error}). Fix: copy it again") from error
+    for number, row in enumerate(listed, 1):
+        # As a line of a .jsonl file, so that the same holds for it: without NaN, and not too deep.
+        yield f"row {number}", json_files.parse(json.dumps(row, default=str), MOST_DEPTH)
+
+
+TABLES = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
+
+
+def _without_nulls(value: Any) -> Any:
+    """A row without what Arrow writes for a key that is not there."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def prompt_of_row(row: Any, place: str = "") -> Prompt:
+    """Returns the prompt of a row, whose other keys are its metadata. Raises ValueError with what is wrong."""
+    metadata = _without_nulls(row)
+    key_name = next((name for name in KEYS if name in metadata), None) if isinstance(metadata, dict) else None
+    if key_name is None:
+        raise ValueError("has no prompt")
+    text = metadata.pop(key_name)
+    if not isinstance(text, str):
+        raise ValueError(f"has {key_name} = {opening.shown(text)}, which is not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # no tokenizer takes it
+        raise ValueError("has half a character in its prompt") from error
+    prompt = Prompt(text.strip(), metadata, place)
+    picture_names(prompt)
+    return prompt
 
 
 def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prompts:
@@ -136,8 +325,8 @@ def file_state(file: str) -> str:
     """Changes when the file does, so that an edited prompt file is read again."""
     if not file:
         return ""
-    if (pairs := folder_of_pairs(file)) is not None:
-        return hashlib.sha256(json.dumps([key(prompt) for prompt in pairs[1]]).encode()).hexdigest()
+    if (folder := _read_folder(file)) is not None:
+        return hashlib.sha256(json.dumps([key(prompt) for prompt in folder[1]]).encode()).hexdigest()
 
     def state() -> os.stat_result:
         _, descriptor = permissions.open_prompts(file)
@@ -150,63 +339,25 @@ def file_state(file: str) -> str:
     return f"{stat.st_mtime_ns}:{stat.st_size}"
 
 
-def _content(file: str) -> tuple[Path, str]:
-    """The file's path and its text, read within a time limit: a name may lead to a network drive that hangs."""
+def _content(file: str) -> tuple[Path, bytes]:
+    """The file's path and what is in it, read within a time limit: a name may lead to a network drive that hangs."""
 
     def read() -> tuple[Path, bytes]:
         path, descriptor = permissions.open_prompts(file)
         return path, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
 
     try:
-        path, content = opening.in_time(read)
-        return path, content.decode("utf-8-sig")
+        return opening.in_time(read)
     except permissions.NotAllowed:
         raise
     except FileNotFoundError as error:
         raise PromptError(
             f"{error}. Fix: give the name of a .txt or .jsonl file in ComfyUI's input folder or $OTCA_INPUT"
         ) from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"file {file!r} is not text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
     except (OSError, opening.Refused) as error:
         raise PromptError(f"file {file!r} {error}. Fix: copy it into ComfyUI's input folder") from error
     except ValueError as error:
         raise PromptError(str(error)) from error
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-
-
-def _json_lines(content: str, path: Path) -> list[str]:
-    prompts = []
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            prompts.append(json_prompt(line, f"{path}, line {number}"))
-        except ValueError as error:
-            raise PromptError(
-                f'{path}, line {number} is not an object like {{"prompt": "…"}}: {error}. Fix: one such object a line'
-            ) from error
-    return prompts
-
-
-def json_prompt(text: str, place: str = "") -> Prompt:
-    """The prompt of an object {"prompt": …}, whose other keys are its metadata. Raises ValueError with what is wrong."""
-    metadata = json_files.parse(text, MOST_DEPTH)
-    if not isinstance(metadata, dict) or "prompt" not in metadata:
-        raise ValueError("has no prompt")
-    text = metadata.pop("prompt")
-    if not isinstance(text, str):
-        raise ValueError(f"has prompt = {opening.shown(text)}, which is not text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # no tokenizer takes it
-        raise ValueError("has half a character in its prompt") from error
-    prompt = Prompt(text.strip(), metadata, place)
-    picture_names(prompt)
-    return prompt
 
 
 def picture_names(prompt: str) -> tuple[str, ...]:
@@ -232,27 +383,6 @@ def picture_names(prompt: str) -> tuple[str, ...]:
     if len(several) > MOST_PICTURES:
         raise ValueError(f"has {len(several)} pictures for its {IMAGES}, and {MOST_PICTURES} may be given")
     return tuple(several)
-
-
-def prompt_of(text: str) -> str:
-    """Plain text as it is; what begins with { is an object {"prompt": …}, as a line of a .jsonl file.
-
-    Raises:
-        PromptError: it is not such an object.
-    """
-    if not text.startswith("{"):
-        return text
-    try:
-        return json_prompt(text)
-    except ValueError as error:
-        raise PromptError(
-            f'prompt {text[:60]!r} is not an object like {{"prompt": "…"}}: {error}. Fix: such an object, or plain text'
-        ) from error
-
-
-def prompt_lines(text: str) -> list[str]:
-    """The prompts of a text, one per line, each as `prompt_of` reads it."""
-    return [prompt_of(line.strip()) for line in text.splitlines() if line.strip()]
 
 
 def key(prompt: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ _VARIABLES = {READ: (FOLDERS, os.pathsep), POST: (HOSTS, ","), DOWNLOAD: (DOWNLO
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 # What a want is for that reads a prompt file, a folder of pairs, or a folder of pictures.
 PROMPTS, PAIRS, PICTURES = "prompts", "pairs", "pictures"
-PROMPT_SUFFIXES = (".txt", ".jsonl")
+PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_LISTED = 600  # characters of the folders in a refusal

@@ -183,16 +183,18 @@ def test_not_allowed_is_said_of_the_input(places, small_graph, collected, tmp_pa
     assert all(problem.input == "file" for problem in found) and "workflows may read" in found[0].message
 
 
-def test_a_folder_of_pairs_is_copied_whole(places, small_graph, collected):
+def test_a_folder_of_pairs_becomes_a_list(places, small_graph, collected):
     folder = places.input / "edits"
     (folder / "more").mkdir(parents=True)
     for name in ("one", "more/two"):
         Image.new("RGB", (8, 8), "red").save(folder / f"{name}.jpg")
         (folder / f"{name}.txt").write_text("make it blue")
     held = collected(small_graph({PROMPTS: {"file": "edits", "prompts": ""}}))
-    assert inputs_of(held.graph, PROMPTS)["file"] == "edits"
-    files = ("one.jpg", "one.txt", "more/two.jpg", "more/two.txt")
-    assert held.copied == {f"inputs/edits/{name}": folder / name for name in files}
+    assert inputs_of(held.graph, PROMPTS)["file"] == "edits.jsonl"
+    rows = [json.loads(line) for line in held.copied["inputs/edits.jsonl"].decode().split("\n")]
+    assert rows == [{"prompt": "make it blue", "image": name} for name in ("two.jpg", "one.jpg")]
+    for name in ("one.jpg", "more/two.jpg"):
+        assert held.copied[f"inputs/{name.rpartition('/')[2]}"] == (folder / name).read_bytes()
     outside = places.input.parent / "secret.jpg"
     Image.new("RGB", (8, 8)).save(outside)
     (folder / "one.jpg").unlink()

@@ -99,7 +99,7 @@ def test_pair_files(tmp_path):
 
 
 BAD_LINES = [
-    ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
+    ({"image_0": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
     ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
     ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
     ({"chosen": "a.png", "rejected": "a.png"}, 'the same picture "a.png" as chosen and as rejected'),

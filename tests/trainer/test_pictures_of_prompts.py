@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_folder_of_pairs(pairs, tmp_path):
     (pairs / "three.txt").write_text(" ")
     refused("three.txt is empty. Fix: write into it what is to be done with three.png")
     (pairs / "three.txt").write_bytes(b"\xff\xfe\xff")
-    refused("three.txt is not text in UTF-8")
+    refused("three.txt, line 1 is not text in UTF-8")
     (pairs / "three.txt").unlink()
     refused("three.png has no three.txt beside it")
     (pairs / "three.png").unlink()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..advantages import standing
 from ..networks import RewardError
-from ..prompts import key, prompt_lines, prompt_of
+from ..prompts import key, lines, prompt_of
 from ..types import LEFT_OUT, Scores
 from .base import Columns, Reward, score_stack
 
@@ -79,7 +79,7 @@ def prompts_of(text: str, count: int, one_a_line: bool) -> list[str]:
     """
     if not one_a_line:
         return [prompt_of(text.strip())] * count
-    prompts = prompt_lines(text)
+    prompts = lines(text)
     if len(prompts) != count:
         raise ValueError(
             f"prompt has {len(prompts)} lines for {count} pictures or videos. Fix: a line for each, or switch "

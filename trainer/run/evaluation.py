@@ -17,7 +17,7 @@ from ..errors import standard_error
 from ..families.base import FlowModel, frame_size
 from ..pictures import grids
 from ..policy.files import read_tensors, write_tensors
-from ..prompts import prompt_lines
+from ..prompts import lines
 from ..rewards.base import one_by_one, score
 from ..types import Prompt, Report, RunSettings, metadata_of
 from .folder import SAMPLES
@@ -34,7 +34,7 @@ NOISE = "seed and prompt"  # what a picture's noise depends on; rows without tha
 def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Report) -> list[str]:
     """Those that the settings name; else those of the first evaluation, so that the points of one curve are comparable; at the
     first one, those of the iteration."""
-    if chosen := prompt_lines(settings.evaluation_prompts):
+    if chosen := lines(settings.evaluation_prompts):
         return chosen
     if evaluations and (texts := evaluations[0].get("prompts")):
         metadata = evaluations[0].get("metadata") or [{}] * len(texts)

@@ -10,6 +10,7 @@ import pytest
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes.data import PreferencePairs
+from comfyui_otca.study import taste
 from comfyui_otca.trainer.pairs import reading
 from comfyui_otca.trainer.pairs.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
@@ -27,9 +28,9 @@ def test_each_line_is_a_pair(folder_of):
     folder = folder_of(["a red circle", {"prompt": " a sign ", "text": "OPEN"}])
     read = read_folder(str(folder))
     assert read.path == folder
-    assert [(pair.prompt, *pair.files, pair.line) for pair in read.pairs] == [
-        ("a red circle", "0a.png", "more/0b.png", 1),
-        ("a sign", "1a.png", "more/1b.png", 2),
+    assert [(pair.prompt, *pair.files, pair.place) for pair in read.pairs] == [
+        ("a red circle", "0a.png", "more/0b.png", "line 1"),
+        ("a sign", "1a.png", "more/1b.png", "line 2"),
     ]
     assert [metadata_of(pair.prompt) for pair in read.pairs] == [{}, {"text": "OPEN"}], "and not the files"
     assert read.picture(read.pairs[1], "1a.png") == (folder / "1a.png").read_bytes()
@@ -40,17 +41,17 @@ def test_blank_lines_count_and_a_changed_list_is_read_again(folder_of):
     before = folder_state(str(folder))
     assert len(read_folder(str(folder)).pairs) == 1
     write(folder, "\ufeff", GOOD, "", {**GOOD, "prompt": "y"})
-    assert [pair.line for pair in read_folder(str(folder)).pairs] == [2, 4]
+    assert [pair.place for pair in read_folder(str(folder)).pairs] == ["line 2", "line 4"]
     assert folder_state(str(folder)) != before
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"prompt": "x"', "it is not JSON"),
+        ('{"prompt": "x"', "is not JSON"),
         ("[1]", "it has no prompt"),
         ({"chosen": "0a.png", "rejected": "more/0b.png"}, "it has no prompt"),
-        ({**GOOD, "prompt": None}, "it has prompt = None, which is not text"),
+        ({**GOOD, "prompt": None}, "it has no prompt"),
         ({**GOOD, "prompt": "\ud800"}, "it has half a character in its prompt"),
         ({"prompt": "x", "chosen": "0a.png"}, "it has rejected = None, which is not the name of a file"),
         ({**GOOD, "chosen": 7}, "it has chosen = 7, which is not the name of a file"),
@@ -145,7 +146,7 @@ def test_a_list_without_pairs_no_list_no_folder_and_no_name(folder_of, tmp_path)
         (folder / "pairs.jsonl").write_bytes(content) if content else (folder / "pairs.jsonl").unlink()
     for name, told in (
         (str(tmp_path / "blank"), "has no pair"),
-        (str(tmp_path / "binary"), "not a text in UTF-8"),
+        (str(tmp_path / "binary"), "not text in UTF-8"),
         (str(tmp_path / "empty"), "holds no pairs.jsonl"),
         ("nowhere", "was not found"),
         ("", "no folder"),
@@ -190,3 +191,60 @@ def test_the_input_folder_of_comfyui_is_where_it_looks(outside, comfyui, tmp_pat
     assert read_folder("pairs").path == tmp_path / "files" / "pairs"
     [want] = PreferencePairs.WANTS(folder="pairs")
     assert permissions.allowed(want)
+
+
+def layouts(folder):
+    """{layout: what writes the pair GOOD of a folder in it}."""
+    first, second = GOOD["chosen"], GOOD["rejected"]
+
+    def sides(better, worse):
+        for side, name in ((better, first), (worse, second)):
+            (folder / side).mkdir()
+            (folder / side / "a.png").write_bytes((folder / name).read_bytes())
+        (folder / better / "a.txt").write_text("x\n")
+
+    def rows(name, *listed):
+        return lambda: (folder / name).write_text(
+            json.dumps(listed) if name.endswith(".json") else "\n".join(map(json.dumps, listed)), encoding="utf-8"
+        )
+
+    tie = {"prompt": "y", "image_0": first, "image_1": second, "label_0": 0.5}
+    return {
+        "caption": rows("pairs.jsonl", {"caption": "x", "chosen": first, "rejected": second, "id": None}),
+        "Pick-a-Pic": rows("train.jsonl", tie, {"caption": "x", "jpg_0": second, "jpg_1": first, "label_0": 0.0}),
+        "image_0": rows("metadata.jsonl", {"text": "x", "image_0": first, "image_1": second, "label_0": 1}),
+        "HPDv2": rows("train.json", {"prompt": "x", "image_path": [second, first], "human_preference": [0, 1]}),
+        "csv": lambda: (folder / "pairs.csv").write_text(f"prompt,image_0,image_1,label_0\nx,{first},{second},1\n"),
+        "w and l": lambda: sides("w", "l"),
+        "chosen and rejected": lambda: sides("chosen", "rejected"),
+    }
+
+
+@pytest.mark.parametrize("layout", layouts(None))
+def test_pairs_as_others_have_them(folder_of, layout):
+    """The same for Preference Pairs and `otca taste fit`; and written as our list, as a bundle does."""
+    folder = folder_of(["fine"])
+    expected = [(folder / GOOD[side]).read_bytes() for side in ("chosen", "rejected")]
+    (folder / "pairs.jsonl").unlink()
+    layouts(folder)[layout]()
+    read = read_folder(str(folder))
+    [pair] = read.pairs
+    assert pair.prompt == "x" and [read.picture(pair, name) for name in pair.files] == expected
+    [comparison] = taste.read_source(folder)
+    [(better, worse)] = comparison.pairs()
+    assert [better.read_bytes(), worse.read_bytes()] == expected
+    (folder / "pairs.jsonl").write_text(read.as_lines())
+    [again] = read_folder(str(folder)).pairs
+    assert (again.prompt, again.files) == (pair.prompt, pair.files)
+
+
+def test_a_picture_of_one_side_alone_is_named(folder_of):
+    folder = folder_of(["fine"])
+    (folder / "pairs.jsonl").unlink()
+    layouts(folder)["w and l"]()
+    (folder / "w" / "a.txt").unlink()
+    with pytest.raises(PairError, match=r"w/a\.png has no a\.txt beside it\. Fix: "):
+        read_folder(str(folder))
+    (folder / "l" / "a.png").rename(folder / "l" / "b.png")
+    with pytest.raises(PairError, match=r"w/a\.png is not in l, too\. Fix: "):
+        read_folder(str(folder))
