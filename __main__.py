@@ -3,35 +3,71 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
+    gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
+    arguments = sys.argv[1:] if arguments is None else arguments
+    with contextlib.redirect_stdout(_output(sys.stdout)), contextlib.redirect_stderr(_output(sys.stderr)):
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     from .commands.options import EXIT_BAD_INPUT
     from .host.text import shorten_logs
 
-    gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments, argparse.Namespace(command_line=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     shorten_logs("")
     try:
         return options.command(options)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except _bad_input() as error:
         _complain(error)
         return EXIT_BAD_INPUT
     except _failures() as error:
         _complain(error)
         return 1
+
+
+class _Output:
+    """A stream whose reader may go away, as `head` or a terminal does, or whose disk may be full: what is printed from then on is
+    lost, and no work is. What its encoding lacks is escaped."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _output(stream: Any) -> Any:
+    """None where there is no stream, as under pythonw."""
+    return stream if stream is None or isinstance(stream, _Output) else _Output(stream)
 
 
 def parser() -> argparse.ArgumentParser:

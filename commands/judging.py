@@ -57,9 +57,9 @@ def score(arguments: argparse.Namespace) -> int:
     rewards = [scoring.parse_reward(text, encoder) for text in arguments.reward]
     scores = scoring.score_files(rewards, files, prompts, arguments.batch_size)
     names = [reward.name for reward in rewards]
-    print(scoring.table(names, scores, prompts))
     if arguments.csv is not None:
         scoring.write_csv(arguments.csv, files, prompts, names, scores)
+    print(scoring.table(names, scores, prompts))
     return 0
 
 

@@ -138,15 +138,17 @@ def stop_only_together(ask: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def stop_signals(folder: Path | None = None) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step, and so does a stop file in that folder; a second signal
-    has its usual effect."""
+    """The first Ctrl-C, SIGTERM or SIGHUP (a terminal that goes away) asks to stop at the next micro-step, and so does a stop
+    file in that folder; a second signal has its usual effect. What is ignored stays so, as SIGHUP under nohup."""
 
     def ask(number: int, frame: object) -> None:
         request.signal = number
         signal.signal(number, previous[number])
 
     request.signal, request.folder = None, folder
-    previous = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     for number in previous:
         signal.signal(number, ask)
     try:

@@ -64,6 +64,17 @@ print(printed.getvalue())
 """
 
 
+def test_output_that_cannot_be_written_ends_nothing(tmp_path):
+    """A page of codes that lacks letters, and a reader that goes away before anything is written."""
+    command = [sys.executable, "-m", "comfyui_otca", "nodes"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert rb"\xfc" in done.stdout and b"OTCA_SaveLoRA" in done.stdout and not done.stderr
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert (process.wait(), process.stderr.read()) == (0, b"")
+
+
 def test_help_and_nodes_load_nothing_heavy():
     from comfyui_otca import NODE_CLASS_MAPPINGS
 

@@ -11,7 +11,7 @@ import torch
 from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import results
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, failing, score, score_stack
+from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, nothing_to_learn, score, score_stack
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 REWARD = "def score(images, prompts):\n    return {}\n"
@@ -71,6 +71,21 @@ def test_what_is_left_out_on_purpose_ends_nothing(trained):
     assert "mine" not in said
 
 
+def test_what_applies_to_nothing_ends_the_run_after_three_iterations(judged, tmp_path, capsys):
+    content, file, stack = judged(OTCA_TrainingRun={"iterations": 5, "evaluate_every": 0})
+    trajectories = stack["trajectories"]
+    stack.clear()
+    stack.update(trajectories=trajectories, reward_1=["mine", 0])
+    file.write_text(REWARD.format(NONE))
+    (tmp_path / "graph.json").write_text(json.dumps(content))
+    assert main(["train", str(tmp_path / "graph.json"), "--output", str(tmp_path / "run")]) == 1
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert (
+        "'mine' applies to no sample in the last 3 iterations, so nothing was learned. Fix: give prompts"
+        in capsys.readouterr().err
+    )
+
+
 def test_on_the_canvas_the_node_says_so_until_it_is_mended(judged, tmp_path, monkeypatch, comfyui):
     monkeypatch.setattr(results, "picture", lambda draw: None)
     content, file, stack = judged()
@@ -109,23 +124,25 @@ def scores(*columns):
 
 
 @pytest.mark.parametrize(
-    ("columns", "expected"),
+    ("columns", "why"),
     [
-        ([[1.0, 2.0]], ()),
-        ([[1.0, math.nan]], ()),  # one sample is enough to go on
-        ([[math.nan, math.nan]], ("r0",)),
-        ([[1.0, 2.0], [math.nan, math.nan]], ("r1",)),
-        ([[1.0, math.nan], [math.nan, 1.0]], ("r0", "r1")),  # each works, and no sample has both
-        ([[None, None]], None),
-        ([[None, math.nan]], ("r0",)),  # of what it applies to, nothing was scored
-        ([[None, 1.0], [1.0, None]], ()),  # each sample has what applies to it
-        ([[None, math.nan], [1.0, 1.0]], ()),
-        ([[None, None], [math.nan, math.nan]], ("r1",)),
-        ([[math.inf, -math.inf]], ("r0",)),  # a division by zero is no purpose
+        ([[1.0, 2.0]], None),
+        ([[1.0, math.nan]], None),  # one sample is enough to go on
+        ([[math.nan, math.nan]], "'r0' gave no score"),
+        ([[1.0, 2.0], [math.nan, math.nan]], "'r1' gave no score"),
+        ([[1.0, math.nan], [math.nan, 1.0]], "'r0' and 'r1' gave no score"),  # each works, and no sample has both
+        ([[None, None]], "'r0' applies to no sample"),
+        ([[None, None], [None, None]], "'r0' and 'r1' applies to no sample"),
+        ([[None, math.nan]], "'r0' gave no score"),  # of what it applies to, nothing was scored
+        ([[None, 1.0], [1.0, None]], None),  # each sample has what applies to it
+        ([[None, math.nan], [1.0, 1.0]], None),
+        ([[None, None], [math.nan, math.nan]], "'r1' gave no score"),
+        ([[math.inf, -math.inf]], "'r0' gave no score"),  # a division by zero is no purpose
     ],
 )
-def test_which_reward_keeps_a_batch_from_being_learned(columns, expected):
-    assert failing(scores(*columns)) == expected
+def test_why_a_batch_cannot_be_learned_from(columns, why):
+    reason, _ = nothing_to_learn(scores(*columns)) or (None, "")
+    assert why is reason or why in reason
 
 
 def test_marks_survive_scale_and_bounds_and_no_score_becomes_one():

@@ -26,6 +26,7 @@ from ..flow import FlowModelError, conflict
 from ..memory import own
 from ..memory.native import Architecture, architecture_of
 from ..prompts import PRESET, PromptError, read_prompts
+from ..rewards import RewardError, reward_class
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
@@ -466,12 +467,8 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
         loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
         if not loader or graph.nodes[dataset].class_type != DATASET_NODE:
             continue
-        model, values = graph.models.get(loader), graph.values[dataset]
-        try:
-            prompts = read_prompts(values["prompts"], values["file"], PRESET)
-        except (PromptError, NotAllowed):
-            continue  # which the node itself refuses
-        name = "file" if values["file"] else "prompts"
+        model, name = graph.models.get(loader), _prompts_input(graph, dataset)
+        prompts = _prompts(graph, dataset)
         checkpoint = model.checkpoint if isinstance(model, Configuration) else None
         if wrong := _wrong_pictures(prompts, checkpoint, _kind(graph, loader)):
             yield graph.misfit(dataset, Misfit(name, *wrong))
@@ -495,13 +492,8 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
             and getattr(graph.nodes[node].cls, "sees_source", _never)(**graph.values[node])
         }
         for dataset in graph.of(DATASET_NODE) if seeing else ():
-            values = graph.values[dataset]
             try:
-                prompts = read_prompts(values["prompts"], values["file"], PRESET)
-            except (PromptError, NotAllowed):
-                continue  # which the node itself refuses
-            try:
-                lacking = [place_of(prompt) for prompt in prompts if not given.named(prompt)]
+                lacking = [place_of(prompt) for prompt in _prompts(graph, dataset) if not given.named(prompt)]
             except PromptError:
                 continue  # as above
             for name, node in seeing.items() if lacking else ():
@@ -514,6 +506,46 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
 
 def _never(**_: Any) -> bool:
     return False
+
+
+def _prompts(graph: _Graph, dataset: str) -> list[str]:
+    """The prompts of a dataset; none where it cannot be read, which the node itself refuses."""
+    try:
+        return read_prompts(graph.values[dataset]["prompts"], graph.values[dataset]["file"], PRESET)
+    except (PromptError, NotAllowed):
+        return []
+
+
+def _prompts_input(graph: _Graph, dataset: str) -> str:
+    return "file" if graph.values[dataset]["file"] else "prompts"
+
+
+def _applying(graph: _Graph) -> Iterator[Problem]:
+    """Rewards that look for what a prompt asks for understand every line, and apply to some prompt."""
+    for stack in graph.of(*ASKING_NODES):
+        kinds = {
+            name: reward_class(graph.nodes[node].cls.KIND)
+            for name, (node, _) in graph.nodes[stack].links.items()
+            if name.startswith("reward_") and hasattr(graph.nodes[node].cls, "KIND")
+        }
+        trained = {
+            name for name, reward in _announced(graph.nodes, graph.values, stack).items() if not (reward and reward[1])
+        }
+        for dataset in graph.of(DATASET_NODE):
+            prompts, idle = _prompts(graph, dataset), set()
+            for name, kind in kinds.items():
+                try:
+                    if prompts and not [prompt for prompt in prompts if kind.applies_to(prompt)]:
+                        idle.add(name)
+                except RewardError as error:
+                    yield graph.misfit(dataset, Misfit(_prompts_input(graph, dataset), *_parted(error)))
+            for name in sorted(idle):
+                title = graph.titles([graph.nodes[stack].links[name][0]])
+                message = f"{title} applies to none of the {len(prompts)} prompts of {graph.titles([dataset])}"
+                problem = graph.problem(
+                    stack, name, message, "other prompts, as its help page has them, or another reward"
+                )
+                yield problem if trained and trained <= idle else replace(problem, severity="warning")
 
 
 # Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.
@@ -571,5 +603,6 @@ CHECKS = (
     _sizes,
     _texts,
     _sources,
+    _applying,
     *method.CHECKS,
 )

@@ -58,6 +58,11 @@ class Reward(Resident, ABC):
         """Its name in metrics if its node, with these settings, sets none."""
         return inspect.signature(cls.__init__).parameters["name"].default
 
+    @classmethod
+    def applies_to(cls, prompt: str) -> bool:
+        """Whether it scores pictures of this prompt. Raises RewardError where its line says wrongly what to look for."""
+        return True
+
     @abstractmethod
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         """[B] numbers for pictures [B, H, W, 3] in [0, 1] and their B prompts: NaN for what cannot be scored though it should be,
@@ -315,16 +320,16 @@ def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
     return column
 
 
-def failing(scores: Scores) -> tuple[str, ...] | None:
-    """Names of the trained rewards whose failures leave no sample to train on; empty if a sample is left.
-
-    None if no reward applies to any sample: that does not tell whether one works.
-    """
-    if (scores.values == LEFT_OUT).all():
-        return None
+def nothing_to_learn(scores: Scores) -> tuple[str, str] | None:
+    """Returns why no sample of a batch can be learned from, and the fix; None if one can."""
     if scores.usable.any():
-        return ()
-    return tuple(name for name, column in zip(scores.names, scores.values.T, strict=True) if column.isnan().any())
+        return None
+    failed = [name for name, column in zip(scores.names, scores.values.T, strict=True) if column.isnan().any()]
+    names = " and ".join(map(repr, failed or scores.names))
+    if failed:
+        fix = "mend it, or let it say None for what it does not apply to"
+        return f"reward {names} gave no score for any sample", fix
+    return f"reward {names} applies to no sample", "give prompts that it applies to, or another reward"
 
 
 def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:

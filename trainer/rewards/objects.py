@@ -176,6 +176,10 @@ class Objects(NetworkReward):
             self.clip = shared(Clip, VIT_L.find_folder(clip_model, MARKER), **where)
         self._nearest: dict[str, Tensor] = {}
 
+    @classmethod
+    def applies_to(cls, prompt: str) -> bool:
+        return wish(prompt) is not None
+
     def come_back(self) -> None:
         super().come_back()
         if self.clip is not None:

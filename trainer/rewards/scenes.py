@@ -147,6 +147,10 @@ class Scenes(Reward):
         super().__init__(name, coefficient, held_out)
         self.measure = judge if strict else grade
 
+    @classmethod
+    def applies_to(cls, prompt: str) -> bool:
+        return parse_caption(prompt) is not None
+
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         return [self.measure(image, text) for image, text in zip(images.numpy(), prompts, strict=True)]
 

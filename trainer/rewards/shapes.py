@@ -152,6 +152,10 @@ class ShapesAccuracy(Reward):
         super().__init__(name, coefficient, held_out)
         self._sources = Sources()
 
+    @classmethod
+    def applies_to(cls, prompt: str) -> bool:
+        return parse_caption(prompt) is not None or bool(given.named(prompt) and parse_edit(prompt))
+
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         return [self._right(image, text) for image, text in zip(images, prompts, strict=True)]
 

@@ -183,6 +183,10 @@ class Text(Reward):
         super().__init__(name, coefficient, held_out)
         self.reader = reader()
 
+    @classmethod
+    def applies_to(cls, prompt: str) -> bool:
+        return bool(wanted(prompt))
+
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         scores = []
         for image, prompt in zip(images, prompts, strict=True):

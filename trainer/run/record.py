@@ -20,7 +20,7 @@ from .. import keys
 from ..families.base import FlowModel
 from ..pictures import artefacts, figures, grids, heatmaps
 from ..policy import lora, saved
-from ..rewards.base import Reward, RewardError, failing
+from ..rewards.base import Reward, RewardError, nothing_to_learn
 from ..types import OFF, STOP, Advantages, Metrics, Report, RunSettings
 from ..workflow import graph, lineage
 from . import budget, checkpoint, evaluation, status, verdicts
@@ -81,7 +81,7 @@ class Run:
         self.meter = budget.Meter(folder if node is None else None)
         self._warned: set[str] = set()
         self._said_missing = False
-        self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
+        self._without_scores = 0  # iterations in a row in which no sample could be learned from
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
         self.id = checkpoint.run_id(folder) or uuid.uuid4().hex
@@ -315,7 +315,7 @@ class Run:
         if not on_canvas and self._save_due(last):
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
-            raise self._nothing_learned(failing(report.advantages.scores) or ())
+            raise self._nothing_learned(report)
         warnings = self.warnings()
         for kind in warnings.keys() - self._warned:
             logger.warning("iteration %d: %s", self.iteration, warnings[kind])
@@ -339,9 +339,7 @@ class Run:
             recent = [*self.history[-verdicts.WINDOW :], row]
             row[keys.HACKING] = float(verdicts.warning(recent, self.evaluations) is not None)
         self._append(METRICS, row)
-        failed = failing(report.advantages.scores)
-        if failed is not None:  # else all were left out on purpose, which says nothing
-            self._without_scores = self._without_scores + 1 if failed else 0
+        self._without_scores = self._without_scores + 1 if nothing_to_learn(report.advantages.scores) else 0
         self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
         self.owns(model)
         scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
@@ -358,11 +356,11 @@ class Run:
         if new:
             self.plot()
 
-    def _nothing_learned(self, rewards: Iterable[str]) -> RewardError:
-        names = " and ".join(map(repr, rewards))
+    def _nothing_learned(self, report: Report) -> RewardError:
+        why, fix = nothing_to_learn(report.advantages.scores) or ("", "")
         return RewardError(
-            f"reward {names} gave no score for any sample in the last {self._without_scores} iterations, so nothing was learned. "
-            "Fix: mend it, or let it say None for what it does not apply to; then resume by --resume, or by queueing again"
+            f"{why} in the last {self._without_scores} iterations, so nothing was learned. Fix: {fix}; then resume by "
+            "--resume, or by queueing again"
         )
 
     def _evaluated(self, iteration: int) -> bool:
