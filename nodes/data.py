@@ -141,24 +141,25 @@ class PreferencePairs(Node):
 
     @devices.outside_inference
     def take(self, model, folder, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
-        from ..host import distributed
-        from ..trainer.pairs import reading, trajectories
+        from ..trainer.pairs import plan, reading
 
         model.make_room(prompt)
         settings = SamplerSettings.of_pairs(options)
         results.belongs(model, prompt, node_id, settings)
-        taken, advantages = trajectories.take(
-            reading.read_folder(folder),
-            model,
-            settings,
-            count=pairs_per_iteration,
-            index=index,
-            shuffle=shuffle,
-            seed=seed,
-            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
-            on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
-        )
-        return taken, advantages, advantages.scores, as_images(taken.images)
+        planned = plan.of_pairs(reading.read_folder(folder))
+        order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
+        return _learned(planned, model, settings, options, form=plan.PAIRS, check_every=0, **order)
+
+
+def _learned(planned, model, settings, options, *, count, **how):
+    """What both nodes give: trajectories, advantages, scores and pictures of one iteration."""
+    from ..host import distributed
+    from ..trainer.pairs import learning
+
+    rewards = [options[name] for name in sorted(options) if name.startswith("reward_")]
+    steps = stopping.progress(len(distributed.share(2 * count).rows))
+    taken, advantages = learning.take(planned, model, settings, count=count, rewards=rewards, on_step=steps, **how)
+    return taken, advantages, advantages.scores, as_images(taken.images)
 
 
 class MyPictures(Node):
@@ -251,26 +252,12 @@ class MyPictures(Node):
         node_id="",
         **options,
     ):
-        from ..host import distributed
-        from ..trainer.pairs import learning, plan
+        from ..trainer.pairs import plan
 
         model.make_room()
         settings = SamplerSettings.of_pairs(options)
         results.belongs(model, prompt, node_id, settings)
-        steps = stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows))
         planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
         plan.say(planned.said)
-        taken, advantages = learning.take(
-            planned,
-            model,
-            settings,
-            form=learn_from,
-            count=pairs_per_iteration,
-            index=index,
-            shuffle=shuffle,
-            seed=seed,
-            check_every=check_every,
-            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
-            on_step=steps,
-        )
-        return taken, advantages, advantages.scores, as_images(taken.images)
+        order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
+        return _learned(planned, model, settings, options, form=learn_from, check_every=check_every, **order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import logging
 import time
 import weakref
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...host import devices, distributed
+from ...host.access.opening import shown
 from ..credit.steps import plain
 from ..errors import standard_error
 from ..families.base import FlowModel
@@ -21,9 +22,10 @@ from ..pictures import media
 from ..prompts import numbers_at
 from ..rewards.base import Reward
 from ..rollout import share_of, stream
-from ..types import Advantages, Prompts, SamplerSettings, Trajectories
-from .kept import KeptLatents
+from ..types import Advantages, Prompts, SamplerSettings, Trajectories, place_of
+from .latents import Latents
 from .plan import PAIRS, Group, Item, Plan, places
+from .reading import PairError
 from .trajectories import check_rewards, of_scores, on_lines
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 MOST_JUDGED = 64  # held-out pairs that agreement is measured on: the first by their order
 LEVELS = 4  # noise levels of each
 
-_kept: weakref.WeakKeyDictionary[FlowModel, dict[tuple[int, int], KeptLatents]] = weakref.WeakKeyDictionary()
+_latents: weakref.WeakKeyDictionary[FlowModel, dict[tuple[int, int], Latents]] = weakref.WeakKeyDictionary()
 
 
 def take(
@@ -50,15 +52,20 @@ def take(
 ) -> tuple[Trajectories, Advantages]:
     """The opinions of iteration `index`: `count` pairs, each a group of two, or twice as many pictures, each a group of one.
 
-    Nothing is sampled, see `trajectories.take`. z is a pair's 1 and -1, or the picture's value; regions become the credit's
+    Nothing is sampled, see `trajectories.on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's
     places.
 
     Args:
         settings: see `SamplerSettings.of_pairs`; pictures are fitted to its size.
+        count: pairs to an iteration; each of several processes takes its share of their pictures.
+        shuffle: into a new order in every pass over the pairs, by `seed`.
+        seed: of the noise too, which is another in every iteration.
         check_every: iterations between two measurements of `agreement`; 0: never.
         rewards: held-out ones, which evaluations ask.
+        on_step: called before every picture; may raise to stop.
 
     Raises:
+        PairError: a file is not a picture.
         RewardError: a reward that is not held out.
         ValueError: a size that the model cannot make, or a picture that went meanwhile.
     """
@@ -74,8 +81,9 @@ def take(
     items = [item for group in groups for item in group.items]
     share = share_of(model, len(items))
     mine = [items[row] for row in share.rows]
-    images = _images(plan, mine, settings, on_step)
-    final = _latents(model, mine, images, settings)
+    images, final = _encoded(
+        model, plan, [(groups[row // each].prompt, items[row]) for row in share.rows], settings, on_step
+    )
     prompts = Prompts(tuple(group.prompt for group in groups), positions)
     of_rows = [row // each for row in share.rows]
     trajectories = on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
@@ -98,8 +106,7 @@ def agreement(model: FlowModel, plan: Plan, settings: SamplerSettings, seed: int
         `opinions/agreement`, `opinions/agreement_error` (NaN becomes no figure), `opinions/held_out`: how many pairs.
     """
     pairs = plan.held_out[:MOST_JUDGED]
-    items = [item for group in pairs for item in group.items]
-    final = _latents(model, items, _images(plan, items, settings, lambda: None), settings)
+    _, final = _encoded(model, plan, [(group.prompt, item) for group in pairs for item in group.items], settings)
     every = model.sigmas(settings)[:-1]
     levels = [every[int(place)] for place in np.linspace(0, len(every) - 1, min(LEVELS + 1, len(every)))[1:]]
     margins = []
@@ -137,27 +144,33 @@ def _gained(
     return error() - before
 
 
-def _images(plan: Plan, items: Sequence[Item], settings: SamplerSettings, on_step: Callable[[], None]) -> Tensor:
-    """[B, H, W, 3] in [0, 1], fitted to the size."""
-    images = []
-    for item in items:
+def _encoded(
+    model: FlowModel,
+    plan: Plan,
+    chosen: Sequence[tuple[str, Item]],
+    settings: SamplerSettings,
+    on_step: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """The pictures of B items with their prompts, fitted to the size, [B, H, W, 3] in [0, 1]; their latents [B, C, (F,) h, w]."""
+    size = (settings.width, settings.height)
+    fitted, digests = [], []
+    for prompt, item in chosen:
         on_step()
-        images.append(
-            media.fitted(plan.source.read(plan.source.pictures[item.picture]), settings.width, settings.height)
-        )
-    return torch.from_numpy(np.stack(images)).float() / 255
-
-
-def _latents(model: FlowModel, items: Sequence[Item], images: Tensor, settings: SamplerSettings) -> Tensor:
-    size, of_model = (settings.width, settings.height), _kept.setdefault(model, {})
+        picture = plan.source.pictures[item.picture]
+        content = plan.source.read(picture)
+        try:
+            fitted.append(media.fitted(content, *size))
+        except ValueError as error:
+            fix = "put a plain picture there (PNG, JPEG, WebP or BMP), or take it out of the list"
+            raise PairError(
+                f"{place_of(prompt)}: file {shown(picture.path or picture.id)} {error}. Fix: {fix}"
+            ) from error
+        digests.append(hashlib.sha256(content).hexdigest())
+    images = torch.from_numpy(np.stack(fitted)).float() / 255
+    of_model = _latents.setdefault(model, {})
     if size not in of_model:
-        of_model[size] = KeptLatents(model, size)
-    encode = functools.partial(_encoded, model, images, settings)
-    return of_model[size].of([item.picture for item in items], encode)
-
-
-def _encoded(model: FlowModel, images: Tensor, settings: SamplerSettings, rows: Sequence[int]) -> Tensor:
-    return model.encode(images[list(rows)], settings.batch_size)
+        of_model[size] = Latents(model, size)
+    return images, of_model[size].of(digests, lambda rows: model.encode(images[list(rows)], settings.batch_size))
 
 
 def _credit(trajectories: Trajectories, plan: Plan, items: Sequence[Item], settings: SamplerSettings):

@@ -29,7 +29,7 @@ from ..opinions.store import FILE as STORE
 from ..opinions.store import Store
 from ..pictures import media
 from ..types import FORMS
-from .reading import PairError
+from .reading import PairError, PairFolder
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,15 @@ class Plan:
     groups: tuple[Group, ...]
     held_out: tuple[Group, ...]
     said: str
+
+
+def of_pairs(folder: PairFolder) -> Plan:
+    """Returns the plan of all pairs of a folder, of which none is held out."""
+    pair_of = {name: pair for pair in folder.pairs for name in pair.files}
+    pictures = {name: Picture(name, path=name) for name in pair_of}
+    source = Source(str(folder.path), (), pictures, lambda picture: folder.picture(pair_of[picture.id], picture.id))
+    groups = [Group(pair.prompt, (Item(pair.chosen, 1.0), Item(pair.rejected, -1.0))) for pair in folder.pairs]
+    return Plan(source, tuple(groups), (), "")
 
 
 @functools.cache

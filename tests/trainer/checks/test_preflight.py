@@ -281,3 +281,51 @@ def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, mon
     for problem in found:
         assert "line 2 has 1 pictures, and this model takes none" in problem.message and problem.severity == "error"
         assert problem.fix.startswith("name fewer, or choose another model")
+
+
+def asking(small_graph, prompts, kinds):
+    """What is said of rewards that look for what these prompts ask for, beside nothing else that is trained."""
+    content = small_graph({})
+    first = {entry["class_type"]: entry["inputs"] for entry in content.values()}
+    stack = first["OTCA_RewardStack"]
+    for name in [name for name in stack if name.startswith("reward_")]:
+        del stack[name]
+    for number, kind in enumerate(kinds, 1):
+        content[kind] = {"class_type": f"OTCA_Reward{kind}", "inputs": {"coefficient": 1.0}}
+        stack[f"reward_{number}"] = [kind, 0]
+    first["OTCA_PromptDataset"].update({"prompts": prompts, "file": ""})
+    return list(preflight._applying(preflight._Graph(Workflow(content, NODE_CLASS_MAPPINGS), 1)))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kinds", "told"),
+    [
+        ("a red circle", ["Text"], [("error", "Text")]),
+        ('a red circle\na sign that says "OPEN"', ["Text"], []),
+        ("a red circle", ["Text", "Sharpness"], [("warning", "Text")]),
+        ("a photo of a dog", ["Scenes", "Objects"], [("error", "Scenes"), ("error", "Objects")]),
+        ('{"prompt": "a cat", "include": [{"class": "cat", "color": null}]}', ["Objects"], []),
+    ],
+)
+def test_a_reward_that_applies_to_no_prompt_is_named(small_graph, prompts, kinds, told):
+    problems = asking(small_graph, prompts, kinds)
+    assert [(problem.severity, problem.message.split(" ")[0]) for problem in problems] == told
+    for problem in problems:
+        assert "applies to none of the 1 prompts of" in problem.message and problem.input.startswith("reward_")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "told"),
+    [
+        ('{"prompt": "a sign", "text": 24}', "Text", "say text = 24"),
+        (
+            '{"prompt": "a cup", "include": [{"class": "cup", "color": "gray"}]}',
+            "Objects",
+            "say include.0.color = 'gray'",
+        ),
+        ('{"prompt": "a cup", "exclude": [{"class": "cup", "count": "2"}]}', "Objects", "say exclude.0.count = '2'"),
+    ],
+)
+def test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration(small_graph, line, kind, told):
+    [problem] = asking(small_graph, f"a red circle\n{line}", [kind])
+    assert (problem.severity, problem.input) == ("error", "prompts") and told in problem.message

@@ -1,5 +1,6 @@
 """Opinions as trajectories and advantages; latents on disk; and the agreement with held-out opinions."""
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.kinds import PAIR, THUMB, Opinion, Picture
-from comfyui_otca.trainer.pairs import kept, learning
+from comfyui_otca.trainer.pairs import latents, learning
 from comfyui_otca.trainer.pairs.plan import Group, Item, Plan, Source
 from comfyui_otca.trainer.types import MatchingSettings, SamplerSettings
 
@@ -84,18 +85,19 @@ def test_each_picture_is_encoded_once_for_all_processes_and_what_is_damaged_is_m
     first, _ = learning.take(planned, model, SETTINGS, **HOW)
     learning.take(planned, model, SETTINGS, **HOW | {"index": 1})
     assert encoded == [1, 6]  # the picture by which the autoencoder is known, and ours
-    learning._kept.clear()  # as another process
+    learning._latents.clear()  # as another process
     again, _ = learning.take(planned, model, SETTINGS, **HOW)
     assert encoded == [1, 6, 1] and torch.equal(again.final, first.final)
-    (folder,) = kept.paths.opinions_cache("latents").iterdir()
+    (folder,) = latents.paths.opinions_cache("latents").iterdir()
     files = sorted(folder.iterdir())
     assert len(files) == 6
-    torch.testing.assert_close(
-        load_file(folder / f"{planned.groups[0].items[0].picture}.safetensors")["latent"], first.final[0]
-    )
+    first_picture = planned.source.read(planned.source.pictures[planned.groups[0].items[0].picture])
+    digest = hashlib.sha256(first_picture).hexdigest()
+    torch.testing.assert_close(load_file(folder / f"{digest}.safetensors")["latent"], first.final[0])
     files[0].write_bytes(files[0].read_bytes()[:50])
+    learning._latents.clear()
     learning.take(planned, model, SETTINGS, **HOW)
-    assert encoded == [1, 6, 1, 1]
+    assert encoded == [1, 6, 1, 1, 1]
 
 
 def test_where_no_folder_is_named_latents_are_in_the_gallery_s_and_not_in_whatever_folder_one_stands(
@@ -104,7 +106,7 @@ def test_where_no_folder_is_named_latents_are_in_the_gallery_s_and_not_in_whatev
     monkeypatch.delenv("OTCA_OPINIONS")
     (standing := tmp_path / "standing").mkdir()
     monkeypatch.chdir(standing)
-    learning._kept.clear()
+    learning._latents.clear()
     learning.take(planned, model, SETTINGS, **HOW)
     assert [path.name for path in standing.iterdir()] == ["otca_gallery"]
     assert len(list((standing / "otca_gallery" / "latents").glob("*/*"))) == 6
@@ -114,11 +116,11 @@ def test_latents_on_disk_have_a_largest_size_and_the_longest_unused_go_first(mod
     import os
 
     learning.take(planned, model, SETTINGS, **HOW)
-    files = sorted(kept.paths.opinions_cache("latents").glob("*/*"))
+    files = sorted(latents.paths.opinions_cache("latents").glob("*/*"))
     for age, file in enumerate(files):
         os.utime(file, (1000 - age, 1000 - age))
     each = files[0].stat().st_size
-    assert kept.trim(3 * each) == 3 * each
+    assert latents.trim(3 * each) == 3 * each
     assert [file.exists() for file in files] == [True] * 3 + [False] * 3
 
 

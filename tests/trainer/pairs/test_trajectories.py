@@ -12,7 +12,9 @@ from PIL import Image
 from comfyui_otca.host import distributed
 from comfyui_otca.trainer.credit.gains import rewards_along
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.pairs import trajectories
+from comfyui_otca.trainer.pairs import learning, trajectories
+from comfyui_otca.trainer.pairs.latents import Latents
+from comfyui_otca.trainer.pairs.plan import of_pairs
 from comfyui_otca.trainer.pairs.reading import PairError, read_folder
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.pixels import Colorfulness
@@ -24,11 +26,19 @@ INPUTS = {"width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
 SETTINGS = SamplerSettings.of_pairs(INPUTS)
 
 
+HOW = {"form": "pairs", "check_every": 0, "count": 2, "index": 0, "shuffle": False, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path / "opinions"))
+    learning._latents.clear()
+
+
 @pytest.fixture
 def take(still_model):
     def of(folder, settings=SETTINGS, **options):
-        options = {"count": 2, "index": 0, "shuffle": False, "seed": 3, **options}
-        return trajectories.take(read_folder(str(folder)), still_model, settings, **options)
+        return learning.take(of_pairs(read_folder(str(folder))), still_model, settings, **HOW | options)
 
     return of
 
@@ -96,48 +106,47 @@ def test_a_file_is_encoded_once(take, folder_of, load_model, monkeypatch):
     model, folder, encoded = load_model(), folder_of(["a", "b"]), []
     (folder / "more" / "1b.png").write_bytes((folder / "0a.png").read_bytes())
     encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda images, size: encoded.append(len(images)) or encode(images, size))
+    monkeypatch.setattr(model, "encode", lambda images, size=0: encoded.append(len(images)) or encode(images, size))
 
     def again(width=40):
         settings = SamplerSettings.of_pairs({**INPUTS, "width": width})
-        options = {"count": 2, "index": 0, "shuffle": False, "seed": 0}
-        return trajectories.take(read_folder(str(folder)), model, settings, **options)[0].final
+        return learning.take(of_pairs(read_folder(str(folder))), model, settings, **HOW)[0].final
 
     first = again()
-    assert encoded == [3], "four files, of which two have the same content"
+    assert encoded == [1, 3], "one to know the autoencoder by, and four files, of which two have the same content"
     assert torch.equal(first[0], first[3])
-    assert torch.equal(again(), first) and encoded == [3]
-    assert again(width=48).shape[-1] == first.shape[-1] * 48 // 40 and encoded == [3, 3]
+    assert torch.equal(again(), first) and encoded == [1, 3]
+    assert again(width=48).shape[-1] == first.shape[-1] * 48 // 40 and encoded == [1, 3, 1, 3]
     (folder / "0a.png").write_bytes((folder / "1a.png").read_bytes())
-    assert torch.equal(again()[0], first[2]) and encoded == [3, 3], "what is known by its content, whatever its name"
+    assert torch.equal(again()[0], first[2]) and encoded == [1, 3, 1, 3], (
+        "what is known by its content, whatever its name"
+    )
 
 
-def test_the_longest_unused_latents_are_forgotten(monkeypatch):
-    held, asked = trajectories.Latents(), []
-    monkeypatch.setattr(trajectories, "MOST_LATENT_BYTES", 3 * 16)  # three latents of four numbers
+def test_the_longest_unused_latents_leave_main_memory(still_model, monkeypatch):
+    held, encoded = Latents(still_model, (40, 40)), []
+    monkeypatch.setattr("comfyui_otca.trainer.pairs.latents.MOST_MEMORY", 3 * 16)  # three latents of four numbers
+    monkeypatch.setattr(Latents, "_read", lambda self, name: None)  # as a disk that is full
 
     def of(*names):
         def encode(rows):
-            asked.extend(names[row] for row in rows)
+            encoded.extend(names[row] for row in rows)
             return torch.tensor([[float(ord(names[row]))] * 4 for row in rows])
 
-        return held.of([(name, 8, 8) for name in names], encode)[:, 0].tolist()
+        return held.of(names, encode)[:, 0].tolist()
 
-    assert of("a", "b", "a") == [97.0, 98.0, 97.0] and asked == ["a", "b"] or asked == ["b", "a"]
-    asked.clear()
-    of("c"), of("a"), of("d")
-    assert asked == ["c", "d"]
-    of("b")
-    assert asked == ["c", "d", "b"], "b was used longest ago"
-    asked.clear()
-    assert of("a", "d", "b") == [97.0, 100.0, 98.0] and asked == []
+    assert of("a", "b", "a") == [97.0, 98.0, 97.0]
+    of("c"), of("a"), of("d"), of("b")
+    assert encoded == ["a", "b", "c", "d", "b"], "b was used longest ago"
+    encoded.clear()
+    assert of("a", "d", "b") == [97.0, 100.0, 98.0] and encoded == []
     assert of(*"pqrst") == [float(ord(name)) for name in "pqrst"], "an iteration that needs more has more"
 
 
 def test_several_processes_take_their_rows_of_the_same_batch(take, folder_of, monkeypatch):
     folder = folder_of()
     whole, _ = take(folder)
-    monkeypatch.setattr(trajectories, "share_of", lambda model, total: distributed.Share(range(1, 3), total))
+    monkeypatch.setattr(learning, "share_of", lambda model, total: distributed.Share(range(1, 3), total))
     monkeypatch.setattr(trajectories.distributed, "whole", lambda value: value)
     part, advantages = take(folder)
     assert part.groups.tolist() == [0, 1] and part.prompts == whole.prompts

@@ -1,4 +1,4 @@
-"""Latents of pictures on disk: each picture is encoded once, for all trainings with that autoencoder, while there is room."""
+"""Latents of pictures, in main memory and on disk: each is encoded once, for all trainings with that autoencoder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ...host import files, paths
 from ..families.base import FlowModel
 
 MOST_BYTES = 4 * 1024**3  # of all latents on disk
+MOST_MEMORY = 2 * 1024**3  # of main memory, to a model and a size
 _ENDING = ".safetensors"
 
 
-class KeptLatents:
-    """The latents of pictures of one size, by one autoencoder.
+class Latents:
+    """Holds the latents of pictures of one size, by one autoencoder; the longest unused go first.
 
     Which one it is, is said by what it makes of one fixed picture: the same for a folder of diffusers and for ComfyUI's VAE, and
     another one after any change. A wrong guess costs an encoding, and never a wrong latent.
@@ -35,19 +36,24 @@ class KeptLatents:
         made = model.encode(picture).mul(100).round().to(torch.int32).numpy()
         identity = hashlib.sha256(made.tobytes()).hexdigest()[:16]
         self.folder = paths.opinions_cache("latents") / f"{identity}-{width}x{height}"
+        self._rows: dict[str, Tensor] = {}  # the latest used ones last
 
     def of(self, names: Sequence[str], encode: Callable[[Sequence[int]], Tensor]) -> Tensor:
-        """[B, C, (F,) h, w] of B pictures by their ids. `encode` makes those of the rows that it is given."""
-        read = {name: self._read(name) for name in dict.fromkeys(names)}
-        rows = {name: latent for name, latent in read.items() if latent is not None}
-        missing = [name for name in read if name not in rows]
+        """[B, C, (F,) h, w] of B pictures by their files' digests. `encode` makes those of the rows that it is given."""
+        known = {name: self._rows.pop(name, None) for name in dict.fromkeys(names)}
+        known = {name: self._read(name) if latent is None else latent for name, latent in known.items()}
+        missing = [name for name, latent in known.items() if latent is None]
         if missing:
-            made = encode([names.index(name) for name in missing])
-            for name, latent in zip(missing, made, strict=True):
-                rows[name] = latent
+            for name, latent in zip(missing, encode([names.index(name) for name in missing]), strict=True):
+                known[name] = latent
                 self._write(name, latent)
             trim(MOST_BYTES)
-        return torch.stack([rows[name] for name in names])
+        self._rows |= known
+        latents = torch.stack([self._rows[name] for name in names])
+        most = max(len(known), MOST_MEMORY // latents[0].nbytes)
+        for name in list(self._rows)[: max(0, len(self._rows) - most)]:
+            del self._rows[name]
+        return latents
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}{_ENDING}"
