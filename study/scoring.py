@@ -217,7 +217,7 @@ def batches(files: Sequence[Path], size: int) -> Iterator[tuple[list[int], Tenso
         numbers.append(number)
         samples.append(sample)
     if not read_any:
-        raise ValueError(f"none of {len(files)} files can be read, see above. Fix: name other pictures or videos")
+        raise ValueError(f"no file of {len(files)} can be read, see above. Fix: name other pictures or videos")
     yield numbers, _floats(samples)
 
 

@@ -141,9 +141,11 @@ def decoded(content: bytes, path: Path) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Returns the prompts of a text, one a line as editors count them. Empty lines and those that begin with # are none, and an
-    object {"prompt": …} is a prompt with metadata; what else begins with { is text. Raises PromptError for such an object that
-    cannot be read."""
+    """Returns the prompts of a text, one a line as editors count them. Empty lines and those that begin with # are left out.
+
+    An object {"prompt": …} is a prompt with metadata, and what else begins with { is text. Raises PromptError for such an object
+    that cannot be read.
+    """
     stripped = (line.strip() for line in re.split(r"\r\n|[\r\n]", text))
     return [prompt_of(line) for line in stripped if line and not line.startswith("#")]
 
@@ -257,7 +259,7 @@ def _parquet(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
             raise PromptError(f"{path} has {size:,} bytes of text, and {MOST_UNPACKED:,} may be read. Fix: split it")
         listed = table.read(columns=names).to_pylist()
     except (ArrowException, OSError) as error:
-        raise PromptError(f"{path} is no table that can be read ({error}). Fix: copy it again") from error
+        raise PromptError(f"{path} cannot be read as a table ({error}). Fix: copy it again") from error
     for number, row in enumerate(listed, 1):
         # As a line of a .jsonl file, so that the same holds for it: without NaN, and not too deep.
         yield f"row {number}", json_files.parse(json.dumps(row, default=str), MOST_DEPTH)

@@ -146,7 +146,7 @@ def test_an_unreadable_picture_is_named_and_the_others_are_learned_from(tmp_path
     for name in names:
         name.write_bytes(b"no picture")
     code, shown = fit(capsys, folder, "--output", tmp_path / "t.safetensors")
-    assert code == 2 and "none of 6 files can be read" in shown.err
+    assert code == 2 and "no file of 6 can be read" in shown.err
 
 
 # --- what is held out -------------------------------------------------------------------------------------------------

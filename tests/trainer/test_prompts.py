@@ -73,7 +73,7 @@ def test_a_table_of_arrow(tmp_path):
     assert prompts == TWO
     assert [*map(metadata_of, prompts)] == [{"include": [{"class": "cup", "count": 2}], "n": 1}, {"n": 2}]
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no table PAR1")
-    with pytest.raises(PromptError, match=r"a\.parquet is no table that can be read .*Fix: "):
+    with pytest.raises(PromptError, match=r"a\.parquet cannot be read as a table .*Fix: "):
         read_prompts("", str(tmp_path / "a.parquet"))
 
 

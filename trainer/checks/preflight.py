@@ -541,7 +541,7 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
                     yield graph.misfit(dataset, Misfit(_prompts_input(graph, dataset), *_parted(error)))
             for name in sorted(idle):
                 title = graph.titles([graph.nodes[stack].links[name][0]])
-                message = f"{title} applies to none of the {len(prompts)} prompts of {graph.titles([dataset])}"
+                message = f"{title} applies to no prompt of the {len(prompts)} of {graph.titles([dataset])}"
                 problem = graph.problem(
                     stack, name, message, "other prompts, as its help page has them, or another reward"
                 )

@@ -311,7 +311,7 @@ def test_a_reward_that_applies_to_no_prompt_is_named(small_graph, prompts, kinds
     problems = asking(small_graph, prompts, kinds)
     assert [(problem.severity, problem.message.split(" ")[0]) for problem in problems] == told
     for problem in problems:
-        assert "applies to none of the 1 prompts of" in problem.message and problem.input.startswith("reward_")
+        assert "applies to no prompt of the 1 of" in problem.message and problem.input.startswith("reward_")
 
 
 @pytest.mark.parametrize(
