@@ -68,7 +68,7 @@ def test_an_evaluation_prompt_that_is_no_object_is_named():
     assert (
         TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"prompt": "a sign", "text": "OPEN"}') is True
     )
-    told = TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"text": "OPEN"}')
+    told = TrainingRun.VALIDATE_INPUTS("a-run", evaluation_prompts='a fox\n{"prompt": "a sign", "text"')
     assert told.startswith("evaluation_prompts: ") and "Fix: " in told
 
 
