@@ -475,7 +475,7 @@ def comfyui(monkeypatch, tmp_path):
     management.current_loaded_models = state.loaded
     management.get_torch_device = lambda: state.device
     utils.ProgressBar = ProgressBar
-    paths.get_output_directory = paths.get_input_directory = lambda: str(tmp_path / "files")
+    paths.get_output_directory = paths.get_input_directory = paths.get_user_directory = lambda: str(tmp_path / "files")
     paths.get_folder_paths = lambda kind: [str(tmp_path / kind)]
     paths.get_filename_list = lambda kind: [
         str(file.relative_to(tmp_path / kind)) for file in sorted((tmp_path / kind).rglob("*.*"))

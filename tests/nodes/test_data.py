@@ -21,10 +21,9 @@ def values(folder):
 
 
 @pytest.fixture
-def queue(comfyui, monkeypatch, model, folder_of, graph_of, tmp_path):  # noqa: F811
+def queue(comfyui, monkeypatch, model, folder_of, graph_of):  # noqa: F811
     """queue(run's name, index …): one prompt each; what node 2 gave at each."""
     monkeypatch.setattr(results, "picture", lambda draw: None)
-    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path / "opinions"))
     folder, workflows = folder_of(), {}
 
     def run(name, *indices):
