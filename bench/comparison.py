@@ -79,6 +79,8 @@ REWARDS: dict[str, Graph] = {
     },
 }
 
+MODE = "weighted_advantages_per_group"  # what stands in COMPARISON.md was measured so
+
 
 def sampler(world: str) -> dict[str, Any]:
     return node(
@@ -120,9 +122,7 @@ def base(world: str) -> Graph:
         **deepcopy(rewards),
         "stack": node("RewardStack", trajectories=["sampler", 0], **stack),
         "credit": node("StepCredit", method="uniform", trajectories=["sampler", 0], timestep_fraction=1.0, seed=0),
-        "fusion": node(
-            "WeightedFuse", scores=["stack", 0], credit=["credit", 0], mode="weighted_advantages", std_scope="group"
-        ),
+        "fusion": node("WeightedFuse", scores=["stack", 0], credit=["credit", 0], mode=MODE, std_scope="group"),
         "update": node(
             "GRPOStep",
             model=["model", 0],
@@ -283,7 +283,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
             scores=["stack", 0],
             tweedie_steps=5,
             per_step=False,
-            fusion="weighted_advantages",
+            fusion=MODE,
         ),
         credit=None,
     ),

@@ -2,7 +2,7 @@
 
 from ..canvas import payloads, results
 from ..host import devices
-from ..trainer.types import EXPLORATIONS, FUSION_WEIGHTS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
+from ..trainer.types import EXPLORATIONS, FUSION_WEIGHTS, GAIN_FUSIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
 from .credit import CREDIT, CREDIT_SOCKET
 from .inputs import Node, choice, integer, socket, switch
 
@@ -90,14 +90,17 @@ class WeightedFuse(_Fuse):
     TITLE = "Weighted Fuse"
     CATEGORY = "OTCA/fusion"
     DESCRIPTION = (
-        "Weighted fuse: combines rewards by the weighted sum of them (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, "
-        "Multi-GRPO, GDPO)."
+        "Weighted fuse: combines rewards by the weighted sum of them (Flow-GRPO) or of their advantages (GDPO, DanceGRPO, "
+        "MixGRPO)."
     )
     SEARCH_ALIASES = [*_FUSE, "weighted fuse", "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
     REQUIRED = {
         "mode": choice(WEIGHTED_FUSIONS, label="combine").tip(
-            "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
+            "weighted_advantages: normalise each reward in its group, add, then normalise over the batch (GDPO). "
+            "weighted_sum: add the raw rewards, then normalise (Flow-GRPO). weighted_advantages_per_group: the last step within "
+            "each group, so that rewards that cancel there train noise. summed_advantages: without a last step (DanceGRPO, "
+            "MixGRPO)."
         )
     }
 
@@ -164,9 +167,9 @@ class StepwiseGain(_Advantages):
             "Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
             "separately."
         ),
-        "fusion": choice(WEIGHTED_FUSIONS, label="combine").tip(
-            "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
-            "normalise."
+        "fusion": choice(GAIN_FUSIONS, label="combine").tip(
+            "weighted_advantages: normalise each reward's gains, add, then normalise over the batch. weighted_sum: add the raw "
+            "gains, then normalise. weighted_advantages_per_group: the last step within each group."
         ),
     }
 

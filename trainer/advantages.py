@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,10 +19,11 @@ from .fusion import (
     normalised_sum,
     preferred,
     recenter,
+    summed,
     weighted_by_objective,
 )
 from .groups import gain_advantages, group_advantages, neutral, per_group
-from .types import FUSION_WEIGHTS, RECENTERINGS, STEPWISE_GAIN, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
+from .types import FUSION_WEIGHTS, GAIN_FUSIONS, RECENTERINGS, STEPWISE_GAIN, Advantages, Fused, Scores, StepCredit
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ METHODS: dict[str, Callable[[Objectives], Fused]] = {
     "weighted_sum": lambda o: normalised_sum(
         neutral(o.rewards, o.groups, o.applies) * o.coefficients, o.groups, o.valid, o.std_scope, o.coefficients
     ),
-    "weighted_advantages": lambda o: normalised_sum(o.advantages * o.weights, o.groups, o.valid, o.std_scope),
+    "weighted_advantages": lambda o: normalised_sum(o.advantages * o.weights, o.groups, o.valid, "batch"),
+    "weighted_advantages_per_group": lambda o: normalised_sum(o.advantages * o.weights, o.groups, o.valid),
+    "summed_advantages": lambda o: summed(o.advantages * o.weights),
 }
 
 
@@ -88,9 +91,8 @@ def fuse(
     rewards = torch.where(applies, scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
     normalised = group_advantages(rewards, groups, applies, std_scope)
-    before, after = coefficients, torch.ones_like(coefficients)
-    if weights == "in the sum":
-        before, after = after, before
+    ones = torch.ones_like(coefficients)
+    before, after = (coefficients, ones) if weights == "in the solver" else (ones, coefficients)
     seen = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * before
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
     strength = exploration_strength(contribution, seen, groups, exploration, valid)
@@ -104,8 +106,8 @@ def fuse(
     if recentering == "group":
         fused = recenter(fused, groups, valid)
     z, tanh_e = fused.advantage, contribution_tanh(contribution, groups, exploration, valid)
-    moca_metrics = {"moca/tanh_e": _mean(tanh_e[valid]), "moca/lambda": _mean(strength[valid])}
-    metrics = _metrics(z, credit, normalised, groups, applies, moca_metrics)
+    metrics = _metrics(z, credit, normalised, groups, applies)
+    metrics |= {"moca/tanh_e": _mean(tanh_e[valid]), "moca/lambda": _mean(strength[valid])}
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[applies[:, k], k])
     metrics |= {**_step_weights(credit, valid), **credit.metrics}
@@ -133,8 +135,8 @@ def fuse_gains(
         similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
         scores: of the final pictures.
         trained: the T' transition numbers.
-        fusion: one of WEIGHTED_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients,
-            and normalises again; "weighted_sum" adds the gains first.
+        fusion: one of GAIN_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients, and
+            normalises the sum over the batch; "…_per_group" does so in each group again; "weighted_sum" adds the gains first.
         per_step: see `groups.gain_advantages`.
 
     Returns:
@@ -144,8 +146,8 @@ def fuse_gains(
     Raises:
         ValueError: an unknown fusion.
     """
-    if fusion not in WEIGHTED_FUSIONS:
-        raise ValueError(f"fusion must be one of {WEIGHTED_FUSIONS}, not {fusion!r}")
+    if fusion not in GAIN_FUSIONS:
+        raise ValueError(f"fusion must be one of {GAIN_FUSIONS}, not {fusion!r}")
     started, groups = time.perf_counter(), scores.groups
     complete = (gains.isfinite().all(1) | ~scores.values.isfinite()).all(1)
     valid = _valid(scores.usable & complete, similarity)
@@ -153,19 +155,21 @@ def fuse_gains(
     gains = torch.where(applies[:, None], gains, 0.0)
     coefficients = torch.tensor(scores.coefficients)
 
-    def normalised(values: Tensor, counts: Tensor) -> Tensor:
+    def normalised(values: Tensor, counts: Tensor, groups: Tensor = groups) -> Tensor:
         return gain_advantages(values, groups, counts, per_step).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
     per_objective = normalised(gains, applies) * coefficients
     raw = neutral(gains, groups, applies)
-    summed = per_objective if fusion == "weighted_advantages" else raw * coefficients
-    step_advantage = normalised(summed.sum(2, keepdim=True), valid)[:, :, 0]
+    total = (raw * coefficients if fusion == "weighted_sum" else per_objective).sum(2, keepdim=True)
+    over = torch.zeros_like(groups) if fusion == "weighted_advantages" else groups
+    silent = (per_objective == 0).all(2)  # where the batch's mean would leave a rounding error
+    step_advantage = torch.where(silent, 0.0, normalised(total, valid, over)[:, :, 0])
     z, credit = step_advantage.mean(1), _share_of_advantage(step_advantage, similarity, tuple(trained))
     metrics = _metrics(z, credit, per_objective.abs().amax(1), groups, applies) | _step_weights(credit, valid)
     for position, step in enumerate(trained):
         for k, name in enumerate(scores.names):
             metrics[f"gain/{name}/{step}"] = _mean(gains[applies[:, k], position, k])
-    shown = torch.ones_like(coefficients) if fusion == "weighted_advantages" else coefficients
+    shown = coefficients if fusion == "weighted_sum" else torch.ones_like(coefficients)
     fused, mean = Fused(z, torch.where(applies, shown, 0.0)), per_objective.mean(1)
     seconds = time.perf_counter() - started
     return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, STEPWISE_GAIN, seconds)
@@ -271,14 +275,7 @@ def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tup
     return StepCredit(raw * len(trained), raw, delta, similarity, trained, method=STEPWISE_GAIN)
 
 
-def _metrics(
-    z: Tensor,
-    credit: StepCredit,
-    normalised: Tensor,
-    groups: Tensor,
-    applies: Tensor,
-    of_method: Mapping[str, float] | None = None,
-) -> dict[str, float]:
+def _metrics(z: Tensor, credit: StepCredit, normalised: Tensor, groups: Tensor, applies: Tensor) -> dict[str, float]:
     """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample or does not apply."""
     valid = applies.any(1)
     members = list(per_group(groups, valid))
@@ -287,7 +284,6 @@ def _metrics(
     return {
         "z/zero_fraction": _mean((z[valid] == 0).float()),
         "z/group_mean": _mean(torch.stack(means)) if means else 0.0,
-        **(of_method or {}),
         "credit/weight_variation": weights.std(0).mean().item() if len(weights) > 1 else 0.0,
         # Groups in which some objective that applies prefers no sample: all scores are equal, or there are fewer than two.
         "groups/zero_std": float(

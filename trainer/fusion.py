@@ -82,10 +82,8 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
     left = torch.where(exact.any(1), exact.int().argmax(1), left)
     right = torch.where(exact.any(1), left, right)
     rows = torch.arange(len(z), device=z.device)
-    gap = advantages[rows, right] - advantages[rows, left]
-    share = torch.where(
-        gap > 0, (z - advantages[rows, left]) / gap.clamp(min=torch.finfo(z.dtype).tiny), torch.zeros_like(z)
-    )
+    gap = (advantages[rows, right] - advantages[rows, left]).clamp(min=torch.finfo(z.dtype).tiny)  # 0 where one is z
+    share = (z - advantages[rows, left]) / gap
     coefficients = torch.zeros_like(advantages)
     coefficients[rows, right] = share
     coefficients[rows, left] += 1 - share
@@ -103,6 +101,11 @@ def preferred(fused: Fused, weights: Tensor) -> Fused:
     return Fused(fused.advantage + (parts - fused.parts).sum(1), fused.coefficients, parts)
 
 
+def summed(columns: Tensor) -> Fused:
+    """z is the sum of these columns [B, K], as it is: public code of DanceGRPO for several rewards, and of MixGRPO."""
+    return Fused(columns.sum(1), torch.ones_like(columns), columns)
+
+
 def normalised_sum(
     columns: Tensor,
     groups: Tensor,
@@ -113,7 +116,8 @@ def normalised_sum(
     """z of the sum of these columns, normalised and clipped; what is clipped shortens all parts alike.
 
     Args:
-        columns: [B, K] what each objective adds: its rewards (Flow-GRPO) or its advantages, times its coefficient.
+        columns: [B, K] what each objective adds, times its coefficient: its rewards (Flow-GRPO), or its advantages. The sum of
+            those has a mean of 0 in each group, so that std_scope "batch" normalises it over the batch (GDPO, 2601.05242).
         groups: [B] group numbers.
         valid: [B] bool, the samples where no reward failed. Default: those with a finite sum.
         std_scope: see `groups.group_advantages`.

@@ -100,7 +100,7 @@ def test_shares_are_what_each_reward_adds(scores, credit):
     assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("method", ["moca", "min_norm"])
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_advantages", "summed_advantages"])
 @given(st.integers(0, 999), st.integers(0, 3), st.lists(st.floats(0.05, 4), min_size=4, max_size=4), st.floats(1, 80))
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_a_higher_weight_raises_a_rewards_share_and_lowers_all_others(method, seed, which, weights, factor):

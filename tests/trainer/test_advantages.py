@@ -73,14 +73,16 @@ def expected_z(scores, credit, method, scope="group", exploration="literal", wei
     strength = np.maximum(0, total) / (np.abs(total) + 1e-6) * tanh_e
     if method == "weighted_sum":
         return normalise((values * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
-    if method == "weighted_advantages":
-        return normalise((a * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
+    if method == "summed_advantages":
+        return (a * coefficients).sum(1), tanh_e
+    if method.startswith("weighted_advantages"):
+        over = groups if method.endswith("per_group") else 0 * groups
+        return normalise((a * coefficients).sum(1, keepdims=True), over)[:, 0], tanh_e
     strength = strength if method == "moca" else 0 * strength
     chosen = np.array([algorithm_1(list(row), value)[1] for row, value in zip(seen, strength, strict=True)])
     return (chosen * a * coefficients).sum(1), tanh_e
 
 
-PAPER = ["moca", "min_norm", "weighted_sum", "weighted_advantages"]  # its own method and its rivals
 GROUPS = [0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2]
 
 
@@ -89,7 +91,7 @@ def example(seed: int, coefficients=(1.0, 0.5, 2.0)) -> tuple[Scores, StepCredit
     return make_scores(values, GROUPS, coefficients), make_credit(len(GROUPS), seed)
 
 
-@pytest.mark.parametrize("method", PAPER)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("scope", "exploration"), [("group", "literal"), ("batch", "literal"), ("group", "centered")])
 @pytest.mark.parametrize("weights", FUSION_WEIGHTS)
 @pytest.mark.parametrize("seed", [0, 2])
@@ -137,7 +139,7 @@ def test_advantages_are_clipped_at_five_before_the_coefficient(sign, coefficient
     assert result.fused.advantage[17].item() == pytest.approx(5 * sign * coefficient)
 
 
-@pytest.mark.parametrize("method", PAPER)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", [{}, {"recentering": "group"}, {"std_scope": "batch"}, {"exploration": "centered"}])
 def test_a_masked_sample_gets_nothing_and_sways_nobody(method, options):
     scores, credit = example(7)
@@ -181,10 +183,11 @@ def plain_parts(result, scores: Scores, method: str, scope: str, recentering: st
     a, parts = result.per_objective.double().numpy(), np.zeros(values.shape)
     for b in range(len(values)):
         for k in range(len(scores.coefficients)):
-            if method in ("moca", "min_norm"):
+            if method in ("moca", "min_norm", "summed_advantages"):
                 parts[b, k] = result.fused.coefficients[b, k].item() * a[b, k]
                 continue
             column = values * np.array(scores.coefficients) if method == "weighted_sum" else a
+            scope = {"weighted_advantages": "batch", "weighted_advantages_per_group": "group"}.get(method, scope)
             total = column.sum(1)
             std = total[groups == groups[b]].std(ddof=1) if scope == "group" else total.std(ddof=1)
             parts[b, k] = (column[b, k] - column[groups == groups[b], k].mean()) / (std + 1e-8)
@@ -335,7 +338,7 @@ def test_gains_of_a_reward_that_does_not_apply_to_a_sample(fusion):
     assert result.valid.tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("method", PAPER)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rows", [{8: NAN, 10: NAN}, dict.fromkeys((8, 9, 10), torch.tensor([0.1, 0.7, 1 / 3]))])
 def test_a_group_with_one_valid_sample_or_of_equal_rewards_gives_no_gradient_and_is_counted(method, rows):
     scores, credit = example(8)
@@ -359,12 +362,18 @@ def test_zero_fraction_counts_the_samples_where_objectives_disagree_and_lose():
     assert result.metrics["z/group_mean"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_with_one_objective_moca_and_the_sums_are_plain_grpo():
-    scores, credit = example(14)
-    single = make_scores(scores.values[:, :1], GROUPS)
-    expected = normalise(single.values.double().numpy(), np.array(GROUPS))[:, 0]
-    for method in PAPER:
-        np.testing.assert_allclose(fuse(single, credit, method).fused.advantage, expected, atol=1e-5)
+def test_where_rewards_cancel_little_is_trained():
+    """GDPO: two rewards agree in even groups and nearly cancel in odd ones; normalised per group, noise has full strength."""
+    random, groups = np.random.default_rng(0), np.arange(16 * 48) // 48
+    first, noise = random.normal(size=(2, len(groups)))
+    values = np.stack([first, np.where(groups % 2, -1, 1) * first + 0.13 * noise], 1)
+    scores, credit, odd = make_scores(values, groups), make_credit(len(groups), 0), groups % 2 == 1
+    for method, stds in {"weighted_advantages": (1.41, 0.09), "weighted_advantages_per_group": (0.99, 0.99)}.items():
+        z = fuse(scores, credit, method).fused.advantage.numpy()
+        assert (z[~odd].std(), z[odd].std()) == pytest.approx(stds, abs=0.01), method
+    gains = torch.tensor(values, dtype=torch.float32)[:, None].expand(-1, 3, -1)
+    z = fuse_gains(gains, torch.zeros(len(groups), 6), scores, TRAINED).fused.advantage.numpy()
+    assert (z[~odd].std(), z[odd].std()) == pytest.approx((1.41, 0.09), abs=0.01)
 
 
 # -- stepwise gains ----------------------------------------------------------------------------------------------------

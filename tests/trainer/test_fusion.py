@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.fusion import exploration_strength, moca, normalised_sum, preferred, recenter
+from comfyui_otca.trainer.fusion import exploration_strength, moca, preferred, recenter
 from comfyui_otca.trainer.types import Fused
 
 NAN = float("nan")
@@ -53,6 +53,7 @@ def simplex(objectives: int, points: int) -> np.ndarray:
     ("advantages", "exploration", "z", "coefficients"),
     [
         ([1.0, -1.0], 1.0, 0.5, [0.75, 0.25]),
+        ([-0.7], 1.0, -0.7, [1.0]),  # one reward is plain GRPO
         ([1.0, 2.0], 1.0, 1.0, [1.0, 0.0]),  # λ/2 lies under all: the smallest
         ([-2.0, -1.0], 1.0, -1.0, [0.0, 1.0]),  # above all: the largest
         ([2.0, -1.0, 0.0], 1.0, 0.5, [0.25, 0.0, 0.75]),  # the neighbours 0 and 2; -1 has no part
@@ -154,13 +155,6 @@ def test_exploration_counts_distance_not_sign_and_of_a_group_that_moved_alike():
     assert exploration_strength(alike, 1e-6 * a, groups).tolist() == pytest.approx([0.5] * 3, abs=1e-4)
     with pytest.raises(ValueError, match="exploration"):
         exploration_strength(alike, a, groups, "bold")
-
-
-def test_weighted_sum_by_hand():
-    # Sums 1·r1 + 0.5·r2 = 2, 4, 6 with mean 4 and unbiased std 2.
-    rewards = torch.tensor([[1.0, 2.0], [3.0, 2.0], [4.0, 4.0]])
-    result = normalised_sum(rewards * torch.tensor([1.0, 0.5]), torch.zeros(3, dtype=torch.long))
-    assert result.advantage.tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
 
 
 def test_recenter_takes_each_groups_own_mean_of_valid_samples():
