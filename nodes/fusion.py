@@ -36,10 +36,7 @@ class _Advantages(Node):
 
 
 class _Fuse(_Advantages):
-    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one.
-
-    REQUIRED and OPTIONAL have its own inputs.
-    """
+    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one."""
 
     FUNCTION = "fuse"
     METHOD = ""

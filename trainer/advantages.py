@@ -82,8 +82,7 @@ def fuse(
         ValueError: an unknown method or option, or scores and credit of different trajectories.
     """
     if method not in METHODS or recentering not in RECENTERINGS or weights not in FUSION_WEIGHTS:
-        known = f"method must be one of {tuple(METHODS)}, recentering one of {RECENTERINGS}"
-        raise ValueError(f"{known} and weights one of {FUSION_WEIGHTS}")
+        raise ValueError(f"methods are {tuple(METHODS)}, recenterings {RECENTERINGS}, and weights {FUSION_WEIGHTS}")
     _check(scores, credit)
     started, groups = time.perf_counter(), scores.groups
     valid = _valid(scores.usable, credit.similarity)

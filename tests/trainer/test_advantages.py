@@ -371,8 +371,8 @@ def test_where_rewards_cancel_little_is_trained():
     for method, stds in {"weighted_advantages": (1.41, 0.09), "weighted_advantages_per_group": (0.99, 0.99)}.items():
         z = fuse(scores, credit, method).fused.advantage.numpy()
         assert (z[~odd].std(), z[odd].std()) == pytest.approx(stds, abs=0.01), method
-    gains = torch.tensor(values, dtype=torch.float32)[:, None].expand(-1, 3, -1)
-    z = fuse_gains(gains, torch.zeros(len(groups), 6), scores, TRAINED).fused.advantage.numpy()
+    gains = scores.values[:, None].expand(-1, 3, -1)
+    z = fuse_gains(gains, torch.zeros(768, 6), scores, TRAINED).fused.advantage.numpy()
     assert (z[~odd].std(), z[odd].std()) == pytest.approx((1.41, 0.09), abs=0.01)
 
 
