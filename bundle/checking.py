@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from ..host import environment, files, paths
+from ..host import environment, extras, files, paths
 from ..host.text import printable
 from ..trainer.memory.case import GB
 from ..trainer.memory.needs import ONCE
@@ -39,9 +39,10 @@ def check(
     comfyui: Path | None = None,
     *,
     with_hashes: bool = True,
+    processes: int = 1,
     progress: Progress = lambda count: None,
 ) -> list[Finding]:
-    """What is as the bundle wants it here, and what is not.
+    """What is as the bundle wants it here, and what is not, for a training by so many processes.
 
     Args:
         models: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
@@ -54,6 +55,8 @@ def check(
     wanted = manifest.read(folder)
     roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
     findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, comfyui, with_hashes, progress)]
+    if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
+        findings.append(Finding("error", lack))
     findings += [*_python(wanted), *_disk(folder), *_gpus(wanted)]
     return [*findings, *(Finding("ok", line) for line in wanted.estimate)]
 

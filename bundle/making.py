@@ -112,16 +112,16 @@ def make(
 
 
 def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Manifest:
-    direct, others = packages.installed(contents.graph)
-    contents.copied["requirements.txt"] = packages.requirements_text(direct).encode()
-    contents.copied["constraints.txt"] = packages.pinned(others).encode()
+    lines, versions = packages.needed(contents.graph)
+    contents.copied["requirements.txt"] = packages.requirements_text(lines).encode()
+    contents.copied["constraints.txt"] = packages.pinned(versions).encode()
     needed, said = memory(contents.graph, comfyui)
     return Manifest(
         run_name=contents.run_name,
         otca=packages.version(),
         python=platform.python_version(),
         torch=packages.torch_version(),
-        packages={**{name.partition("[")[0]: version for name, version in direct.items()}, **others},
+        packages=versions,
         memory_bytes=needed,
         estimate=[" ".join(line.split())[:400] for line in (said, _pace(contents.graph, run))],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..nodes import NODE_CLASS_MAPPINGS
 PACK = Path(__file__).resolve().parents[1]
 FOLDER = "ComfyUI-OTCA"  # the pack's name in a bundle
 TORCH = "torch"
+SEVERAL = 2  # processes: run.sh starts one for each GPU
 # What the archive of the registry has, see .comfyignore and tests/bundle/test_making.py: names at the pack's top, and what of
 # `assets` made the rest of it. Anything else in the pack's folder, as runs or an environment, is the user's.
 FOLDERS = (
@@ -45,40 +46,27 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def installed(graph: Mapping[str, Mapping]) -> tuple[dict[str, str], dict[str, str]]:
-    """{package: version} of what the pack needs for a graph, with extras, and of all that these need in turn, as they are here.
-
-    Both without torch and what only torch needs, since that depends on the machine's GPU.
-
-    Raises:
-        ValueError: a package that the pack needs is not here.
+def needed(graph: Mapping[str, Mapping]) -> tuple[list[str], dict[str, str]]:
+    """(lines of requirements.txt, {package: version here} of these and of what they need in turn) for a graph, wherever how many
+    processes train it: lines are exact for what is here and fits, else as the pack bounds it. torch depends on the machine's GPU.
     """
     lines = (PACK / "requirements.txt").read_text("utf-8").splitlines()
-    asked = [*map(Requirement, lines), *_optional(graph)]
-    needed = {canonicalize_name(one.name): one for one in asked if one.name != TORCH}
-    direct = {name: _version(name) for name in needed}
-    others: dict[str, str] = {}
-    pending = list(needed.values())
+    asked = [one for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS, SEVERAL) for one in extras.requirements(*needs)]
+    direct = {canonicalize_name(one.name): one for one in (*asked, *map(Requirement, lines)) if one.name != TORCH}
+    versions: dict[str, str] = {}
+    pending = [(one, name) for name, one in direct.items()]
     while pending:
-        for one, name in _needs_of(pending.pop()):
-            if name == TORCH or name in direct or name in others:
-                continue
-            try:
-                others[name] = _version(name)
-            except ValueError:  # of a system or a Python that this is not
-                continue
-            pending.append(one)
-    extras = {name: f"[{','.join(sorted(one.extras))}]" if one.extras else "" for name, one in needed.items()}
-    return {name + extras[name]: own for name, own in direct.items()}, dict(sorted(others.items()))
-
-
-def _optional(graph: Mapping[str, Mapping]) -> Iterator[Requirement]:
-    """What requirements.txt leaves out: what these nodes need, and what draws and joins processes, as far as it is here."""
-    for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS):
-        yield from extras.requirements(*needs)
-    for one in (*extras.requirements("plots"), *extras.requirements("diffusers", "accelerate")):
-        if extras.installed(one.name):
-            yield one
+        one, name = pending.pop()
+        version = extras.installed(name)  # None: not here, or of a system or a Python that this is not
+        if version is not None and name not in (TORCH, *versions):
+            versions[name] = version.partition("+")[0]
+            pending += _needs_of(one)
+    listed = []
+    for name, one in sorted(direct.items()):
+        fits = name in versions and one.specifier.contains(versions[name], prereleases=True)
+        extra = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+        listed.append(f"{name}{extra}=={versions[name]}" if fits else str(one))
+    return listed, dict(sorted(versions.items()))
 
 
 def _needs_of(package: Requirement) -> Iterator[tuple[Requirement, str]]:
@@ -86,16 +74,6 @@ def _needs_of(package: Requirement) -> Iterator[tuple[Requirement, str]]:
         one = Requirement(line)
         if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *package.extras)):
             yield one, canonicalize_name(one.name)
-
-
-def _version(name: str) -> str:
-    """The version of an installed package, without what says which machine it was built for."""
-    try:
-        return metadata.version(name).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        raise ValueError(
-            f"package {name} is not installed here, so a bundle cannot say its version. Fix: {extras.command(name)}"
-        ) from None
 
 
 def version() -> str:
@@ -106,17 +84,17 @@ def version() -> str:
 
 
 def torch_version() -> str:
-    return _version(TORCH)
+    return metadata.version(TORCH).partition("+")[0]
 
 
-def requirements_text(direct: Mapping[str, str]) -> str:
+def requirements_text(lines: Iterable[str]) -> str:
     """requirements.txt of a bundle. torch is left to the image, or to the user, who knows the machine's GPU."""
     head = (
         "# The packages that the pack needs, as they were where this bundle was made; constraints.txt has what these need.",
         f"# torch was {torch_version()} there. Which build of it is right depends on the GPU: https://pytorch.org/get-started",
         "torch>=2.7",
     )
-    return "\n".join(head) + "\n" + pinned(direct)
+    return "\n".join((*head, *lines)) + "\n"
 
 
 def pinned(packages: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from .options import COMFYUI, PERMISSIONS, SET, arg, command, count, flag, many
     SET,
     arg("--output", "what is written", type=options.folder, metavar="FOLDER|FILE.zip"),
     arg("--run-name", "of the run there, instead of the workflow's own", metavar="NAME"),
-    count("--gpus", "check the workflow for N processes", 1),
+    count("--gpus", "check the workflow, or with --check the machine, for N processes", 1),
     arg("--check", "check that bundle, the models and this machine", type=options.folder, metavar="FOLDER"),
     many("--models", "PATH", "with --check: a folder of models, beside $OTCA_MODELS", type=options.folder),
     flag("--with-pictures", "also the pictures of My Pictures and what was said of them, which are listed otherwise"),
@@ -82,6 +82,7 @@ def _check(arguments: argparse.Namespace) -> int:
             arguments.models,
             options.comfyui_folder(arguments),
             with_hashes=with_hashes,
+            processes=arguments.gpus,
             progress=progress,
         )
     for finding in findings:

@@ -77,7 +77,7 @@ def begin(cpu: bool) -> None:
 
 def check_packages() -> None:
     """Raises MissingPackage where several processes cannot join, since accelerate is not here."""
-    extras.check("Training by several processes", "diffusers", "accelerate")
+    extras.check("Training by several processes", *extras.SEVERAL)
 
 
 def end(code: int) -> None:

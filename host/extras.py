@@ -27,6 +27,9 @@ EXTRAS = {
 }
 
 
+SEVERAL = ("diffusers", "accelerate")  # what joins processes
+
+
 class MissingPackage(ValueError):
     """A feature whose package is not here or is too old, with the command that changes that."""
 
@@ -65,8 +68,14 @@ def requirements(extra: str, *names: str) -> list[Requirement]:
     return [one for one in map(Requirement, EXTRAS[extra]) if not names or one.name in names]
 
 
-def wanted(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Iterator[tuple[str, ...]]:
-    """What a graph's nodes need, as they say it by NEEDS and MAY_NEED: an extra, and those packages of it, of none all."""
+def wanted(
+    graph: Mapping[str, Mapping], node_classes: Mapping[str, type], processes: int = 1
+) -> Iterator[tuple[str, ...]]:
+    """What a graph needs, as its nodes say it by NEEDS and MAY_NEED, to be trained by so many processes: an extra, and those
+    packages of it, of none all."""
+    yield ("plots",)
+    if processes > 1:
+        yield SEVERAL
     for entry in graph.values():
         node = node_classes.get(entry["class_type"])
         yield from filter(None, (getattr(node, "NEEDS", ()), getattr(node, "MAY_NEED", ())))

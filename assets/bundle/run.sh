@@ -50,18 +50,19 @@ if [ -n "${NEEDS_COMFYUI}" ]; then
   export COMFYUI_ARGUMENTS
 fi
 
+gpus=${GPUS:-}
+if [ -z "$gpus" ]; then gpus=$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))' || echo 1); fi
+nodes=${NNODES:-1}
+
 if [ "${1:-}" = --check ]; then
   shift
-  exec "$python" "$otca" bundle --check "$here" "$@"
+  exec "$python" "$otca" bundle --check "$here" --gpus "$((gpus * nodes))" "$@"
 fi
 if [ $# -gt 0 ]; then
   echo "run.sh: $1 is unknown. Fix: bash run.sh, bash run.sh --check or bash run.sh --venv" >&2
   exit 2
 fi
 
-gpus=${GPUS:-}
-if [ -z "$gpus" ]; then gpus=$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))'); fi
-nodes=${NNODES:-1}
 run=${RUNS:-runs}/$RUN_NAME
 
 train=(train workflow.json --output "$run")

@@ -13,6 +13,8 @@ from comfyui_otca.bundle import contents, making
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.trainer.workflow.running import Workflow
 
+COMFYUI_LACKS = "diffusers peft accelerate matplotlib tensorboard ftfy bitsandbytes rapidocr onnxruntime wandb".split()
+
 REWARD = '''"""Brightness; it also notes which pack asks."""
 import sys
 from pathlib import Path

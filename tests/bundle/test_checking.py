@@ -11,7 +11,7 @@ import torch
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.bundle import checking
-from comfyui_otca.host import paths
+from comfyui_otca.host import extras, paths
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.tests.bundle.conftest import read_json
 
@@ -76,6 +76,14 @@ def test_packages_that_are_missing_or_of_another_version(bundle):
     findings = checking.check(bundle)
     assert any("packages are missing: no-such-package" in one.text and one.severity == "error" for one in findings)
     assert any("instead of 0.1" in one.text and one.severity == "warning" for one in findings)
+
+
+def test_what_joins_processes_is_asked_for_where_there_are_several(bundle, monkeypatch):
+    installed = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda name: None if name == "accelerate" else installed(name))
+    assert errors(bundle) == []
+    (told,) = errors(bundle, processes=2)
+    assert told.startswith("Training by 2 processes needs accelerate>=1.8 (none is here)") and "pip install" in told
 
 
 def test_the_memory_of_the_gpus_is_compared_with_the_estimate(bundle, monkeypatch):

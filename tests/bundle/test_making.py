@@ -11,12 +11,13 @@ import zipfile
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from PIL import Image
 
 from comfyui_otca.__main__ import parser
 from comfyui_otca.bundle import making, manifest, packages
-from comfyui_otca.host import paths
-from comfyui_otca.tests.bundle.conftest import inputs_of, read_json
+from comfyui_otca.host import extras, paths
+from comfyui_otca.tests.bundle.conftest import COMFYUI_LACKS, inputs_of, read_json
 from comfyui_otca.tests.test_registry import archived, tracked
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.store import Store
@@ -82,6 +83,25 @@ def test_models_are_hashed_with_progress_or_not_at_all(places, small_graph, bund
     entries = manifest.read(folder).models
     assert {(one.path, one.bytes) for one in entries} == {(one.path, one.bytes) for one in models.values()}
     assert {one.sha256 for one in entries} == {None}
+
+
+TEMPLATES = sorted((paths.ASSETS.parent / "workflows" / "api").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
+def test_what_it_lists_follows_from_the_graph_and_not_from_what_is_here(file, monkeypatch):
+    """In a Python that has ComfyUI's packages alone, as in one that has them all; there with the bounds of the pack."""
+    graph = read_json(file)
+    kinds = {entry["class_type"] for entry in graph.values()}
+    names = {"accelerate", "matplotlib", "tensorboard"}
+    names |= {"diffusers", "peft"} if "OTCA_LoadFlowModel" in kinds else set()
+    names |= {"ftfy"} if "OTCA_RewardHPSv2" in kinds else set()
+    everything = {Requirement(line).name for line in packages.needed(graph)[0]}
+    installed = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda name: None if name in COMFYUI_LACKS else installed(name))
+    lines = {Requirement(line).name: line for line in packages.needed(graph)[0]}
+    assert lines.keys() == everything and {name for name, line in lines.items() if "==" not in line} == names
+    assert lines["accelerate"] == "accelerate>=1.8" and lines["matplotlib"] == "matplotlib>=3.8"
 
 
 def test_a_hostile_name_stays_a_name(places, small_graph, collected, bundled, bash, tmp_path):

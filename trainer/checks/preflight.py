@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...host import devices, search
+from ...host import devices, extras, search
 from ...host.access.permissions import NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
@@ -60,6 +60,8 @@ def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
     """Every problem of a graph that so many processes are to train, warnings included: what `Workflow.validate` finds, and what
     is here."""
     problems = [*workflow.validate(), *_counts(workflow)]
+    if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
+        problems.append(general(*lack.split(". Fix: ", 1)))
     if errors(problems):
         return problems
     graph = _Graph(workflow, processes)
