@@ -320,6 +320,20 @@ class Policy:
             self.ema.decay = settings.ema_decay
         return self.optimizer
 
+    @torch.no_grad()
+    def keep_learned(self, factor: float) -> None:
+        """What was learned at `factor` times the alpha goes on at this adapter's: alpha/rank·B stays. B's gradient and its first
+        moment are proportional to alpha, the second moment to its square."""
+        for number, (name, trained) in enumerate(self.trainable_named().items() if factor != 1 else ()):
+            if "lora_B" in name:
+                for kept in filter(None, (self.old, self.ema and self.ema.shadow_params)):
+                    kept[number].mul_(factor)
+                trained.mul_(factor)
+                moments = self.optimizer.state[trained] if self.optimizer else {}
+                for moment, power in (("exp_avg", 1), ("exp_avg_sq", 2)):
+                    if moment in moments:
+                        moments[moment].div_(factor**power)
+
     def move(self, device: torch.device) -> None:
         """Untrained weights, average and moments follow the networks to their device."""
         self._originals = [original.to(device) for original in self._originals]

@@ -90,6 +90,7 @@ def save(
             "processes": distributed.world(),
             "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
+            "lora_alpha": policy.adapter.alpha if policy.adapter is not None else None,
             "loss_scale": [policy.loss_scale.value, policy.loss_scale.good],
         }
         if policy.ema is not None:
@@ -225,6 +226,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
         policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
     old = _old_policy(state)
     policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
+    if policy.adapter is not None:
+        policy.keep_learned(state.get("lora_alpha", policy.adapter.alpha) / policy.adapter.alpha)
     model.memo.restore(
         {
             name: (read_tensors(checkpoint / f"{name}.safetensors") if memo["tensors"] else {}, memo["values"])

@@ -171,6 +171,21 @@ def test_unfinished_folders_are_not_seen_and_swept_up_and_a_copy_stays(model, tm
     assert checkpoint.restore(model, tmp_path) == 6 and len(checkpoint.complete(tmp_path)) == 2
 
 
+def test_another_alpha_keeps_what_was_learned(model, load_model, step, tmp_path):
+    """Seen before: alpha/rank times what was learned; ΔW by a learning rate of 0 was 4 times as large."""
+    for seed in (1, 2):
+        step(model, seed, MATCHING)
+    checkpoint.save(model, tmp_path, 2)
+    other = load_model(lora_alpha=16.0)
+    checkpoint.restore(other, tmp_path)
+    names, after = list(model.policy.trainable_named()), state(other)
+    for name, value in state(model).items():
+        kind, _, rest = name.partition(" ")
+        key = names[int(rest.partition(".")[0])] if kind in ("optimizer", "average") else rest
+        power = {"exp_avg": -1, "exp_avg_sq": -2}.get(rest.rpartition(".")[2], 0 if kind == "optimizer" else 1)
+        torch.testing.assert_close(after[name], value * 0.25**power if "lora_B" in key else value, rtol=1e-6, atol=0)
+
+
 def test_another_adapter_is_refused(model, load_model, tmp_path):
     checkpoint.save(model, tmp_path, 1)
     other = load_model(lora_rank=8)
