@@ -44,20 +44,19 @@ def with_numbers(name: str) -> list:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-@pytest.mark.parametrize("title", NAMES)
-def test_the_search_shows_a_node_first_by_its_title_and_finds_it_by_plain_words(canvas, title):
+def test_the_search_shows_a_node_first_by_its_title_and_finds_it_by_plain_words(canvas):
     """Among ours: the rank beside nodes of ComfyUI is ComfyUI's."""
     canvas.page.evaluate("() => app.extensionManager.command.execute('Workspace.SearchBox.Toggle')")
-    search, options = canvas.page.get_by_role("combobox").first, canvas.page.get_by_role("option")
+    search, options = canvas.page.get_by_role("combobox").first, canvas.page.locator("[role=option]:visible")
     titles = sorted((node.TITLE for node in NODE_CLASS_MAPPINGS.values()), key=len, reverse=True)
-    for typed in (title, NAMES[title]):
-        search.fill("")
-        search.press_sequentially(typed)
+    aliases = canvas.comfyui.object_info["OTCA_SDESampler"].get("search_aliases")  # an older ComfyUI has none
+    plain = NAMES.items() if aliases else ()
+    for title, typed in [*zip(NAMES, NAMES, strict=True), *plain]:
+        search.fill(typed)
         options.filter(has_text=re.compile(rf"^\W*{title}")).first.wait_for()
         ours = [name for text in options.all_inner_texts() for name in titles if text.strip().startswith(name)]
-        assert ours[0] == title or (typed != title and title in ours), ours
+        assert ours[0] == title or (typed != title and title in ours), (typed, ours)
     canvas.page.keyboard.press("Escape")
-    search.wait_for(state="hidden")
 
 
 def test_quickstart_opens_from_the_templates_browser(canvas):
