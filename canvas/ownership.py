@@ -123,6 +123,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     asked, run = _asked(graph, node), run_of(model)
     if run is not None and run.asked == asked:
         run.check_claim()
+        run.node = node  # its id is another in a subgraph, a copy and a paste
         _undo_what_is_not_on_record(run, model)
         run.apply_brake(model)  # one that could not be applied before
     else:

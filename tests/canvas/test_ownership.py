@@ -8,6 +8,7 @@ import shutil
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import ownership, results
@@ -270,6 +271,31 @@ def test_a_graph_that_records_nothing_writes_over_no_run_s_adapter(tabs, tmp_pat
     comfyui.running[0] = (1, "id", tab.workflow.graph, {}, ["13"])  # Training Run is muted, or was refused
     tab.queue(targets=["13"])
     assert file.read_bytes() == before and (tmp_path / "loras" / "otca_lora-2.safetensors").is_file()
+
+
+def is_run_s_own(folder, loras):
+    """Whether Save LoRA has one file, which is the run's adapter as it stands."""
+    [file] = loras.iterdir()
+    saved, own = load_file(file), load_file(folder / "lora.safetensors")
+    return read_metadata(file)["otca_run"] == folder.name and all(torch.equal(saved[name], own[name]) for name in own)
+
+
+def test_a_run_s_file_goes_on_whatever_the_numbers_of_its_nodes_are(tabs, runs, tmp_path, comfyui):
+    """In a subgraph, a copy and a paste they are others: another file was written, and the run's own stayed as it was."""
+    one = tabs("one")
+    comfyui.running[0] = (1, "id", one.workflow.graph, {}, ["12", "13"])
+    one.queue()
+    for prefix in ("5:", "7"):
+        graph = json.loads(re.sub(r'"(\d+)"', rf'"{prefix}\1"', json.dumps(one.workflow.graph)))
+        comfyui.running[0] = (1, "id", graph, {}, [f"{prefix}12", f"{prefix}13"])
+        pasted = Tab(type(one.workflow)(graph, one.workflow.node_classes), None)
+        pasted.given, pasted.prompts = {f"{prefix}1": one.given["1"]}, one.prompts
+        pasted.queue()
+        one.prompts = pasted.prompts
+        assert is_run_s_own(runs / "one", tmp_path / "loras")
+    comfyui.running[0] = (1, "id", one.workflow.graph, {}, ["12", "13"])
+    one.queue()
+    assert is_run_s_own(runs / "one", tmp_path / "loras") and len(figures(runs / "one")) == 4
 
 
 def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):

@@ -138,6 +138,10 @@ class Run:
         """The id of its Training Run on the canvas; None headlessly."""
         return self._graphs.node
 
+    @node.setter
+    def node(self, node: str) -> None:
+        self._graphs.node = node
+
     @property
     def best(self) -> Mapping | None:
         """Content of best/best.json."""
