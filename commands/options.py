@@ -222,11 +222,13 @@ def node_classes(
         return NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..host import headless_comfyui
     from ..host.foreign_nodes import NodeClasses
+    from ..trainer.memory import needs
 
     packs = [*headless_comfyui.named_packs(), *arguments.custom_nodes]
     headless_comfyui.say_to_children(folder, packs)
     launches = getattr(arguments, "gpus", 1) > 1 and not environment.has("RANK")  # this process trains nothing itself
     loaded = headless_comfyui.load(folder, "cpu" if launches else getattr(arguments, "device", None), packs)
+    headless_comfyui.hold_as_filed(needs.filed(graph, Path(folder).expanduser()))
     titles = {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
     return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), titles
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ def memory(arguments: argparse.Namespace) -> int:
     It is counted from configurations and the headers of files: nothing is loaded, and nothing was measured on a GPU.
     """
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer.memory import needs
+    from ..trainer.memory import fitting, needs
     from ..trainer.memory.case import GB, in_words
     from ..trainer.workflow.reading import api_graph, read_workflow
     from ..trainer.workflow.running import Workflow
@@ -131,9 +132,11 @@ def memory(arguments: argparse.Namespace) -> int:
     options.user_names(comfyui and comfyui / "models")
     workflow = Workflow(api_graph(read_workflow(arguments.workflow)), NODE_CLASS_MAPPINGS)
     options.change(workflow, arguments.set)
-    case, files = needs.read(workflow.graph, comfyui)
-    has = arguments.gpu_gb * GB if arguments.gpu_gb else _memory_here()
-    found = case.estimate(has)
+    machine = fitting.here()
+    if arguments.gpu_gb:
+        machine = replace(machine, device="a GPU", has=arguments.gpu_gb * GB)
+    case, files = needs.read(workflow.graph, comfyui, machine)
+    has, found = machine.has, case.decided.estimate(machine.has)
     size = f", {in_words(case.iteration.size)}" if case.iteration else ""
     print(f"{case.title}{size}: counted from configurations, not measured on a GPU")
     for line in files:
@@ -142,22 +145,12 @@ def memory(arguments: argparse.Namespace) -> int:
         of = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size > 0.05 * GB)
         print(f"{phase:22}{found.totals[phase] / GB:7.1f} GB: {of}")
     print(f"{'needs':22}{found.total / GB:7.1f} GB, in {found.phase}")
-    print(f"{'has':22}{has / GB:7.1f} GB" if has else f"{'has':22} no GPU is here; --gpu-gb N compares with one")
-    if has and found.total > has:
-        print("It does not fit. What needs less, from cheap to costly:")
-        for words, changed in case.changes().items():
-            fits = ", which fits" if changed.needs.total <= has else ""
-            print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
-    if has:
-        print(case.sentence(has))
+    print(f"{'has':22}{has / GB:7.1f} GB{'' if machine.device else ' of main memory; --gpu-gb N compares with a GPU'}")
+    for words, changed in case.changes().items() if found.total > has else ():
+        fits = "fits" if changed.needs.total <= has else "does not fit either"
+        print(f"  with {words}: {changed.needs.total / GB:.1f} GB, which {fits}")
+    print(case.sentence(has))
     return 0
-
-
-def _memory_here() -> int:
-    """Bytes of the GPU of this machine; 0 if it has no GPU."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 @command("nodes", "list the nodes, with inputs and outputs")

@@ -90,6 +90,28 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
+def available(device: torch.device) -> int:
+    """Bytes of a torch device that this process can have: what is free, and what it has of it already."""
+    if device.type == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info(device)
+        weights = sys.modules.get(
+            "comfy_aimdo.control"
+        )  # where ComfyUI's server keeps weights that torch knows nothing of
+        return min(
+            total, free + torch.cuda.memory_reserved(device) + (weights.get_total_vram_usage() if weights else 0)
+        )
+    if device.type not in ("cpu", "mps") and comfyui.comfy_loaded():
+        import comfy.model_management
+
+        return int(comfy.model_management.get_total_memory(device))
+    import psutil
+
+    own = psutil.Process().memory_info()
+    return free_memory(device) + own.rss - getattr(own, "shared", 0)  # pages of files are free already
+
+
 def peak_memory() -> dict[str, int]:
     """The most bytes that this process has had of each kind of memory so far, where the system says it."""
     import torch

@@ -63,6 +63,16 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
     return Loaded(nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS)
 
 
+def hold_as_filed(kind: str) -> None:
+    """On a CPU ComfyUI holds diffusion models of this type, bf16 or fp16, in float32, which is what it computes in: twice the
+    memory for the same numbers. From now on it holds them as their files do; "": as it would. What the user typed stays.
+    """
+    from comfy.cli_args import args as options
+
+    if options.cpu and "-unet" not in environment.read(ARGUMENTS):
+        options.bf16_unet, options.fp16_unet = kind == "bf16", kind == "fp16"
+
+
 def text_encoder(name: str) -> Any:
     """A text encoder as ComfyUI's CLIPLoader gives it, after `load`.
 

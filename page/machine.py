@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..host import comfyui, devices
+from ..host import devices
 
 if TYPE_CHECKING:
     from ..trainer.memory.light import Light
@@ -66,16 +66,8 @@ def compared(prompt: Workflow) -> dict[str, Any]:
 
 
 def _lights(prompt: Workflow) -> dict[str, Light]:
-    from ..trainer.memory import light
+    from ..trainer.memory import fitting, light
 
-    ram = has = psutil.virtual_memory().total
-    device = ""
-    if comfyui.comfy_loaded():
-        import comfy.model_management
-
-        chosen = comfy.model_management.get_torch_device()
-        has = int(comfy.model_management.get_total_memory(chosen))
-        device = "" if chosen.type == "cpu" else str(chosen)
     graph = {node: dict(entry) for node, entry in prompt.entries.items()}
     for node_id, node in prompt.nodes.items():
         if node.class_type in light.COUNTED:
@@ -84,7 +76,7 @@ def _lights(prompt: Workflow) -> dict[str, Light]:
             if node.unreadable or wrong and node.class_type not in light.REWARDS:
                 name = next(iter((*node.unreadable, *wrong)))
                 return light.unknown(graph, f"{prompt.title(node_id)}: {name} is not a value that it takes")
-    return light.lights(graph, light.Machine(device, has, ram))
+    return light.lights(graph, fitting.here())
 
 
 def accelerators() -> list[str]:

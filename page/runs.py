@@ -168,7 +168,7 @@ class Run:
         stands = status.now(self.folder, written, done=iteration, planned=total, executing=self.canvas_at_work(self.id))
         reasons = problems or list(filter(None, [written.error]))
         if stands == "interrupted" and written.status == "running":
-            reasons = problems or [INTERRUPTED]
+            reasons = problems or [INTERRUPTED, *filter(None, [status.killed(written)])]
         if stands == "running" and (doubt := claim.doubt(self.folder)):
             reasons.append(doubt)
         times = [

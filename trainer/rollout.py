@@ -22,8 +22,6 @@ from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
 from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
 
-GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
-
 
 def sample(
     model: FlowModel,
@@ -216,8 +214,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     trained = sum(kind != "ode" for kind in step_kinds(settings))
     case = replace(settings, window=None), trained, samples, wish.unconditional_gradient
     if case not in decisions:
-        need = model.graph_bytes(settings) * samples * trained
-        decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
+        decisions[case] = model.keeps_graphs(settings, samples * trained)
     return decisions[case]
 
 

@@ -95,6 +95,7 @@ SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OT
 PICTURES_NODE = "OTCA_MyPictures"
 GIVEN_NODES = (PAIRS_NODE, PICTURES_NODE)  # of pictures that are there already: their latents take the place of samples
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
+MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
 TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
 REPLACED = {  # node ids that are no more, and how to have what they did
     f"OTCA_{name}": f"take Step Credit (OTCA_StepCredit) with method = {method}"

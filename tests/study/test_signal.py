@@ -72,8 +72,8 @@ class Linear:
     def guidance_at(self, sigma, settings):
         return 1.0
 
-    def graph_bytes(self, settings):
-        return 1
+    def keeps_graphs(self, settings, count):
+        return True
 
     def velocity(self, x, sigma, condition, guidance):
         sigma = torch.as_tensor(sigma, dtype=torch.float32).expand(len(x))

@@ -15,7 +15,7 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.credit.gains import is_final
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import KINDS
-from comfyui_otca.trainer.types import OLD, THETA
+from comfyui_otca.trainer.types import MEMORY_SHARE, OLD, THETA
 
 pytestmark = pytest.mark.anywhere
 
@@ -275,8 +275,8 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
         still_model.memo[rollout.GraphDecisions].clear()
         return rollout.graph_fits(still_model, settings, 6)
 
-    assert not fits(int(0.9 * need / rollout.GRAPH_MEMORY_SHARE))
-    assert fits(int(1.3 * need / rollout.GRAPH_MEMORY_SHARE))
+    assert not fits(int(0.9 * need / MEMORY_SHARE))
+    assert fits(int(1.3 * need / MEMORY_SHARE))
     # Once decided it stays, so that a run does not change its rounding half way.
     monkeypatch.setattr(devices, "free_memory", lambda device: 0)
     assert rollout.graph_fits(still_model, settings, 6)

@@ -17,6 +17,7 @@ from pathlib import Path
 from ...host import claim, distributed, environment, paths, stopping
 from ...host.access import permissions
 from ...host.files import Damaged, present
+from ..memory import fitting
 from ..run.folder import ADAPTERS, STATUS, WORKFLOW, RunError, Say, not_writable, read_own
 from ..run.loop import Prepared, differences
 from ..run.opening import in_the_way, on_record
@@ -53,6 +54,7 @@ def prepare(
     """
     with paths.writing_to(folder):
         problems = preflight.problems(workflow, processes or distributed.world())
+        problems += () if errors(problems) else fitting.shortages(workflow.graph)
         if errors(problems):
             raise WorkflowError(problems)
         [node] = workflow.find(RUN_NODE)

@@ -16,7 +16,7 @@ from ...host import devices, distributed
 from ...host.devices import Resident
 from ..memo import Memos
 from ..policy.policy import Policy
-from ..types import NextRollout
+from ..types import MEMORY_SHARE, NextRollout
 from .condition import Condition
 
 if TYPE_CHECKING:
@@ -53,18 +53,19 @@ class Forwards:
 
         network.register_forward_hook(count, with_kwargs=True)
 
-    def count(self, samples: int, twice: bool = False) -> None:
-        """Notes a forward pass of so many samples. `twice`: it has a negative half, which counts like the other."""
-        samples *= 1 + twice
+    def count(self, samples: int) -> None:
+        """Notes a forward pass of so many samples."""
         self._samples[0] += samples
         self._samples[1] += samples * torch.is_grad_enabled()
 
     @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Within it nothing is counted: for an evaluation, which is not a part of training."""
-        before = list(self._samples)
+    def apart(self) -> Iterator[dict[str, float]]:
+        """Counts what is not a part of training, as an evaluation, by itself: afterwards the counts are in what this gives."""
+        before, found = self._samples, {}
+        self.forget()
         try:
-            yield
+            yield found
+            found |= self.take()
         finally:
             self._samples = before
 
@@ -215,12 +216,17 @@ class FlowModel(Resident, ABC):
         """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.memo[NextRollout].unconditional_gradient)
 
+    def keeps_graphs(self, settings: SamplerSettings, count: int) -> bool:
+        """Whether the memory that is there can hold the graphs of so many calls, each of one sample."""
+        return self.graph_bytes(settings) * count <= MEMORY_SHARE * devices.free_memory(self.device)
+
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         kind = shape, self.memo[NextRollout].unconditional_gradient
         if kind not in self._graph_bytes:
-            weights = {weight.untyped_storage().data_ptr() for weight in self._weights()}
+            networks = self.experts.values()
+            weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}
             saved: dict[int, int] = {}
 
             def count(tensor: Tensor) -> Tensor:
@@ -230,19 +236,12 @@ class FlowModel(Resident, ABC):
                 return tensor
 
             condition, x = self.example(settings), torch.zeros((1, *shape), device=self.device)
-            with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
+            hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+            with torch.enable_grad(), hooks:
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
         return self._graph_bytes[kind]
-
-    def _weights(self) -> Iterator[Tensor]:
-        """All weights of the networks that are trained."""
-        return (parameter for network in self.experts.values() for parameter in network.parameters())
-
-    def _saving(self, count: Callable[[Tensor], Tensor]) -> contextlib.AbstractContextManager:
-        """Within it `count` is told of each tensor that autograd saves."""
-        return torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
 
     # -- as it was loaded --------------------------------------------------------------------------------------------------
 

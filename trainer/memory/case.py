@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..types import GRADIENT_NODE, STEP_NODES, TRAJECTORY_NODES
+from ..types import GRADIENT_NODE, MEMORY_SHARE, STEP_NODES, TRAJECTORY_NODES
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -60,7 +60,7 @@ REWARDS = {
 # Of a CLIP that judges, where its file is not here: Qwen3-VL 4B's 4,437,815,808 parameters in bfloat16.
 CLIP_JUDGE = 8_875_631_616
 
-# What a pass with a gradient takes in those that have one, for a picture in float32: `bench/memory.py judges`.
+# What a pass with a gradient takes in those that have one, for a picture in float32: `judges` in bench/memory.md.
 VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
 JUDGING_BYTES = {
     "OTCA_RewardClipT": VIT_L,
@@ -72,6 +72,25 @@ JUDGING_BYTES = {
 }
 
 Size = tuple[int, int, int]  # width, height, frames
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is.
+
+    Attributes:
+        device: torch's name of the one that computes; "" for none but the CPU.
+        has, ram: bytes that a training can have of it, and of main memory, which are one without a GPU; 0: not known.
+        widens: whether ComfyUI holds weights of 16 bits in float32, which it does on a CPU unless an option says otherwise.
+    """
+
+    device: str = "a GPU"
+    has: float = 0
+    ram: float = 0
+    widens: bool = False
+
+
+ANY_GPU = Machine()
 
 
 @dataclass(frozen=True)
@@ -100,6 +119,9 @@ def with_halo(size: Size, tile: int, scale: int) -> Size:
     width, height, frames = size
     side = scale * (side_of(tile, scale) + 2 * HALO) if tile else max(width, height)
     return min(width, side), min(height, side), frames
+
+
+Choice = tuple[Way, Way, str]  # what saves time, what saves memory, and the part of phases that the former takes
 
 
 @dataclass(frozen=True)
@@ -151,7 +173,7 @@ class Iteration:
         batch, sampling_batch: samples to a pass of the update and of the rollout; never more than there are.
         guided: guidance is classifier-free, so that a sample has two rows in a pass.
         both: the negative half has a gradient too.
-        keep_graph, merge_adapter: the sampler's.
+        keep_graph, merge_adapter: the sampler's; keep_graph None: decided by the memory that there is.
         copies: of what is trained: one for ema_decay, one for an old policy.
         pulled: a KL term asks the untrained model while the graph is there.
         pull: of the rewards' gradient, if the update follows that.
@@ -167,7 +189,7 @@ class Iteration:
     sampling_batch: int = 1
     guided: bool = False
     both: bool = True
-    keep_graph: bool = False
+    keep_graph: bool | None = False
     merge_adapter: bool = False
     copies: int = 0
     pulled: bool = False
@@ -190,10 +212,10 @@ class Iteration:
         """Bytes of one sample's picture or video in float32."""
         return 4 * 3 * prod(self.size)
 
-    def ways(self) -> Iterator[Way]:
+    def ways(self, has_gpu: bool = True) -> Iterator[Way]:
         """What to change, from cheap to costly: only tiles change the result."""
         judges = tuple(REWARDS)
-        if self.rewards:
+        if self.rewards and has_gpu:
             offloaded = {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}
             yield Way("offload on every reward", offloaded, sets=((judges, "offload", True),))
         if self.pull:
@@ -209,6 +231,11 @@ class Iteration:
                 words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
                 pull = {"pull": replace(self.pull, tile=tile)}
                 yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
+
+    def open(self) -> Iterator[Choice]:
+        if self.keep_graph is None:
+            keep, forget = (Way("", {"keep_graph": keep}) for keep in (True, False))
+            yield keep, forget, "kept graph"
 
     def on_cpu(self) -> Iterator[Way]:
         if self.rewards:
@@ -309,9 +336,11 @@ class Case(ABC):
 
     Attributes:
         iteration: None: only what is held counts, as before anything is sampled.
+        machine: by whose memory `decided` decides.
     """
 
     iteration: Iteration | None
+    machine: Machine
 
     # -- what a model of one kind or the other knows: bytes, for so many samples in a call --------------------------------
 
@@ -364,9 +393,28 @@ class Case(ABC):
     # -- the phases --------------------------------------------------------------------------------------------------------
 
     @cached_property
+    def decided(self) -> Self:
+        """What will run: all that `auto` leaves open, decided by the memory that there is, and by nothing else.
+
+        What saves time may take half of what is left beside it, in each phase. The count, the light and the run all ask this,
+        and decide nothing themselves.
+        """
+        case = self
+        for way, other, part in (*self.open(), *(self.iteration.open() if self.iteration else ())):
+            quick = case._with(way)
+            taken = [(parts[part], sum(parts.values())) for parts in quick.estimate().phases.values() if part in parts]
+            fits = all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in taken)
+            case = quick if fits else case._with(other)
+        return case
+
+    def open(self) -> Iterator[Choice]:
+        """What `decided` has to decide of this model."""
+        yield from ()
+
+    @cached_property
     def needs(self) -> Estimate:
         """With whatever can step aside aside."""
-        return self.estimate()
+        return self.decided.estimate()
 
     def estimate(self, room: float = 0) -> Estimate:
         """What the phases of one iteration need.

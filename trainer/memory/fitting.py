@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...host import devices, distributed
+from ...host import comfyui, devices, distributed
 from ..families.options import FlowModelError, LoadOptions
+from ..memo import Memo
 from ..policy.adapters import Adapter
+from ..types import MAKE_NODE
+from ..workflow.problem import Problem, general
 from . import needs
 from .blueprint import of_folder
-from .case import GB, TIGHT, Iteration
+from .case import GB, TIGHT, Iteration, Machine
 from .native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 
 if TYPE_CHECKING:
+    from ..memo import Saved
     from ..native.model import NativeModel
     from ..types import SamplerSettings
 
@@ -63,20 +67,78 @@ def check_folder(
 # --- what ComfyUI loaded -----------------------------------------------------------------------------------------------
 
 ROWS = 4  # samples in a call, if the sampler takes all of them at once and says no number
-# The most that activations may take of the memory beside the weights, before blocks are computed again instead.
-SHARE = 0.5
 UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
-def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool) -> Iteration | None:
+class Decisions(dict[str, tuple[bool | None, bool | None]], Memo):
+    """Decisions about checkpointing and text encoders, by what is trained: a run that is resumed computes as before."""
+
+    NAME = "memory"
+
+    def saved(self) -> Saved:
+        return {}, dict(self)
+
+    @classmethod
+    def read(cls, tensors: Mapping, values: Mapping[str, list]) -> Decisions:
+        return cls({case: (checkpointing, stays) for case, (checkpointing, stays) in values.items()})
+
+
+def here(device: torch.device | None = None) -> Machine:
+    """This machine, for all who count or decide: a GPU, where one computes, and main memory."""
+    device, ram = device or devices.default_device(), devices.available(torch.device("cpu"))
+    if device.type != "cpu":
+        return Machine(str(device), devices.available(device), ram)
+    if not comfyui.comfy_loaded():  # `otca` will have it hold weights as their files do
+        return Machine("", ram, ram)
+    from comfy.model_management import unet_dtype
+
+    return Machine("", ram, ram, widens=unet_dtype(device, weight_dtype=torch.bfloat16) == torch.float32)
+
+
+def in_words(graph: Mapping[str, Mapping]) -> str:
+    """What a graph needs of main memory here, and what there is, to stand behind something; "" where that is not known."""
+    case = _counted(graph)
+    return f", which needs {case.ram / GB:.1f} GB of main memory and had {case.machine.ram / GB:.1f}" if case else ""
+
+
+def shortages(graph: Mapping[str, Mapping]) -> Iterator[Problem]:
+    """Too little main memory, by the headers of the files: an error where what is held does not fit, and else a warning."""
+    case = _counted(graph)
+    if case is None or case.ram <= (free := case.machine.ram):
+        return
+    ways, changed = case.together(free)
+    words = ", ".join(way.words for way in ways)
+    fix = f"{words} ({changed.ram / GB:.1f} GB)" if ways else "smaller files, as in fp8, or a machine with more of it"
+    kind = "error" if case.loaded > free else "warning"
+    message = f"main memory: {case.ram / GB:.1f} GB are needed (an estimate) and {free / GB:.1f} GB free"
+    yield replace(general(f"{message}, so that the system would kill the training", fix), severity=kind)
+
+
+def _counted(graph: Mapping[str, Mapping]) -> NativeCase | None:
+    """The case of what ComfyUI loads from files; None of anything else."""
+    try:
+        case, _ = needs.read(graph, comfyui.folder(), here())
+    except ValueError:
+        return None
+    return case if isinstance(case, NativeCase) else None
+
+
+def encoder_files(graph: Mapping[str, Mapping]) -> list[Path]:
+    """The safetensors of the text encoders of a graph's Make Trainable."""
+    makers = (entry["inputs"] for entry in graph.values() if entry["class_type"] == MAKE_NODE)
+    files = [file for inputs in makers for file, _ in needs.Files.of(graph, inputs, comfyui.folder()).encoders]
+    return [file.path for file in files if file.path is not None and file.path.suffix == ".safetensors"]
+
+
+def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool, device: torch.device) -> Iteration | None:
     """What a graph does with its model; None of one that does not train exactly one."""
     try:
-        return needs.iteration(graph, off=None if guidance_is_embedded else 1.0)
+        return needs.iteration(graph, None if guidance_is_embedded else 1.0, has_gpu=device.type != "cpu")
     except ValueError:  # several updates, or none: only what is sampled is known
         return None
 
 
-def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) -> NativeCase:
+def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
     """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
     experts, samples = model.wrapped.values(), settings.batch_size or ROWS
     size = settings.width, settings.height, settings.frames
@@ -90,7 +152,7 @@ def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) 
     known = next((each for each in ARCHITECTURES.values() if each.image_model == kind), UNKNOWN)
     architecture = replace(
         known,
-        title=model.source,
+        title=type(next(iter(experts)).core).__name__,
         params=0,
         width=_width(model),
         layers=max(1, blocks // len(experts)),
@@ -104,37 +166,20 @@ def case_of(model: NativeModel, settings: SamplerSettings, checkpointing: bool) 
         weights_bytes=sum(expert.patcher.model_size() for expert in experts),
         trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
         iteration=iteration,
-        checkpointing=checkpointing,
+        checkpointing=model.options.checkpointing,
         is_low_memory=model.options.is_low_memory,
-        tiling=True,  # to which ComfyUI turns by itself if a picture does not fit
+        tiling=model.options.vae_tiling or model.device.type != "cpu",  # to which ComfyUI turns by itself on a GPU
         encoder_bytes=_size(model.clip),
         vae_bytes=_size(model.vae),
         compute_bytes=model.dtype.itemsize,
+        machine=here(model.device),
     )
 
 
-def wants_checkpointing(model: NativeModel, settings: SamplerSettings) -> bool:
-    """Whether activations would take more than their share of the memory that is left beside the weights."""
-    found = case_of(model, settings, False).needs
-    return found.parts["activations"] > SHARE * max(0, has(model.device) - found.parts["weights"])
-
-
-def room(model: NativeModel, settings: SamplerSettings) -> int:
+def room(case: NativeCase) -> int:
     """Bytes beside the weights that computing takes, whichever is larger of sampling and the update."""
-    parts = case_of(model, settings, model.checkpointing).needs.parts
+    parts = case.needs.parts
     return max(parts["activations"], parts["sampling"]) + parts["optimizer"]
-
-
-def line(model: NativeModel, settings: SamplerSettings) -> str:
-    """For a human: what it needs, what there is, and what makes it fit."""
-    return f"Memory: {case_of(model, settings, model.checkpointing).sentence(has(model.device))}"
-
-
-def has(device: torch.device) -> int:
-    """Bytes of the device, whatever holds them now."""
-    import comfy.model_management
-
-    return int(comfy.model_management.get_total_memory(device))
 
 
 def _width(model: NativeModel) -> int:

@@ -13,27 +13,11 @@ from typing import Any
 from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..workflow import graph as api
 from . import needs, own
-from .case import GB, REWARDS, TIGHT, Size, Way
+from .case import GB, REWARDS, TIGHT, Machine, Size, Way
 from .native import NativeCase
 
 FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
 COUNTED = {MAKE_NODE, DATASET_NODE, *TRAJECTORY_NODES, *STEP_NODES, *REWARDS}  # nodes whose values are read here
-IN_FLOAT32 = 4  # bytes of a number: without a GPU ComfyUI computes in float32, and holds weights of 16 bits so
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What there is.
-
-    Attributes:
-        device: torch's name of the one that ComfyUI computes on; "" for none but the CPU.
-        has: bytes of it.
-        ram: bytes of main memory.
-    """
-
-    device: str
-    has: int
-    ram: int
 
 
 @dataclass(frozen=True)
@@ -106,36 +90,29 @@ def _published(graph: Mapping[str, Mapping], machine: Machine) -> Light:
 
 def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
     try:
-        case, _ = needs.read(graph)
+        case, _ = needs.read(graph, machine=machine)
     except ValueError as error:
         return Light(UNKNOWN, text=str(error).partition(" Fix: ")[0])
     assert isinstance(case, NativeCase), "the graph has a Make Trainable"
-    beside = 0
-    if not machine.device:
-        if case.weights_bytes > case.model.params * case.model.networks:  # 8 bits and fewer stay as they are
-            case = replace(case, weights_bytes=IN_FLOAT32 * case.model.params * case.model.networks)
-        case = replace(case, compute_bytes=IN_FLOAT32)
-        beside = case.encoder_bytes + case.vae_bytes  # which stay where they are
-    has = machine.has - beside
     light = Light(
         FITS,
-        needs=(case.needs.total + beside) / GB,
+        needs=case.needs.total / GB,
         phase=case.needs.phase,
         text=_far(graph, case.iteration.size),
         has=machine.has / GB,
         device=machine.device,
-        ram=case.files_bytes / GB,
+        ram=case.ram / GB,
         ram_has=machine.ram / GB,
     )
-    if case.needs.total <= has:
-        is_tight = case.needs.total > TIGHT * has or light.ram > light.ram_has
+    if case.needs.total <= machine.has:
+        is_tight = case.needs.total > TIGHT * machine.has or light.ram > light.ram_has
         return replace(light, state=TIGHTLY) if is_tight else light
-    ways, changed = case.fix(has, (way for way in case.ways() if _settings(graph, way)))
+    ways, changed = case.fix(machine.has, (way for way in case.ways() if _settings(graph, way)))
     return replace(
         light,
         state=TOO_MUCH,
         fix=tuple(way.words for way in ways),
-        after=(changed.needs.total + beside) / GB,
+        after=changed.needs.total / GB,
         settings=tuple(setting for way in ways for setting in _settings(graph, way)),
     )
 

@@ -16,15 +16,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types import MAKE_NODE
-from .case import DECODING, ENCODING, TILE, Case, Graph, Held, Iteration, Size, Way, with_halo
+from .case import (
+    ANY_GPU,
+    DECODING,
+    ENCODING,
+    RESERVE,
+    TILE,
+    Case,
+    Choice,
+    Graph,
+    Held,
+    Iteration,
+    Machine,
+    Size,
+    Way,
+    with_halo,
+)
 
 RANK = 16
 COMPUTE_BYTES = 2  # activations are bfloat16, ComfyUI's choice on a GPU that has it
+FLOAT32_BYTES = 4  # and on a CPU
 WEIGHT_BYTES = {"bfloat16": 2, "fp8": 1}
 # For a model that is not listed below: vectors of its width that autograd keeps for each token and block. The most of those that
 # are listed.
 SAVED = 35.0
-# Vectors outside of blocks, and of gradients inside a block: counted on a FLUX by `bench/memory.py native`, taken for all.
+# Vectors outside of blocks, and of gradients inside a block: counted on a FLUX by `native` in bench/memory.md, taken for all.
 OUTSIDE, GRADIENTS = 2, 10
 
 
@@ -59,7 +75,7 @@ class Autoencoder:
 
 
 # Values a pixel: memory_used_decode in comfy/sd.py of ComfyUI 0.33, per latent pixel there. Videos are decoded piece by piece,
-# so their number of frames does not count; with a gradient it does: `bench/memory.py decoders`. Sizes: the files' pages on
+# so their number of frames does not count; with a gradient it does: `decoders` in bench/memory.md. Sizes: the files' pages on
 # huggingface.co.
 FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131))
 FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), scale=16)
@@ -201,48 +217,64 @@ class NativeCase(Case):
     Attributes:
         weights_bytes: the frozen weights, all networks together.
         trained: parameters of the adapter.
-        checkpointing: blocks are computed again in the backward pass.
+        checkpointing: blocks are computed again in the backward pass. None: decided by memory.
         is_low_memory: weights visit the GPU layer by layer.
         tiling: pictures are decoded in tiles.
         encoder_bytes, vae_bytes: of the text encoders' and the autoencoder's weights.
         compute_bytes: of one number in the blocks.
+        encoder_stays: the text encoders' weights stay in main memory; else they are pages of their files. None: decided by memory.
     """
 
     model: Architecture
     weights_bytes: int
     trained: int
     iteration: Iteration
-    checkpointing: bool = True
+    checkpointing: bool | None = None
     is_low_memory: bool = False
     tiling: bool = False
     encoder_bytes: int = 0
     vae_bytes: int = 0
     compute_bytes: int = COMPUTE_BYTES
+    machine: Machine = ANY_GPU
+    encoder_stays: bool | None = None
 
     @property
     def title(self) -> str:
         return self.model.title
 
     @property
-    def files_bytes(self) -> int:
-        """Bytes of all weights, which are in main memory while they are not on the GPU."""
-        return (
-            self.weights_bytes
-            + self.encoder_bytes
-            + self.vae_bytes
-            + sum(judge.bytes for judge in self.iteration.rewards)
-        )
+    def loaded(self) -> int:
+        """Bytes of what ComfyUI's loaders put into main memory, where it is while it is not on the GPU."""
+        return self.weights_bytes + self.encoder_bytes + self.vae_bytes
+
+    @property
+    def ram(self) -> int:
+        """Bytes of main memory that the training takes; on a GPU those of all weights."""
+        if not self.machine.device:
+            return self.needs.total
+        return self.loaded + sum(judge.bytes for judge in self.iteration.rewards)
+
+    def open(self) -> Iterator[Choice]:
+        if self.encoder_stays is None and not self.machine.device:  # on a GPU it visits
+            stays, goes = (Way("", case={"encoder_stays": stays}) for stays in (True, False))
+            yield stays, goes, "text encoder"
+        if self.checkpointing is None:
+            off, on = (Way("", case={"checkpointing": on}) for on in (False, True))
+            yield off, on, "activations"
 
     def held(self) -> Held:
-        blocks = self.model.networks * self.model.layers
+        blocks, visit = self.model.networks * self.model.layers, bool(self.machine.device)
         return Held(
-            weights=self.weights_bytes // blocks if self.is_low_memory else self.weights_bytes,
+            weights=self.weights_bytes // blocks if self.is_low_memory and visit else self.weights_bytes,
             trained=self.trained,
-            encoders=self.encoder_bytes,
+            encoders=0
+            if self.encoder_stays is False
+            else self.encoder_bytes,  # pages of its files make way for anything
             vae=self.vae_bytes,
-            encoders_visit=True,
-            vae_visit=True,
-            steps_aside=(ENCODING, DECODING),  # ComfyUI lets the model leave if they need its room
+            loading=self.weights_bytes + self.encoder_bytes + RESERVE if self.encoder_stays is False else 0,
+            encoders_visit=visit,
+            vae_visit=visit,
+            steps_aside=(ENCODING, DECODING) if visit else (),  # ComfyUI lets the model leave if they need its room
         )
 
     def latent(self) -> int:
@@ -253,8 +285,9 @@ class NativeCase(Case):
 
     def graph(self, samples: int) -> Graph:
         rows, saved, layers = samples * (self._rows if self.iteration.both else 1), self.model.saved, self.model.layers
-        kept = self._vectors(rows, layers + OUTSIDE if self.checkpointing else layers * saved)
-        backward = self._vectors(rows, GRADIENTS + (saved if self.checkpointing else 0))
+        again = self.checkpointing is not False
+        kept = self._vectors(rows, layers + OUTSIDE if again else layers * saved)
+        backward = self._vectors(rows, GRADIENTS + (saved if again else 0))
         return Graph(kept, kept + backward, backward)
 
     def decoding(self, samples: int) -> int:
@@ -278,13 +311,15 @@ class NativeCase(Case):
     def ways(self) -> Iterator[Way]:
         it, fp8 = self.iteration, self.model.networks * self.model.params
         make = (MAKE_NODE,)
-        yield from it.ways()
+        has_gpu = bool(self.machine.device)
+        yield from it.ways(has_gpu)
         checkpointing = ((make, "checkpointing", "on"),)
         yield Way("Make Trainable checkpointing on", case={"checkpointing": True}, sets=checkpointing)
         yield Way("Make Trainable vae_tiling on", case={"tiling": True}, sets=((make, "vae_tiling", True),))
         if fp8:
             kind = (("UNETLoader",), "weight_dtype", "fp8_e4m3fn")
             yield Way("fp8 weights", case={"weights_bytes": min(self.weights_bytes, fp8)}, sets=(kind,))
-        yield from it.on_cpu()
+        yield from it.on_cpu() if has_gpu else ()
         yield from it.smaller(self.model.sizes)
-        yield Way("Make Trainable memory low (slow)", case={"is_low_memory": True}, sets=((make, "memory", "low"),))
+        if has_gpu:
+            yield Way("Make Trainable memory low (slow)", case={"is_low_memory": True}, sets=((make, "memory", "low"),))

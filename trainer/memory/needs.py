@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -27,6 +28,7 @@ from ..types import (
     LOAD_NODE,
     MAKE_NODE,
     MATCHING_NODE,
+    STEP_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
     VIDEO_FRAMES,
@@ -34,8 +36,9 @@ from ..types import (
     SamplerSettings,
 )
 from ..workflow import graph as api
-from .case import CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Pull
-from .native import ARCHITECTURES, FLUX_VAE, RANK, WEIGHT_BYTES, Architecture, NativeCase, architecture_of
+from . import native
+from .case import ANY_GPU, CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Machine, Pull
+from .native import Architecture, NativeCase
 
 # Loaders, ComfyUI's own and ComfyUI-GGUF's: the inputs that name files, and the folder of ComfyUI's models; below, what a folder
 # was once called.
@@ -60,24 +63,27 @@ PARTS = (
 )
 ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
 VARIETY_NODE, RELATIVE_NODE, JUDGE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords", "OTCA_RewardVLMJudge"
+SCALES = ("weight_scale", "scale_weight", "comfy_quant")  # names of tensors of layers that stay quantized
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
 
 
-def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Case, list[str]]:
-    """The case of an API graph, and a line about each file or folder: whether it was looked at.
+def read(
+    graph: Mapping[str, Mapping], comfyui: Path | None = None, machine: Machine = ANY_GPU
+) -> tuple[Case, list[str]]:
+    """The case of an API graph on that machine, and a line about each file or folder: whether it was looked at.
 
     Raises:
         ValueError: the graph trains no model or several, or a model is not here and not known by its name.
     """
     if any(entry["class_type"] == LOAD_NODE for entry in graph.values()):
-        return _pipeline(graph)
-    return _native(graph, comfyui)
+        return _pipeline(graph, machine)
+    return _native(graph, comfyui, machine)
 
 
 # --- Load Flow Model ---------------------------------------------------------------------------------------------------
 
 
-def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
+def _pipeline(graph: Mapping[str, Mapping], machine: Machine) -> tuple[Case, list[str]]:
     import torch
 
     from ..families.options import LoadOptions
@@ -107,8 +113,9 @@ def _pipeline(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
         blueprint=found,
         adapter=adapter if lora else None,
         options=loaded,
-        dtype=dtypes.get(loaded.dtype, torch.bfloat16),  # auto: what it is on a GPU
+        dtype=dtypes.get(loaded.dtype, torch.bfloat16 if machine.device else torch.float32),
         iteration=iteration(graph, guidance and guidance.off),
+        machine=machine,
     )
     return case, [line]
 
@@ -135,6 +142,18 @@ class File:
         if self.path is None or not self.begins:
             return self.path.stat().st_size if self.path else None
         return sum(size for size, _ in self.tensors().values())
+
+    def held(self, machine: Machine) -> int | None:
+        """Bytes of a network as ComfyUI holds it there: on a GPU in 16 bits at most, on a CPU in float32 where it widens that.
+        Weights that have a scale stay as they are."""
+        if self.path is None or self.path.suffix != ".safetensors":
+            return self.bytes
+        tensors = self.tensors()
+        if any(name.endswith(SCALES) for name in tensors):
+            return self.bytes
+        if machine.widens and not machine.device:
+            return sum(native.FLOAT32_BYTES * prod(shape) for _, shape in tensors.values())
+        return sum(min(size, native.COMPUTE_BYTES * prod(shape)) for size, shape in tensors.values())
 
     def tensors(self) -> dict[str, tuple[int, list[int]]]:
         """{name: bytes, shape} of those that count, by the file's header. Raises ValueError as `opened`."""
@@ -168,7 +187,7 @@ class Files:
         return [file for file, _ in (*self.networks, *self.encoders, *self.autoencoders)]
 
 
-def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[NativeCase, list[str]]:
+def _native(graph: Mapping[str, Mapping], comfyui: Path | None, machine: Machine) -> tuple[NativeCase, list[str]]:
     inputs = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)["inputs"]
     files = Files.of(graph, inputs, comfyui)
     networks, encoders, autoencoders = files.networks, files.encoders, files.autoencoders
@@ -183,16 +202,32 @@ def _native(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[NativeC
     sizes = [file.bytes for file, _ in encoders]
     case = NativeCase(
         model=model,
-        weights_bytes=sum(_weights(model, file, loader) for file, loader in networks),
-        trained=model.networks * model.lora * inputs.get("lora_rank", RANK),
-        checkpointing=inputs.get("checkpointing", "auto") != "off",
+        weights_bytes=sum(_weights(model, file, loader, machine) for file, loader in networks),
+        trained=model.networks * model.lora * inputs.get("lora_rank", native.RANK),
+        checkpointing={"on": True, "off": False}.get(inputs.get("checkpointing", "auto")),
         is_low_memory=inputs.get("memory") == "low",
         tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
-        iteration=iteration(graph, None if model.embeds_guidance else 1.0, comfyui),
+        iteration=iteration(graph, None if model.embeds_guidance else 1.0, comfyui, bool(machine.device)),
+        compute_bytes=native.COMPUTE_BYTES if machine.device else native.FLOAT32_BYTES,
+        machine=machine,
     )
     return case, lines
+
+
+def filed(graph: Mapping[str, Mapping], comfyui: Path | None) -> str:
+    """The type of 16 bits that all numbers of a graph's networks have in their files: bf16, fp16, or "" for anything else."""
+    kinds: set[str] = set()
+    for entry in graph.values():
+        for file, _ in Files.of(graph, entry["inputs"], comfyui).networks if entry["class_type"] == MAKE_NODE else ():
+            with (
+                opened(file.path, "np")
+                if file.path and file.path.suffix == ".safetensors"
+                else nullcontext() as content
+            ):
+                kinds |= {content.get_slice(key).get_dtype() for key in content.keys()} if content else {""}
+    return {"BF16": "bf16", "F16": "fp16"}.get(kinds.pop(), "") if len(kinds) == 1 else ""
 
 
 def _judging(graph: Mapping[str, Mapping]) -> list[Any]:
@@ -213,43 +248,41 @@ def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> lis
             folders += [comfyui / "models" / str(name) for name in (kind, ONCE.get(kind, kind))] if comfyui else []
             begins = PARTS[min(int(link[1]), 2)] if kind == "checkpoints" else ()
             named = [str(entry["inputs"].get(name, "")) for name in names]
-            return [(_file(name, folders, begins), entry["inputs"]) for name in named]
+            places = {name: permissions.candidates(name, folders, "weights") for name in named}
+            found = {name: next((path for path in places[name] if path.is_file()), None) for name in named}
+            return [(File(name, found[name], begins), entry["inputs"]) for name in named]
         links = api.links(entry)
         link = next((list(links[name]) for name in ("model", "clip", "vae") if name in links), None)
     return []
 
 
-def _file(name: str, folders: list[Path], begins: tuple[str, ...]) -> File:
-    candidates = permissions.candidates(name, folders, "weights")
-    return File(name, next((path for path in candidates if path.is_file()), None), begins)
-
-
-def _weights(model: Architecture, file: File, loader: Mapping) -> int:
+def _weights(model: Architecture, file: File, loader: Mapping, machine: Machine) -> int:
     if str(loader.get("weight_dtype", "")).startswith("fp8"):
         return model.params
-    published = WEIGHT_BYTES["fp8" if "fp8" in file.name.lower() else "bfloat16"] * model.params
-    return file.bytes or published
+    published = native.WEIGHT_BYTES["fp8" if "fp8" in file.name.lower() else "bfloat16"] * model.params
+    return file.held(machine) or published
 
 
 def _architecture(file: File) -> Architecture:
     """By the file's header if it is here, with what only the published configuration says; else by its name."""
-    known = architecture_of(file.name)
+    known = native.architecture_of(file.name)
     if known is not None and (file.path is None or file.path.suffix != ".safetensors"):
         return known
     if file.path is None:
-        titles = ", ".join(model.title for model in ARCHITECTURES.values())
+        titles = ", ".join(model.title for model in native.ARCHITECTURES.values())
         raise ValueError(
             f"{file.name} is not here, and its name is not that of a published model ({titles}). Fix: say by --comfyui where "
             "ComfyUI is, or rename the file as ComfyUI's templates have it"
         )
     shapes = {key: shape for key, (_, shape) in file.tensors().items()}
     params = sum(map(prod, shapes.values()))
-    if known is not None:
-        return replace(known, params=params)
     matrices = {key: shape for key, shape in shapes.items() if len(shape) == 2 and BLOCK.match(key)}
+    blocks = {match.group(1) for key in matrices if (match := BLOCK.match(key))}
+    if known is not None:  # a file with fewer blocks has as many fewer layers with an adapter
+        layers = min(known.layers, len(blocks) or known.layers)
+        return replace(known, params=params, layers=layers, lora=known.lora * layers // known.layers)
     if not matrices:
         raise ValueError(f"{file.path} has no blocks with weights. Fix: choose a file of a diffusion model")
-    blocks = {match.group(1) for key in matrices if (match := BLOCK.match(key))}
     return Architecture(
         title=file.name,
         params=params,
@@ -257,19 +290,22 @@ def _architecture(file: File) -> Architecture:
         layers=len(blocks),
         lora=sum(sum(shape) for shape in matrices.values()),
         encoder_bytes=0,
-        vae=FLUX_VAE,
+        vae=native.FLUX_VAE,
     )
 
 
 # --- sampler, update and rewards ---------------------------------------------------------------------------------------
 
 
-def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | None = None) -> Iteration:
+def iteration(
+    graph: Mapping[str, Mapping], off: float | None, comfyui: Path | None = None, has_gpu: bool = True
+) -> Iteration:
     """The settings of an API graph that decide its memory.
 
     Args:
         off: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
         comfyui: its folder, in which the file of a CLIP that judges may be.
+        has_gpu: without one all judges compute in main memory, and stay there.
 
     Raises:
         ValueError: a node that it takes is missing, or there are several.
@@ -289,7 +325,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | N
     judges = [
         _judge(entry, settings.frames, asking.get(number))
         for number, entry in graph.items()
-        if entry["class_type"] in REWARDS and entry["inputs"].get("device") != "cpu"
+        if entry["class_type"] in REWARDS and not (has_gpu and entry["inputs"].get("device") == "cpu")
     ]
     # ComfyUI loads these when they are asked, and moves them out of the way when the update needs the room.
     for link in _judging(graph):
@@ -312,13 +348,22 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, comfyui: Path | N
         sampling_batch=settings.batch_size or samples,
         guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
         both=step.get("unconditional_gradient", True),
-        keep_graph=sampler.get("keep_graph") == "on" and not pulls,
+        keep_graph=_keeps(sampler, step)
+        if update["class_type"] == STEP_NODE
+        else sampler.get("keep_graph") == "on" and not pulls,
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
         pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
-        rewards=tuple(judges),
+        rewards=tuple(judges if has_gpu else (replace(judge, offload=False) for judge in judges)),
         pull=_pull(update["inputs"]) if pulls else None,
     )
+
+
+def _keeps(sampler: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
+    """Whether graphs are kept; None: where there is memory for them. The update has no use for them if it computes again."""
+    if sampler.get("keep_graph", "auto") != "auto":
+        return sampler["keep_graph"] == "on"
+    return None if step.get("epochs", 1) == 1 and not step.get("sampled_steps") else False
 
 
 def _references(inputs: Mapping[str, Any]) -> int:

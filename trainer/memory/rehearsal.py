@@ -27,7 +27,7 @@ from ..families.sizes import RULES
 from ..policy.adapters import Adapter
 from ..types import NextRollout, SamplerSettings
 from .blueprint import Blueprint
-from .case import ENCODING, RESERVE, Case, Graph, Held, Iteration, Way, with_halo
+from .case import ANY_GPU, ENCODING, RESERVE, Case, Graph, Held, Iteration, Machine, Way, with_halo
 from .meta import META, Live, as_on_a_gpu, there_and_back
 
 GUIDED = 3.5  # above what any family takes as no guidance
@@ -310,6 +310,7 @@ class PipelineCase(Case):
     iteration: Iteration | None
     processes: int = 1
     reserve: int = RESERVE
+    machine: Machine = ANY_GPU
 
     @property
     def title(self) -> str:

@@ -150,10 +150,8 @@ class Mutable:
     looks at every operation.
     """
 
-    def __init__(self, on_save: Callable[[Tensor], Tensor] | None = None):
-        """`on_save` is told of each tensor that is kept: another context of saved tensors would not be asked within this one."""
+    def __init__(self) -> None:
         self.copies = 0
-        self._on_save = on_save
         self._kept: dict[int, WeakSet[_Kept]] = defaultdict(WeakSet)
         self._stack = ExitStack()
 
@@ -167,8 +165,6 @@ class Mutable:
         self._kept.clear()
 
     def _pack(self, tensor: Tensor) -> _Kept:
-        if self._on_save is not None:
-            self._on_save(tensor)
         kept = _Kept(tensor)
         self._kept[_storage(tensor)].add(kept)
         return kept

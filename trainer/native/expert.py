@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ class Expert:
         is_alone: whether a call holds one sample only; see `trial`.
         checkpointing: whether blocks are computed again in the backward pass.
         prepare: called before a block is computed: has the network be where it computes, with its wrappers.
+        count: told of the samples of each call of the network, also of calls that another node makes.
         is_stale: whether ComfyUI may have moved weights since they were last looked at.
     """
 
@@ -48,6 +50,7 @@ class Expert:
         self.blocks = blocks(self.network)
         self.checkpointing, self.is_stale = False, True
         self.prepare: Callable[[], object] = lambda: None
+        self.count: Callable[[int], object] = lambda samples: None
         self._replaced: list[tuple[torch.nn.Module, Callable, Callable | None]] = []
         injection = comfy.patcher_extension.PatcherInjection(inject=self._inject, eject=self._eject)
         self.patcher.set_injections(INJECTION, [injection])
@@ -69,6 +72,7 @@ class Expert:
         return self.core.manual_cast_dtype or self.core.get_dtype()
 
     def _inject(self, patcher: ModelPatcher) -> None:
+        self._wrap(self.network, functools.partial(self._called, self.network.forward))
         others = [("", module) for network in self._held for module in network.modules()]  # which have no adapter
         for name, module in (*self.network.named_modules(), *others):
             if not (frozen.is_linear(module) or frozen.is_fetched(module)):
@@ -97,6 +101,10 @@ class Expert:
     def _wrap(self, module: torch.nn.Module, forward: Callable) -> None:
         self._replaced.append((module, forward, vars(module).get("forward")))
         module.forward = forward
+
+    def _called(self, forward: Callable, x: Any, *args, **kwargs) -> Any:
+        self.count(len(x[0] if isinstance(x, list) else x))  # a list holds a video and its sound
+        return forward(x, *args, **kwargs)
 
     def _ready(self) -> None:
         self.prepare()
@@ -134,3 +142,23 @@ class Expert:
     def is_ready(self) -> bool:
         """Whether the wrappers are on: ComfyUI takes them off whenever another node uses or unloads the MODEL."""
         return not self.is_stale and bool(self._replaced) and self.core.current_patcher is self.patcher
+
+
+def page(module: torch.nn.Module, files: Iterable[Path]) -> None:
+    """Weights that are the very numbers of tensors in these safetensors files become the files' own pages.
+
+    The system drops pages of files when memory runs short and reads them again when they are asked for, which no other memory
+    is good for. ComfyUI's names end as those in the files do.
+    """
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, "pt") as file:
+            keys = set(file.keys())
+            for prefix, part in module.named_modules():
+                for name, weight in part._parameters.items():
+                    words = f"{prefix}.{name}".split(".")
+                    key = next((k for n in range(len(words)) if (k := ".".join(words[n:])) in keys), None)
+                    if key and weight is not None and weight.dtype == (tensor := file.get_tensor(key)).dtype:
+                        if weight.shape == tensor.shape and torch.equal(weight.data, tensor):
+                            part._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)

@@ -124,8 +124,7 @@ def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int
 
     def velocity() -> Tensor:
         on_call()
-        with model.forwards.uncounted():
-            return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
+        return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
 
     named = model.wrapped[name].adapters.parameters()
     parameters = [parameter for key, parameter in named.items() if key.endswith(B)]

@@ -24,15 +24,18 @@ from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable, trial
 from .checkpointing import Mutable
 from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
-from .expert import Expert
+from .expert import Expert, page
 from .foreign import ordinary, rewrap
 from .sources import Asked
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from comfy.model_patcher import ModelPatcher
     from comfy.sd import CLIP, VAE
 
     from ..memory.case import Iteration
+    from ..memory.native import NativeCase
     from ..types import Trajectories
 
 HIGH, LOW = "model", "low_noise_model"
@@ -87,18 +90,21 @@ class NativeModel(FlowModel):
         adapters = {name: expert.adapters for name, expert in self.wrapped.items()}
         networks = {name: expert.network for name, expert in self.wrapped.items()}
         super().__init__(networks, adapters, self._first.dtype)
+        for expert in self.wrapped.values():
+            expert.count = self.forwards.count
         self._encodings = Encodings(clip, self._with_pictures)
         self.grid = suitable.grid(model, vae)
         self.planned: Iteration | None = None  # what the graph that samples does with it
         self._room = 0.0  # bytes that computing needs beside the weights
-        self._checkpointing = options.checkpointing
+        self._encoder_files: list[Path] = []  # as the graph names them
+        self._settled: tuple | None = None  # for what the memory was decided last
+        self.checkpointing = bool(options.checkpointing)  # whether blocks are computed again in the backward pass
         self._conditions: dict[tuple, NativeCondition] = {}
         self.most_pictures = 0  # of a prompt, so far
         self.is_untried = False  # whether the first prompts' condition is to be tried
         self._decoding = threading.RLock()
         # Whether the network writes over what autograd keeps; None: not known yet.
         self._writes_over: bool | None = None
-        self._on_save: Callable[[Tensor], Tensor] | None = None
 
     @property
     def _first(self) -> Expert:
@@ -137,7 +143,8 @@ class NativeModel(FlowModel):
     def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
         """Moves nothing: ComfyUI knows of this model as of its own, and moves whatever it needs the room of."""
         if graph is not None:
-            self.planned = fitting.planned(graph, self.guidance_is_embedded)
+            self.planned = fitting.planned(graph, self.guidance_is_embedded, self.device)
+            self._encoder_files = fitting.encoder_files(graph)
 
     # -- in memory ---------------------------------------------------------------------------------------------------------
 
@@ -189,6 +196,7 @@ class NativeModel(FlowModel):
         return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
 
     def _of(self, asked: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
+        self._settle_memory(settings)
         distinct = tuple(dict.fromkeys(asked))
         case = distinct, settings
         if case not in self._conditions:
@@ -200,7 +208,6 @@ class NativeModel(FlowModel):
     def _condition(self, distinct: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         x = self._with_frames(torch.zeros((1, *shape), device=self.device))
-        self._settle_memory(settings)
         positive, negative = self._encodings.of(distinct), [None] * len(distinct)
         if self._has_negative(settings):
             # The negative prompt sees the same pictures, so that guidance strengthens what the text says alone.
@@ -230,9 +237,7 @@ class NativeModel(FlowModel):
         side = self.grid.scale * self.grid.patch * 2
         # Two prompts of one length, so that ComfyUI calls the network once for both.
         settings = SamplerSettings("ode", 0.0, 1, side, side, 1.0, TRIED_GUIDANCE, negative_prompt="b")
-        undecided, shape = self._checkpointing, self.latent_shape(side, side)
-        condition = self.condition(["a"], settings)
-        self._checkpointing = undecided  # by the size that will be trained
+        condition, shape = self.condition(["a"], settings), self.latent_shape(side, side)
         x = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
         return condition, x, TRIED_GUIDANCE
 
@@ -261,28 +266,38 @@ class NativeModel(FlowModel):
         return options
 
     def _settle_memory(self, settings: SamplerSettings) -> None:
-        """Decides, once, about checkpointing, and asks for the room that these settings take."""
-        if self._checkpointing is None:
-            self._checkpointing = fitting.wants_checkpointing(self, settings)
+        """Takes the case's decision for these settings, and asks for the room that they take."""
+        if self._settled == (settings, self.planned, self.most_pictures):
+            return
+        self._settled, case = (settings, self.planned, self.most_pictures), self.case(settings)
+        self.checkpointing = bool(case.checkpointing)
         for expert in self.wrapped.values():
-            expert.checkpointing = self._checkpointing
-        self._room = max(self._room, float(fitting.room(self, settings)))
+            expert.checkpointing = self.checkpointing
+        if not case.encoder_stays:
+            page(self.clip.cond_stage_model, self._encoder_files)
+        self._room = max(self._room, float(fitting.room(case)))
+
+    def case(self, settings: SamplerSettings) -> NativeCase:
+        """A training at these settings as it is counted and run; what was decided for an equal one holds."""
+        case = fitting.case_of(self, settings)
+        key = repr((case.iteration, case.model, case.trained))
+        made = self.memo[fitting.Decisions]
+        if key not in made:
+            made[key] = case.decided.checkpointing, case.decided.encoder_stays
+        return replace(case, checkpointing=made[key][0], encoder_stays=made[key][1])
 
     def memory_line(self, settings: SamplerSettings) -> str:
-        self._settle_memory(settings)
-        return fitting.line(self, settings)
+        case = self.case(settings)
+        return f"Memory: {case.sentence(case.machine.has)}"
 
-    @property
-    def checkpointing(self) -> bool:
-        """Whether blocks are computed again in the backward pass."""
-        return bool(self._checkpointing)
+    def keeps_graphs(self, settings: SamplerSettings, count: int) -> bool:
+        return bool(self.case(settings).decided.iteration.keep_graph)
 
     # -- the velocity --------------------------------------------------------------------------------------------------------
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: NativeCondition, guidance: float) -> Tensor:
         levels = noise_levels(sigma, x).float()
         name = self._expert_at(float(levels[0]))
-        self.forwards.count(len(x), twice=self.calls_per_velocity(guidance) > 1)
         parts, places = [], []
         # Not while a reward, in another thread, asks ComfyUI for room: this network would leave in the middle of a pass.
         with moving:
@@ -461,18 +476,6 @@ class NativeModel(FlowModel):
     def lora_key(self, name: str) -> str:
         return f"diffusion_model.{name}"
 
-    @contextlib.contextmanager
-    def _saving(self, count: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        self._on_save = count
-        try:
-            with super()._saving(count):
-                yield
-        finally:
-            self._on_save = None
-
-    def _weights(self) -> Iterator[Tensor]:
-        return (p for p in super()._weights() if type(p.data) is torch.Tensor)
-
 
 def _alike(condition: NativeCondition, network: str, levels: Tensor, is_alone: bool) -> list[list[int]]:
     """The rows that one call can serve together: prompts of equal length, or of one prompt. `is_alone`: no two."""
@@ -491,7 +494,7 @@ class _Observed(Mutable):
     """Notes on the model, after a pass, whether anything had to be copied."""
 
     def __init__(self, model: NativeModel):
-        super().__init__(model._on_save)
+        super().__init__()
         self._model = model
 
     def __exit__(self, *error) -> None:

@@ -46,23 +46,22 @@ def run(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: flo
     Raises:
         FlowModelError: the same call gives another velocity later, or a function of another node raises.
     """
-    with model.forwards.uncounted():
-        for name, expert in model.wrapped.items():
-            call = partial(_call, model, condition, x, guidance)
-            high, low = model.range_of(name)
-            logger.info("%s: trying it, %d calls at most", type(expert.core).__name__, CALLS)
-            try:
-                if expert.is_alone:
-                    _check_steady(expert, call, high, low)
-                elif len(x) > 1:
-                    expert.is_alone = _couples(call, high, low)
-            except MISFITS as error:
-                if node := foreign.blamed(error, expert.functions):
-                    raise FlowModelError(
-                        f"model: {node} raises in a call of {type(expert.core).__name__}: {first_line(error)}. Fix: connect the "
-                        f"MODEL from before that node; a KSampler after Tuned Model may have it"
-                    ) from error
-                raise
+    for name, expert in model.wrapped.items():
+        call = partial(_call, model, condition, x, guidance)
+        high, low = model.range_of(name)
+        logger.info("%s: trying it, %d calls at most", type(expert.core).__name__, CALLS)
+        try:
+            if expert.is_alone:
+                _check_steady(expert, call, high, low)
+            elif len(x) > 1:
+                expert.is_alone = _couples(call, high, low)
+        except MISFITS as error:
+            if node := foreign.blamed(error, expert.functions):
+                raise FlowModelError(
+                    f"model: {node} raises in a call of {type(expert.core).__name__}: {first_line(error)}. Fix: connect the "
+                    f"MODEL from before that node; a KSampler after Tuned Model may have it"
+                ) from error
+            raise
 
 
 def _call(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: float, **at: float) -> Tensor:

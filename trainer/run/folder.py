@@ -110,6 +110,7 @@ FILES: dict[str, OwnFile] = {
             "error": maybe(TEXT),
             "node": maybe(TEXT),
             "reason": maybe(TEXT),
+            "at": maybe(TEXT),
             "id": maybe(TEXT),
         },
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from ...host.stopping import STOP, asks_to_stop
 from ...host.text import as_repr
 from .. import keys
 from ..families.base import FlowModel
+from ..memory import fitting
 from ..rewards import Reward, RewardError
 from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
-from . import checkpoint, verdicts
+from . import checkpoint, status, verdicts
 from .best import put_back
 from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, has_saved, read_own
 from .opening import belongs, open_run
@@ -76,6 +77,8 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
                 if stopping.is_old(folder):
                     (folder / STOP).unlink()
                 put_back(folder)
+                if killed := status.killed(status.read(folder)):
+                    say(f"{folder}: {killed}")
             distributed.meet()
             run = open_run(folder, prepared.settings, prepared.workflow.graph, resume=True)
             run.claim = prepared.claim
@@ -90,7 +93,8 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     folder = run.folder
     if run.settings.best_metric:
         run.check_metric(_rewards(workflow))
-    model = trained_model(workflow)
+    begins = _begins(workflow, run, total)
+    model = trained_model(workflow, begins)
     belongs(model, run)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if not start and run.iteration and has_saved(folder):
@@ -116,7 +120,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         for iteration in range(start, total):
             if run.brake() or run.spent():
                 break
-            workflow.run(overrides=at(iteration), targets=every)
+            workflow.run(overrides=at(iteration), targets=every, on_node=begins)
             say(_line(run, total, began, start))
         outputs = {}
         if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
@@ -142,13 +146,21 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         with _as_well_as_can_be():
             run.close()
     distributed.meet()  # nobody leaves while another may still fail
-    run.mark("finished", total, reason=_why_ended(run, total))
+    run.mark("finished", total, reason=(run.spent() if run.iteration < total else None) or run.reason)
     _summary(run, total, say)
     return 0
 
 
-def _why_ended(run: Run, total: int) -> str | None:
-    return (run.spent() if run.iteration < total else None) or run.reason
+def _begins(workflow: Workflow, run: Run, total: int) -> Callable[[str, bool], None]:
+    """Says in status.json which node began last, the first time that each does: a process that is killed says nothing itself."""
+    memory, begun = fitting.in_words(workflow.graph), set()
+
+    def begins(node: str, cached: bool) -> None:
+        if node not in begun and not cached:
+            begun.add(node)
+            run.mark("running", total, at=f'node {node} "{workflow.title(node)}"{memory}')
+
+    return begins
 
 
 @contextlib.contextmanager
@@ -186,10 +198,10 @@ def only(workflow: Workflow, *class_types: str) -> str:
     return nodes[0]
 
 
-def trained_model(workflow: Workflow) -> FlowModel:
+def trained_model(workflow: Workflow, on_node: Callable[[str, bool], None] | None = None) -> FlowModel:
     """The handle that the step will update; the graph's later runs find it in their cache."""
     node, output = workflow.graph[only(workflow, *STEP_NODES)]["inputs"]["model"]
-    return workflow.run(targets=[node])[node][output]
+    return workflow.run(targets=[node], on_node=on_node)[node][output]
 
 
 def _rewards(workflow: Workflow) -> list[Reward]:

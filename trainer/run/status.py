@@ -32,6 +32,7 @@ class Status:
         error: why it failed.
         node: the id of the node that it failed at, in the run's workflow.
         reason: why it ended before its last iteration, or should.
+        at: while it runs, the node that its process began last, and what memory it needs and there was.
         started: when its first process began, in seconds since 1970.
         id: of the run; only the trainer writes it.
     """
@@ -44,6 +45,7 @@ class Status:
     error: str | None = None
     node: str | None = None
     reason: str | None = None
+    at: str | None = None
     started: float | None = None
     id: str | None = None
 
@@ -70,13 +72,20 @@ def following(before: Status, status: str, pid: int | None, *, total: int | None
     """The next status of a run, by or for the process of that number. When the run started stays as it was before.
 
     Args:
-        about: place, error, node, reason and id, as `Status` has them.
+        about: place, error, node, reason, at and id, as `Status` has them.
     """
     import psutil
 
     born = None if pid is None else psutil.Process(pid).create_time()
     started = before.started or time.time()
     return replace(Status(status, total=total, pid=pid, process_started=born, started=started), **about)
+
+
+def killed(status: Status) -> str | None:
+    """What a headless process was at that ended without a word; None where it said how it ended, or lives."""
+    if status.status != "running" or not status.at or status.process_lives:
+        return None
+    return f"its last process was killed while it was at {status.at}. The system kills so where main memory runs out"
 
 
 def now(

@@ -6,9 +6,10 @@ import functools
 import types
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from comfyui_otca.trainer.native.expert import Expert
+from comfyui_otca.trainer.native.expert import Expert, page
 from comfyui_otca.trainer.native.foreign import rewrap, unlock
 from comfyui_otca.trainer.native.lora import NativeAdapters
 from comfyui_otca.trainer.policy.adapters import Adapter
@@ -103,3 +104,28 @@ def test_what_other_nodes_functions_hold_becomes_ordinary_for_all_who_hold_it():
     x = torch.ones(2, requires_grad=True)
     (x * enclosed * kept).sum().backward()
     assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_an_encoders_weights_become_pages_of_the_file_that_holds_the_same_numbers(tmp_path):
+    """Of the file's own memory, unless number, type or shape is another."""
+    encoder = nn.ModuleDict({"qwen": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))}).to(torch.bfloat16)
+    file = {f"1.{name}": tensor.clone() for name, tensor in encoder["qwen"][1].state_dict().items()}
+    file |= {"0.weight": encoder["qwen"][0].weight.detach() + 1, "0.bias": encoder["qwen"][0].bias.detach().float()}
+    save_file(file, tmp_path / "encoder.safetensors")
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in encoder.named_parameters()}
+    page(encoder, [tmp_path / "encoder.safetensors"])
+    moved = {name for name, p in encoder.named_parameters() if p.data_ptr() != before[name][0]}
+    assert moved == {"qwen.1.weight", "qwen.1.bias"}
+    assert all(torch.equal(p, before[name][1]) for name, p in encoder.named_parameters())
+    assert not any(p.requires_grad for name, p in encoder.named_parameters() if name in moved)
+
+
+def test_every_call_of_the_network_is_counted():
+    made, calls = wrapped_network(), []
+    made.count = calls.append
+    made.network.forward = lambda x: x
+    made._inject(None)
+    made.network(torch.zeros(3, 4))
+    made._eject(None)
+    made.network(torch.zeros(2, 4))
+    assert calls == [3], "and no more, once ComfyUI has it back"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -63,7 +62,6 @@ class Model:
         }
         adapters = types.SimpleNamespace(parameters=lambda: parameters)
         self.wrapped = {"model": types.SimpleNamespace(adapters=adapters, core=self)}
-        self.forwards = types.SimpleNamespace(uncounted=nullcontext)
         self.checkpointing, self.memo = True, Memos()
         self.memo.keep(NextRollout(unconditional_gradient=False))
 

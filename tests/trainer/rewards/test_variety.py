@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from comfyui_otca.study.compare import pairwise_distance
 from comfyui_otca.tests.processes import together
+from comfyui_otca.trainer.families.base import Forwards
 from comfyui_otca.trainer.rewards.base import RewardError, refuse_groups_only, score_stack, score_with_gradient
 from comfyui_otca.trainer.rewards.clip import ClipT
 from comfyui_otca.trainer.rewards.variety import Variety
@@ -98,7 +98,7 @@ def evaluated(seeds):
             trajectories=SimpleNamespace(settings=SamplerSettings()),
             advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
         )
-        model = SimpleNamespace(forwards=SimpleNamespace(uncounted=contextlib.nullcontext))
+        model = SimpleNamespace(forwards=Forwards())
         row, images, _ = evaluation.evaluate(model, report, 3, ["one", "other"], seeds, 0, lambda calls: lambda: None)
     finally:
         evaluation.rollout.generate = generate

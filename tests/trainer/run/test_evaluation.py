@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from comfyui_otca.trainer.families.base import Forwards
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward
 from comfyui_otca.trainer.run import evaluation
 from comfyui_otca.trainer.run.evaluation import prompts
@@ -75,7 +75,7 @@ def test_what_stands_in_for_a_reward_is_kept_apart_and_nobody_is_asked(monkeypat
         trajectories=SimpleNamespace(settings=SamplerSettings()),
         advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
     )
-    model = SimpleNamespace(forwards=SimpleNamespace(uncounted=contextlib.nullcontext))
+    model = SimpleNamespace(forwards=Forwards())
     row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], 1, 0, lambda calls: lambda: None)
     check_evaluation(row)
     assert row["rewards"].keys() == {"plain"} and row["learned"].keys() == {"vote"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -35,7 +36,7 @@ def test_written_and_read(tmp_path):
     assert (later.started, later.pid, later.error, later.place) == (begun.started, None, "why", "headless")
     status.write(tmp_path, later)
     content = json.loads((tmp_path / "status.json").read_text())
-    names = ["status", "place", "total", "pid", "process_started", "error", "node", "reason", "started"]
+    names = ["status", "place", "total", "pid", "process_started", "error", "node", "reason", "at", "started"]
     assert list(content) == names, "only the trainer says whose run it is"
 
 
@@ -76,3 +77,10 @@ def test_who_holds_the_claim_is_at_work(tmp_path):
     assert not status.busy(tmp_path / "run", Status("finished", **GONE))
     assert status.busy(tmp_path / "run", Status("finished", **here())), "its process is about to end"
     assert not status.busy(tmp_path / "run", Status("finished", "canvas", **here())), "ComfyUI itself lives on"
+
+
+def test_a_process_that_ended_without_a_word_was_killed_at_what_it_had_begun():
+    gone = Status("running", at='node 5 "Load CLIP", which needs 9.8 GB of main memory and had 5.0', **GONE)
+    assert "killed while it was at node 5" in status.killed(gone) and "5.0. The system" in status.killed(gone)
+    ended = (replace(gone, status="failed"), replace(gone, at=None), replace(gone, **here()))
+    assert [status.killed(other) for other in ended] == [None, None, None]
