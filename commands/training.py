@@ -147,8 +147,7 @@ def memory(arguments: argparse.Namespace) -> int:
     print(f"{'needs':22}{found.total / GB:7.1f} GB, in {found.phase}")
     print(f"{'has':22}{has / GB:7.1f} GB{'' if machine.device else ' of main memory; --gpu-gb N compares with a GPU'}")
     for words, changed in case.changes().items() if found.total > has else ():
-        fits = "fits" if changed.needs.total <= has else "does not fit either"
-        print(f"  with {words}: {changed.needs.total / GB:.1f} GB, which {fits}")
+        print(f"  with {words}: {changed.needs.total / GB:.1f} GB{', which fits' * (changed.needs.total <= has)}")
     print(case.sentence(has))
     return 0
 

@@ -64,9 +64,7 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
 
 
 def hold_as_filed(kind: str) -> None:
-    """On a CPU ComfyUI holds diffusion models of this type, bf16 or fp16, in float32, which is what it computes in: twice the
-    memory for the same numbers. From now on it holds them as their files do; "": as it would. What the user typed stays.
-    """
+    """Has ComfyUI hold diffusion models of this type, bf16 or fp16, so on a CPU too, and not in float32; "": as it would."""
     from comfy.cli_args import args as options
 
     if options.cpu and "-unet" not in environment.read(ARGUMENTS):

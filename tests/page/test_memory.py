@@ -110,8 +110,8 @@ def test_whether_a_graph_fits(site, tmp_path, monkeypatch):
     graph = json.loads((API / "z_image.json").read_text(encoding="utf-8"))
     said = site.post("/otca/fits", {"prompt": graph}).json["lights"]["7"]
     assert said["state"] in ("fits", "tight", "does not fit") and said["device"] == ""
-    assert said["has"] == said["ram_has"] == psutil.virtual_memory().total / 1e9
-    assert said["needs"] > 4 * 6.154908736, "the network in float32"
+    assert said["has"] == said["ram_has"] and 0 < said["has"] < psutil.virtual_memory().total / 1e9, "what is free"
+    assert said["needs"] > 2 * 6.154908736, "the network as filed"
     graph["9"]["inputs"]["group_size"] = "many"
     answer = site.post("/otca/fits", {"prompt": graph}).json
     assert answer["own"] == {"9": {"width": 1024, "height": 1024, "steps": 8, "guidance": 1.0}}

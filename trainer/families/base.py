@@ -59,13 +59,11 @@ class Forwards:
         self._samples[1] += samples * torch.is_grad_enabled()
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[dict[str, float]]:
-        """Counts what is not a part of training, as an evaluation, by itself: afterwards the counts are in what this gives."""
-        before, found = self._samples, {}
-        self.forget()
+    def apart(self) -> Iterator[list[int]]:
+        """Counts what is not a part of training, as an evaluation, by itself: samples in all, and those with gradient."""
+        before, self._samples = self._samples, [0, 0]
         try:
-            yield found
-            found |= self.take()
+            yield self._samples
         finally:
             self._samples = before
 
@@ -73,6 +71,10 @@ class Forwards:
         """The counts since the last call, of all processes together. Those `with_gradient` get a backward pass too."""
         samples = self._samples
         self.forget()
+        return self.of_all(samples)
+
+    @staticmethod
+    def of_all(samples: list[int]) -> dict[str, float]:
         every, with_gradient = distributed.each(torch.tensor(samples)).sum(0).tolist()
         return {"forwards/all": float(every), "forwards/with_gradient": float(with_gradient)}
 
@@ -237,7 +239,7 @@ class FlowModel(Resident, ABC):
 
             condition, x = self.example(settings), torch.zeros((1, *shape), device=self.device)
             hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
-            with torch.enable_grad(), hooks:
+            with self.forwards.apart(), torch.enable_grad(), hooks:  # a resumed process measures again
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice

@@ -106,9 +106,8 @@ def shortages(graph: Mapping[str, Mapping]) -> Iterator[Problem]:
     case = _counted(graph)
     if case is None or case.ram <= (free := case.machine.ram):
         return
-    ways, changed = case.together(free)
-    words = ", ".join(way.words for way in ways)
-    fix = f"{words} ({changed.ram / GB:.1f} GB)" if ways else "smaller files, as in fp8, or a machine with more of it"
+    ways, _ = case.together(free)
+    fix = ", ".join(way.words for way in ways) or "smaller files, as in fp8, or a machine with more of it"
     kind = "error" if case.loaded > free else "warning"
     message = f"main memory: {case.ram / GB:.1f} GB are needed (an estimate) and {free / GB:.1f} GB free"
     yield replace(general(f"{message}, so that the system would kill the training", fix), severity=kind)

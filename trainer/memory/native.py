@@ -222,7 +222,7 @@ class NativeCase(Case):
         tiling: pictures are decoded in tiles.
         encoder_bytes, vae_bytes: of the text encoders' and the autoencoder's weights.
         compute_bytes: of one number in the blocks.
-        encoder_stays: the text encoders' weights stay in main memory; else they are pages of their files. None: decided by memory.
+        encoder_stays: text encoders stay in main memory; else their weights are pages of their files. None: decided by memory.
     """
 
     model: Architecture

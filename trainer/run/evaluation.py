@@ -69,7 +69,7 @@ def evaluate(
     settings = report.trajectories.settings
     settings = replace(settings, steps=steps or settings.steps)
     calls = rollout.model_calls(settings.steps, len(share), settings.batch_size)
-    with model.forwards.apart() as forwards:
+    with model.forwards.apart() as counted:
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], progress(calls))
     asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
     judges = [judge for _, judge in asked]
@@ -84,7 +84,7 @@ def evaluate(
         columns |= zip(compared, seen.T, strict=True)
     values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
     row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "count": len(pairs), "rewards": {}}
-    row |= forwards
+    row |= model.forwards.of_all(counted)
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, (reward, judge) in enumerate(asked):

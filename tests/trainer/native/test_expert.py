@@ -117,7 +117,6 @@ def test_an_encoders_weights_become_pages_of_the_file_that_holds_the_same_number
     moved = {name for name, p in encoder.named_parameters() if p.data_ptr() != before[name][0]}
     assert moved == {"qwen.1.weight", "qwen.1.bias"}
     assert all(torch.equal(p, before[name][1]) for name, p in encoder.named_parameters())
-    assert not any(p.requires_grad for name, p in encoder.named_parameters() if name in moved)
 
 
 def test_every_call_of_the_network_is_counted():
