@@ -53,7 +53,8 @@ def prepare(
         Claimed: another process trains in the folder, or may.
     """
     with paths.writing_to(folder):
-        problems = [*preflight.problems(workflow, processes or distributed.world()), *fitting.shortages(workflow.graph)]
+        problems = preflight.problems(workflow, processes or distributed.world())
+        problems += () if errors(problems) else fitting.shortages(workflow.graph)
         if errors(problems):
             raise WorkflowError(problems)
         [node] = workflow.find(RUN_NODE)

@@ -108,9 +108,9 @@ def shortages(graph: Mapping[str, Mapping]) -> Iterator[Problem]:
         return
     ways, _ = case.together(free)
     fix = ", ".join(way.words for way in ways) or "smaller files, as in fp8, or a machine with more of it"
-    kind = "error" if case.loaded > free else "warning"
     message = f"main memory: {case.ram / GB:.1f} GB are needed (an estimate) and {free / GB:.1f} GB free"
-    yield replace(general(f"{message}, so that the system would kill the training", fix), severity=kind)
+    kind = "error" if case.loaded > free else "warning"
+    yield replace(general(f"{message}: the system would kill it", fix), severity=kind)
 
 
 def _counted(graph: Mapping[str, Mapping]) -> NativeCase | None:
