@@ -147,8 +147,7 @@ class Expert:
 def page(module: torch.nn.Module, files: Iterable[Path]) -> None:
     """Weights that are the very numbers of tensors in these safetensors files become the files' own pages.
 
-    The system drops pages of files when memory runs short and reads them again when they are asked for, which no other memory
-    is good for. ComfyUI's names end as those in the files do.
+    The system drops pages of files when memory runs short, and reads them again. ComfyUI's names end as those in the files do.
     """
     from safetensors import safe_open
 
