@@ -68,7 +68,7 @@ def hold_as_filed(kind: str) -> None:
     from comfy.cli_args import args as options
 
     if options.cpu and "-unet" not in environment.read(ARGUMENTS):
-        options.bf16_unet, options.fp16_unet = kind == "bf16", kind == "fp16"
+        vars(options).update(bf16_unet=kind == "bf16", fp16_unet=kind == "fp16")
 
 
 def text_encoder(name: str) -> Any:
