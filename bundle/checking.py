@@ -12,7 +12,6 @@ from pathlib import Path
 from ..host import environment, extras, files, paths
 from ..host.text import printable
 from ..trainer.memory.case import GB
-from ..trainer.memory.needs import ONCE
 from . import manifest
 from .found import MODELS
 from .manifest import Entry, Manifest, Progress
@@ -36,7 +35,6 @@ class Finding:
 def check(
     folder: Path,
     models: Sequence[Path] = (),
-    comfyui: Path | None = None,
     *,
     with_hashes: bool = True,
     processes: int = 1,
@@ -46,7 +44,6 @@ def check(
 
     Args:
         models: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
-        comfyui: ComfyUI's folder.
 
     Raises:
         FileNotFoundError: the folder has no manifest.
@@ -54,7 +51,7 @@ def check(
     """
     wanted = manifest.read(folder)
     roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
-    findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, comfyui, with_hashes, progress)]
+    findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, with_hashes, progress)]
     if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
         findings.append(Finding("error", lack))
     findings += [*_python(wanted), *_disk(folder), *_gpus(wanted)]
@@ -79,12 +76,10 @@ def _files(folder: Path, wanted: Manifest, with_hashes: bool) -> Iterator[Findin
         yield Finding("ok", f"all {len(wanted.files)} files of the bundle are as they were made")
 
 
-def _models(
-    wanted: Manifest, roots: Sequence[Path], comfyui: Path | None, with_hashes: bool, progress: Progress
-) -> Iterator[Finding]:
+def _models(wanted: Manifest, roots: Sequence[Path], with_hashes: bool, progress: Progress) -> Iterator[Finding]:
     wrong, unknown = [], []
     for entry in wanted.models:
-        candidates = list(_places(entry, roots, comfyui))
+        candidates = list(_places(entry, roots))
         path = next((path for path in candidates if path.exists()), None)
         name = entry.path if entry.where == MODELS else f"models/{entry.where}/{entry.path}"
         if path is None:
@@ -100,14 +95,12 @@ def _models(
         yield Finding("ok", f"all {len(wanted.models)} model files are there ({compared})")
 
 
-def _places(entry: Entry, roots: Iterable[Path], comfyui: Path | None) -> Iterator[Path]:
-    if entry.where == MODELS:
-        yield from (root / entry.path for root in roots)
-        return
-    for root in [*([comfyui / "models"] if comfyui else []), *roots]:
-        for kind in (entry.where, ONCE.get(entry.where)):
-            if kind:
-                yield root / kind / entry.path
+def _places(entry: Entry, roots: Iterable[Path]) -> Iterator[Path]:
+    folders = [*roots, *paths.model_folders()]
+    if entry.where != MODELS:
+        kinds = (entry.where, paths.ONCE.get(entry.where, entry.where))
+        folders = [*(root / kind for root in roots for kind in kinds), *paths.weight_folders(entry.where)]
+    yield from (folder / entry.path for folder in dict.fromkeys(folders))
 
 
 def _differs(path: Path, entry: Entry, with_hashes: bool, progress: Progress) -> str | None:

@@ -64,7 +64,6 @@ def make(
     with_hashes: bool = True,
     with_pictures: bool = False,
     progress: Progress = lambda count: None,
-    comfyui: Path | None = None,
     run: Path | None = None,
 ) -> Manifest:
     """Writes the bundle, whole or not at all.
@@ -74,7 +73,6 @@ def make(
         with_hashes: also of the models; without them, a check there compares sizes only.
         with_pictures: whether the person agreed that their own pictures are copied.
         progress: called with the bytes of models that were read.
-        comfyui: whose models are looked at for the estimate of memory.
         run: a folder in which this workflow was trained.
 
     Raises:
@@ -93,7 +91,7 @@ def make(
     try:
         folder = aside / contents.run_name
         folder.mkdir()
-        described = _describe(contents, comfyui, run)
+        described = _describe(contents, run)
         described.models = _models(contents, with_hashes, progress)
         _fill(folder, contents, described)
         (folder / manifest.NAME).write_text(described.text(), encoding="utf-8")
@@ -111,11 +109,11 @@ def make(
     return described
 
 
-def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Manifest:
+def _describe(contents: Contents, run: Path | None) -> Manifest:
     lines, versions = packages.needed(contents.graph)
     contents.copied["requirements.txt"] = packages.requirements_text(lines).encode()
     contents.copied["constraints.txt"] = packages.pinned(versions).encode()
-    needed, said = memory(contents.graph, comfyui)
+    needed, said = memory(contents.graph)
     return Manifest(
         run_name=contents.run_name,
         otca=packages.version(),
@@ -127,10 +125,10 @@ def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Man
     )
 
 
-def memory(graph: Mapping[str, Mapping], comfyui: Path | None) -> tuple[int | None, str]:
+def memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:
     """The bytes of one GPU, if they are known, and a line about them: what `otca memory` says."""
     try:
-        found = needs.read(graph, comfyui)[0].needs
+        found = needs.read(graph)[0].needs
     except (OSError, ValueError) as error:  # also if the package is missing that knows the model
         return None, f"memory: unknown ({error})"
     words = f"memory: about {found.total / GB:.1f} GB on each GPU, in {found.phase} (an estimate by arithmetic)"

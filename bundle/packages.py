@@ -54,7 +54,7 @@ def needed(graph: Mapping[str, Mapping]) -> tuple[list[str], dict[str, str]]:
     asked = [one for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS, SEVERAL) for one in extras.requirements(*needs)]
     direct = {canonicalize_name(one.name): one for one in (*asked, *map(Requirement, lines)) if one.name != TORCH}
     versions: dict[str, str] = {}
-    pending = [(one, name) for name, one in direct.items()]
+    pending: list[tuple[Requirement, str]] = [(one, name) for name, one in direct.items()]
     while pending:
         one, name = pending.pop()
         version = extras.installed(name)  # None: not here, or of a system or a Python that this is not

@@ -54,7 +54,6 @@ def bundle(arguments: argparse.Namespace) -> int:
             with_hashes=not arguments.no_hash,
             with_pictures=arguments.with_pictures,
             progress=progress,
-            comfyui=options.comfyui_folder(arguments),
             run=arguments.workflow if arguments.workflow.is_dir() else None,
         )
     shown = making.report(held, described)
@@ -75,15 +74,15 @@ def _check(arguments: argparse.Namespace) -> int:
             "requirements.txt"
         ) from error
 
+    findings = []
+    try:
+        options.know_folders(arguments)
+    except ValueError as error:  # all else is worth knowing, too
+        findings.append(checking.Finding("error", str(error)))
     with_hashes = not arguments.no_hash
     with _bar(checking.bytes_to_hash(arguments.check) if with_hashes else 0) as progress:
-        findings = checking.check(
-            arguments.check,
-            arguments.models,
-            options.comfyui_folder(arguments),
-            with_hashes=with_hashes,
-            processes=arguments.gpus,
-            progress=progress,
+        findings += checking.check(
+            arguments.check, arguments.models, with_hashes=with_hashes, processes=arguments.gpus, progress=progress
         )
     for finding in findings:
         print(finding)

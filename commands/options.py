@@ -142,7 +142,7 @@ WORKFLOW = (
 DEVICE = arg("--device", "cpu, cuda, cuda:1 …")
 FIRST_SEED = arg("--seed", "the first seed", type=int, default=0)
 OF_ALL_NODES = (
-    arg("--seed", "sets every node's seed", type=int),
+    arg("--seed", "sets the seed of every node of ours", type=int),
     arg("--device", "cpu, cuda, cuda:1 … instead of what the nodes name"),
 )
 SOURCE = arg("source", "a run's folder, or a model's folder or name", metavar="RUN|MODEL")
@@ -228,7 +228,7 @@ def node_classes(
     headless_comfyui.say_to_children(folder, packs)
     launches = getattr(arguments, "gpus", 1) > 1 and not environment.has("RANK")  # this process trains nothing itself
     loaded = headless_comfyui.load(folder, "cpu" if launches else getattr(arguments, "device", None), packs)
-    headless_comfyui.hold_as_filed(needs.filed(graph, Path(folder).expanduser()))
+    headless_comfyui.hold_as_filed(needs.filed(graph))
     titles = {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
     return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), titles
 
@@ -245,7 +245,7 @@ def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping
 
 def set_seeds(workflow, seed: int | None) -> None:
     if seed is not None:
-        for id_, node in workflow.nodes.items():  # as they are now: `set` puts other nodes in their place
+        for id_, node in workflow.ours.items():  # as they are now: `set` puts other nodes in their place
             if "seed" in node.inputs:
                 workflow.set(f"{id_}.seed", seed)
 
@@ -265,8 +265,17 @@ def text_encoder(arguments: argparse.Namespace) -> Callable[[str], Any]:
 
 
 def comfyui_folder(arguments: argparse.Namespace) -> Path | None:
-    named = arguments.comfyui or environment.read("COMFYUI_PATH")
+    named = getattr(arguments, "comfyui", None) or environment.read("COMFYUI_PATH")
     return Path(named).expanduser() if named else None
+
+
+def know_folders(arguments: argparse.Namespace) -> None:
+    """Lets all that looks for models look into those of the ComfyUI that the user names, of which no more is imported."""
+    folder = comfyui_folder(arguments)
+    if folder and (getattr(arguments, "comfyui", None) or folder.is_dir()):  # who needs one that is gone says so
+        from ..host import headless_comfyui
+
+        headless_comfyui.folders_of(folder)
 
 
 def say(line: str) -> None:
@@ -284,9 +293,10 @@ def begin(arguments: argparse.Namespace, *named: str | Path | None) -> None:
 
 
 def allow(arguments: argparse.Namespace) -> None:
-    """Applies PERMISSIONS."""
+    """Applies PERMISSIONS, and what COMFYUI says of folders."""
     from ..host.access import permissions
 
+    know_folders(arguments)
     permissions.user_allows(arguments.allow_folder, arguments.allow_host, arguments.allow_python, arguments.download)
 
 

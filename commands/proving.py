@@ -39,9 +39,7 @@ def prove(arguments: argparse.Namespace) -> int:
     options.set_seeds(workflow, arguments.seed)
     folder = arguments.output or Path("proofs") / arguments.workflow.stem
     try:
-        return proof.make(
-            workflow, folder, arguments.hours, arguments.pictures, options.comfyui_folder(arguments), options.say
-        )
+        return proof.make(workflow, folder, arguments.hours, arguments.pictures, options.say)
     except WorkflowError as refused:
         options.print_problems(refused.problems)
         return options.EXIT_BAD_INPUT

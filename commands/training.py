@@ -126,16 +126,13 @@ def memory(arguments: argparse.Namespace) -> int:
     from ..trainer.workflow.reading import api_graph, read_workflow
     from ..trainer.workflow.running import Workflow
 
-    comfyui = options.comfyui_folder(arguments)
-    if comfyui and not (comfyui / "models").is_dir():
-        raise ValueError(f"--comfyui {comfyui} has no folder `models`. Fix: give the folder that ComfyUI is in")
-    options.user_names(comfyui and comfyui / "models")
+    options.know_folders(arguments)
     workflow = Workflow(api_graph(read_workflow(arguments.workflow)), NODE_CLASS_MAPPINGS)
     options.change(workflow, arguments.set)
     machine = fitting.here()
     if arguments.gpu_gb:
         machine = replace(machine, device="a GPU", has=arguments.gpu_gb * GB)
-    case, files = needs.read(workflow.graph, comfyui, machine)
+    case, files = needs.read(workflow.graph, machine)
     has, found = machine.has, case.decided.estimate(machine.has)
     size = f", {in_words(case.iteration.size)}" if case.iteration else ""
     print(f"{case.title}{size}: counted from configurations, not measured on a GPU")

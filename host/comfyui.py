@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from . import environment
 
 LONGEST_ID = 100  # characters of a canvas's id; the page makes 36
+PREFIX = "OTCA_"  # the ids of our nodes begin so
 
 
 def in_comfyui() -> bool:
@@ -18,16 +20,19 @@ def in_comfyui() -> bool:
 
 
 def comfy_loaded() -> bool:
-    """Whether ComfyUI's packages are in this process, by its server or by `--comfyui`: its memory, devices and model folders."""
+    """Whether ComfyUI's packages are in this process, by its server or by `--comfyui`: its memory and devices."""
     return "comfy.model_management" in sys.modules
+
+
+def folder_paths() -> ModuleType | None:
+    """ComfyUI's module of its folders: of its server, or of the ComfyUI that the user names (`headless_comfyui.folders_of`)."""
+    return sys.modules.get("folder_paths")
 
 
 def folder() -> Path | None:
     """ComfyUI's own folder: the one that runs us, the one that is named, or the one that we are a custom node of."""
-    if comfy_loaded():
-        import folder_paths
-
-        return Path(folder_paths.base_path)
+    if (folders := folder_paths()) is not None:
+        return Path(folders.base_path)
     if named := environment.read("COMFYUI_PATH"):
         return Path(named).expanduser()
     nodes = Path(__file__).absolute().parents[2]  # not resolved: the pack may be linked into it
@@ -40,7 +45,12 @@ def our_prompt_running() -> bool:
 
 
 def has_our_nodes(prompt: Mapping) -> bool:
-    return any(isinstance(node, dict) and str(node.get("class_type")).startswith("OTCA_") for node in prompt.values())
+    return any(isinstance(node, dict) and is_ours(node) for node in prompt.values())
+
+
+def is_ours(entry: Mapping) -> bool:
+    """Whose a node in API form is, ours or one of ComfyUI's and its packs': by its id, and never by the names of its inputs."""
+    return str(entry.get("class_type")).startswith(PREFIX)
 
 
 def running_id() -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from .comfyui import is_ours
+
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
@@ -79,9 +81,10 @@ def wanted(
     for entry in graph.values():
         node = node_classes.get(entry["class_type"])
         yield from filter(None, (getattr(node, "NEEDS", ()), getattr(node, "MAY_NEED", ())))
-        if entry["inputs"].get("wandb_project"):
+        inputs = entry["inputs"] if is_ours(entry) else {}
+        if inputs.get("wandb_project"):
             yield ("wandb",)
-        if entry["inputs"].get("quantize", "none") != "none":
+        if inputs.get("quantize", "none") != "none":
             yield ("quantize",)
 
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import comfyui
 from .access import permissions
 from .access.permissions import READ, Want
+from .text import shortened
 
 # The input of a loader, and the folder of ComfyUI's `models` that its files lie in. A class's own row wins.
 FOLDERS = {
@@ -129,11 +131,9 @@ class ForeignNode:
     @classmethod
     def folder(cls, name: str) -> Path | None:
         """Where the files lie that an input names; None where it names none, or where that is not known."""
-        import folder_paths
-
-        kind = FOLDERS.get(f"{cls.NAME}.{name}", FOLDERS.get(name))
+        folders, kind = comfyui.folder_paths(), FOLDERS.get(f"{cls.NAME}.{name}", FOLDERS.get(name))
         try:
-            found = folder_paths.get_folder_paths(kind) if kind else ()
+            found = folders.get_folder_paths(kind) if kind and folders is not None else ()
         except KeyError:  # this ComfyUI has no such folder
             return None
         return next((Path(path) for path in found if Path(path).name == kind), None)
@@ -149,7 +149,7 @@ class ForeignNode:
 
         Raises:
             NotAllowed: an input names a file that the user has not allowed.
-            ValueError: it returned what only ComfyUI's executor can run.
+            ValueError: it returned what only ComfyUI's executor can run, or cannot take a file.
         """
         import torch
 
@@ -157,8 +157,15 @@ class ForeignNode:
             permissions.check(want)
         if getattr(self.node, "INPUT_IS_LIST", False):
             inputs = {name: [value] for name, value in inputs.items()}
-        with torch.inference_mode():
-            return self._returned(self._call(inputs))
+        try:
+            with torch.inference_mode():
+                return self._returned(self._call(inputs))
+        except RuntimeError as error:
+            files = [value for name, value in inputs.items() if self.folder(name) is not None]
+            if not files:
+                raise
+            told = f"{' and '.join(map(str, files))} cannot be loaded: {shortened(' '.join(str(error).split()), 300)}"
+            raise ValueError(f"{told}. Fix: choose a file of this kind of model, or download it again") from error
 
     def _call(self, inputs: dict[str, Any]) -> Any:
         return _awaited(getattr(self.instance, self.node.FUNCTION), inputs)

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from . import environment
-from .text import plain_name
+from .text import plain_name, shortened
 
 PATH = "COMFYUI_PATH"  # environment variables: ComfyUI's folder,
 ARGUMENTS = "COMFYUI_ARGUMENTS"  # its own options as they stand behind its main.py,
@@ -50,13 +50,10 @@ def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[s
     Raises:
         ValueError: no ComfyUI there, too old, or not importable by this Python; or a pack that is not there or cannot be loaded.
     """
-    root = _checked(Path(folder).expanduser())
-    before = sys.modules.get("folder_paths")
-    if before is None:
-        _import(root, device)
-    elif Path(str(before.__file__)).resolve().parent != root:
-        raise ValueError(f"ComfyUI of {before.__file__} is loaded already. Fix: one command takes one ComfyUI")
-    import nodes  # ComfyUI's, whose folder `_import` has put first
+    folders_of(folder)
+    if "nodes" not in sys.modules:
+        _import(device)
+    import nodes  # ComfyUI's, whose folder `folders_of` has put first
 
     for name in custom_nodes:
         _add_pack(nodes, name)
@@ -99,23 +96,23 @@ def named_packs() -> list[str]:
 
 
 def folders_of(folder: str | Path) -> ModuleType:
-    """ComfyUI's module of its folders, as it was started by COMFYUI_ARGUMENTS; nothing else of ComfyUI is imported.
+    """ComfyUI's module of its folders, as it is started by COMFYUI_ARGUMENTS; nothing else of ComfyUI is imported. From then on
+    `paths` looks there, too.
 
     Raises:
         ValueError: as `load`.
     """
     root = _checked(Path(folder).expanduser())
-    sys.path.insert(0, str(root))
-    try:
-        with _its_arguments(environment.read(ARGUMENTS)):
+    before = sys.modules.get("folder_paths")
+    if before is None:
+        sys.path.insert(0, str(root))
+        with _importing(root):
             from comfy.cli_args import args as options
 
             _set_folders(options)
-    except ImportError as error:
-        raise ValueError(f"{sys.executable} cannot import {error.name}. Fix: {_use_its_python(root)}") from error
-    import folder_paths
-
-    return folder_paths
+    elif Path(str(before.__file__)).resolve().parent != root:
+        raise ValueError(f"ComfyUI of {before.__file__} is loaded already. Fix: one command takes one ComfyUI")
+    return sys.modules["folder_paths"]
 
 
 def say_to_children(folder: str | Path, packs: Sequence[str]) -> None:
@@ -126,9 +123,7 @@ def say_to_children(folder: str | Path, packs: Sequence[str]) -> None:
 
 def folder_of_server() -> Path:
     """Where the ComfyUI that runs us has its own files, whatever folder its models and its output are in."""
-    import folder_paths
-
-    return Path(str(folder_paths.__file__)).resolve().parent
+    return Path(str(sys.modules["folder_paths"].__file__)).resolve().parent
 
 
 def of_this_server(packs: Sequence[str]) -> dict[str, str]:
@@ -163,37 +158,29 @@ def _version(folder: Path) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _use_its_python(folder: Path) -> str:
-    """The fix where this Python lacks what ComfyUI needs."""
-    found = next((path for path in (folder / name for name in PYTHONS) if path.is_file()), None)
-    python = os.path.normpath(found) if found else "PYTHON"
-    which = "" if found else ", where PYTHON is the one that starts ComfyUI"
-    return f"run otca by the Python that starts ComfyUI: {python} {PACK} train …{which}"
+def _get_packages(root: Path) -> str:
+    """The fix where this Python cannot import what ComfyUI needs."""
+    own = next((path for path in (root / name for name in PYTHONS) if path.is_file()), None)
+    if own and os.path.realpath(sys.prefix) not in map(os.path.realpath, own.parents[:2]):
+        return f"run otca by the Python that starts ComfyUI: {os.path.normpath(own)} {PACK} train …"
+    other = "" if own else ", or run otca by the Python that starts ComfyUI"
+    return f"{sys.executable} -m pip install -r {root / 'requirements.txt'}{other}"
 
 
 # --- importing it -----------------------------------------------------------------------------------------------------
 
 
-def _import(root: Path, device: str | None) -> None:
+def _import(device: str | None) -> None:
     _choose_accelerator(device)
-    sys.path.insert(0, str(root))
-    try:
-        with _its_arguments(environment.read(ARGUMENTS)):
-            from comfy.cli_args import args as options
+    with _importing(folder_of_server()):
+        from comfy.cli_args import args as options
 
-            options.cpu = options.cpu or device == "cpu" or not _has_accelerator()
-            _set_folders(options)
-            import nodes
+        options.cpu = options.cpu or device == "cpu" or not _has_accelerator()
+        import nodes
 
-            with _fewer_lines():
-                extra = nodes.init_extra_nodes  # pyright: ignore[reportAttributeAccessIssue] of ComfyUI's `nodes`, not ours
-                asyncio.run(extra(init_custom_nodes=False, init_api_nodes=False))
-    except ImportError as error:
-        lacks = (
-            f"lacks {error.name}" if isinstance(error, ModuleNotFoundError) else f"cannot import all of it ({error})"
-        )
-        fix = _use_its_python(root)
-        raise ValueError(f"{sys.executable} {lacks}, which ComfyUI in {root} needs. Fix: {fix}") from error
+        with _fewer_lines():
+            extra = nodes.init_extra_nodes  # pyright: ignore[reportAttributeAccessIssue] of ComfyUI's `nodes`, not ours
+            asyncio.run(extra(init_custom_nodes=False, init_api_nodes=False))
 
 
 def _has_accelerator() -> bool:
@@ -214,9 +201,10 @@ def _choose_accelerator(device: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _its_arguments(arguments: str) -> Iterator[None]:
-    """While ComfyUI is imported, the command line is the one that its main.py would see, and not ours."""
-    before = sys.argv
+def _importing(root: Path) -> Iterator[None]:
+    """While ComfyUI is imported, the command line is the one that its main.py would see, and not ours. Raises ValueError where
+    its options are wrong, or a package cannot be imported."""
+    before, arguments = sys.argv, environment.read(ARGUMENTS)
     sys.argv = ["main.py", *shlex.split(arguments)]
     try:
         from comfy.options import enable_args_parsing
@@ -225,6 +213,9 @@ def _its_arguments(arguments: str) -> Iterator[None]:
         yield
     except SystemExit as error:  # argparse has said on the terminal what it does not understand
         raise ValueError(f"{ARGUMENTS} = {arguments!r} is not what ComfyUI's main.py takes. Fix: correct it") from error
+    except ImportError as error:
+        needs = f"{sys.executable} cannot import {error.name or 'a package'}, which ComfyUI in {root} needs"
+        raise ValueError(f"{needs}: {shortened(str(error), 300)}. Fix: {_get_packages(root)}") from error
     finally:
         sys.argv = before
 

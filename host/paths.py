@@ -1,7 +1,7 @@
 """Where runs, models and small input files are: in ComfyUI's folders, in those that the environment names, in the pack's own.
 
-What is read is looked for in ComfyUI's folders wherever its packages are loaded; what is written goes there only where its
-server runs us.
+What is read is looked for in the folders of the ComfyUI that runs us or that the user names, by --comfyui or $COMFYUI_PATH, with
+those that its own options and its extra_model_paths.yaml add; what is written goes there only where its server runs us.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ OPINIONS = "OTCA_OPINIONS"  # an environment variable: the folder of opinions. T
 RUNS = "OTCA_RUNS"  # an environment variable: the folder of runs. The page sets it for the trainer that it starts
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
-WEIGHT_KINDS = ("diffusion_models", "text_encoders", "vae", "loras")  # those in which a graph names single files
+# Those in which a graph names single files.
+WEIGHT_KINDS = ("diffusion_models", "text_encoders", "vae", "loras", "checkpoints")
+ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}  # what a kind was called once
 
 
 _output: Path | None = None
@@ -230,10 +232,8 @@ def list_weights(kind: str) -> list[str]:
         for folder in _named_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
     ]
-    if comfyui.comfy_loaded():
-        import folder_paths
-
-        names = map(Path, folder_paths.get_filename_list(kind))
+    if (folders := comfyui.folder_paths()) is not None:
+        names = map(Path, folders.get_filename_list(kind))
         listed += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
     return list(dict.fromkeys(listed))
 
@@ -244,18 +244,17 @@ def weight_folders(kind: str) -> list[Path]:
 
 
 def _comfyui_folders(*kinds: str) -> list[Path]:
-    """ComfyUI's model folders of these kinds, as far as it knows them; none if its packages are not loaded."""
-    if not comfyui.comfy_loaded():
+    """ComfyUI's model folders of these kinds, as far as it knows them; none without a ComfyUI."""
+    if (folders := comfyui.folder_paths()) is None:
         return []
-    import folder_paths
-
-    known = [kind for kind in kinds if kind in folder_paths.folder_names_and_paths]
-    return [Path(folder) for kind in known for folder in folder_paths.get_folder_paths(kind)]
+    known = [kind for kind in kinds if kind in folders.folder_names_and_paths]
+    return [Path(folder) for kind in known for folder in folders.get_folder_paths(kind)]
 
 
 def _named_folders(kind: str) -> list[Path]:
     """Those of `weight_folders` that the environment names."""
-    return [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
+    names = [name for name in (kind, ONCE.get(kind)) if name]
+    return [*folders_of(weights_variable(kind)), *(root / name for root in folders_of("OTCA_MODELS") for name in names)]
 
 
 def weights_variable(kind: str) -> str:
@@ -269,20 +268,16 @@ def weights_variable(kind: str) -> str:
 def input_folders() -> list[Path]:
     """Folders of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
     folders = [*folders_of("OTCA_INPUT"), ASSETS / "prompts"]
-    if comfyui.comfy_loaded():
-        import folder_paths
-
-        folders.insert(0, Path(folder_paths.get_input_directory()))
+    if (its := comfyui.folder_paths()) is not None:
+        folders.insert(0, Path(its.get_input_directory()))
     return folders
 
 
 def picture_folders() -> list[Path]:
     """Folders of pictures: those of small input files, and ComfyUI's output folder."""
     folders = input_folders()
-    if comfyui.comfy_loaded():
-        import folder_paths
-
-        folders.insert(1, Path(folder_paths.get_output_directory()))
+    if (its := comfyui.folder_paths()) is not None:
+        folders.insert(1, Path(its.get_output_directory()))
     return folders
 
 
@@ -315,8 +310,8 @@ def list_rewards() -> list[str]:
 
 
 def clip_tokenizers() -> list[Path]:
-    """The folder of CLIP ViT-L/14's tokenizer that ComfyUI brings; none if its packages are not loaded."""
-    if not comfyui.comfy_loaded():
+    """The folder of CLIP ViT-L/14's tokenizer that ComfyUI brings; none without a ComfyUI."""
+    if comfyui.folder_paths() is None:
         return []
     import comfy
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import contents
+from ..host.comfyui import is_ours
 from ..host.files import write_text
 from ..study import prove
 from ..study.statistics import number, plus_minus, table
@@ -181,7 +182,7 @@ def _head(
     pairs: Sequence[tuple[str, str]],
 ) -> list[str]:
     """YAML, whose texts are written as JSON has them."""
-    is_video = any(_constant(entry, "frames", 1) > 1 for entry in graph.values())
+    is_video = any(_constant(entry, "frames", 1) > 1 for entry in graph.values() if is_ours(entry))
     kind = "text-to-video" if is_video else "text-to-image"
     hubs = list(dict.fromkeys(hub for _, hub, _ in bases if hub))
     lines = ["---", "# license: choose one that the base model's licence allows, and remove the #"]

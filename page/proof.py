@@ -23,6 +23,7 @@ from ..trainer.pictures import grids
 from ..trainer.run import budget, status
 from ..trainer.run.folder import EVALUATIONS, METRICS, SAMPLES, WORKFLOW, Say, json_line, read_lines
 from ..trainer.run.verdicts import comparable
+from ..trainer.types import RUN_NODE
 from ..trainer.workflow.running import NodeError, Workflow
 from . import run_page
 from .run_page import card, duration, section, table
@@ -36,11 +37,8 @@ _STANDS = {1: ("finished", "it learned"), -1: ("failed", "it got worse"), 0: ("u
 _FOLDERS = re.compile(r"(?<![\w/\\:.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+")
 
 
-def make(workflow: Workflow, folder: Path, hours: float, pictures: int, comfyui: Path | None, say: Say) -> int:
+def make(workflow: Workflow, folder: Path, hours: float, pictures: int, say: Say) -> int:
     """Proves a workflow, and writes what it came to into `folder`/FOLDER, be the training finished, stopped or failed.
-
-    Args:
-        comfyui: whose model files are looked at for the estimate of memory.
 
     Returns:
         The exit code of the training.
@@ -51,7 +49,7 @@ def make(workflow: Workflow, folder: Path, hours: float, pictures: int, comfyui:
     """
     workflow = passed_on(workflow)
     try:
-        code = prove.prove(workflow, folder, hours, lambda graph: making.memory(graph, comfyui), pictures, say)
+        code = prove.prove(workflow, folder, hours, making.memory, pictures, say)
     except NodeError as error:
         write(workflow, folder, str(error))
         raise
@@ -110,7 +108,7 @@ def without_folders(text: str) -> str:
 
 
 def _name(graph: Mapping[str, Mapping]) -> str:
-    return next(str(entry["inputs"]["run_name"]) for entry in graph.values() if "run_name" in entry["inputs"])
+    return next(str(entry["inputs"]["run_name"]) for entry in graph.values() if entry["class_type"] == RUN_NODE)
 
 
 def _head(graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequence[str], known: Facts) -> str:

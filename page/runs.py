@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from ..host import claim, files, own_folders
+from ..host.comfyui import is_ours
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.text import SEPARATORS
 from ..trainer import keys
@@ -304,7 +305,7 @@ class Run:
         return {
             title(entry): {name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)}
             for entry in self._graph().values()
-            if entry["class_type"].startswith("OTCA_")
+            if is_ours(entry)
         }
 
     def samples(self) -> list[str]:

@@ -133,7 +133,7 @@ def trainings(
 
 def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, run_name: str) -> Workflow:
     prepared = Workflow(workflow.graph, workflow.node_classes, workflow.display_names)
-    for node in workflow.nodes:
+    for node in workflow.ours:
         if "seed" in fairness.inputs(workflow, node):
             prepared.set(f"{node}.seed", seed)
     prepared.set(f"{only(prepared, *STEP_NODES)}.learning_rate", rate)

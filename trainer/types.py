@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from ..host.comfyui import PREFIX as PREFIX
 from .memo import Memo
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ JUDGE_TEMPLATES = (  # what it is asked: the user's own questions, …
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
-PREFIX = "OTCA_"
 RUN_NODE, STEP_NODE, MATCHING_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_MatchingStep"
 GRADIENT_NODE = "OTCA_RewardGradientStep"
 STEP_NODES = (STEP_NODE, MATCHING_NODE, GRADIENT_NODE)  # a training has one of them, and one Training Run

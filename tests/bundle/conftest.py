@@ -49,7 +49,7 @@ def places(tmp_path, monkeypatch):
 def _unrehearsed(request, monkeypatch):
     """The iteration is not rehearsed for the estimate of memory, which takes longer than all else, but in tests marked so."""
     if "rehearsed" not in request.keywords:
-        monkeypatch.setattr(making, "memory", lambda graph, comfyui: (None, "memory: unknown (it was not asked)"))
+        monkeypatch.setattr(making, "memory", lambda graph: (None, "memory: unknown (it was not asked)"))
 
 
 def with_reward(graph, reward):

@@ -19,26 +19,6 @@ from comfyui_otca.host import headless_comfyui  # noqa: E402
 from comfyui_otca.host.foreign_nodes import NodeClasses  # noqa: E402
 from comfyui_otca.trainer.workflow.running import Workflow  # noqa: E402
 
-FLUX = {
-    **{
-        "image_model": "flux",
-        "patch_size": 2,
-        "in_channels": 4,
-        "out_channels": 4,
-        "vec_in_dim": 8,
-        "context_in_dim": 8,
-    },
-    **{
-        "hidden_size": 16,
-        "mlp_ratio": 4.0,
-        "num_heads": 1,
-        "depth": 1,
-        "depth_single_blocks": 1,
-        "axes_dim": [4, 6, 6],
-    },
-    **{"theta": 10000, "qkv_bias": True, "guidance_embed": False},
-}
-
 
 class Tiny:
     """A MODEL and a CONDITIONING, as loaders and text encoders give them."""
@@ -50,21 +30,10 @@ class Tiny:
         return {"required": {}}
 
     def make(self):
-        import dataclasses
+        from comfyui_otca.tests.comfyui import tiny
 
-        import comfy.model_patcher
-        import comfy.supported_models
-        import torch
-        from comfy.ldm.flux.model import FluxParams
-
-        more = (
-            {"txt_ids_dims": []} if "txt_ids_dims" in {field.name for field in dataclasses.fields(FluxParams)} else {}
-        )
-        model = comfy.supported_models.Flux({**FLUX, **more})
-        model.set_inference_dtype(torch.float32, None)
-        cpu = torch.device("cpu")
-        patcher = comfy.model_patcher.ModelPatcher(model.get_model({}, "", device="cpu"), cpu, cpu)
-        return (patcher, [[torch.zeros(1, 4, 8), {}]])
+        flux = tiny.build("Flux")
+        return (flux.model, flux.conditioning("a lamp"))
 
 
 class Probe:

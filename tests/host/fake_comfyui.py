@@ -34,7 +34,8 @@ def soft_empty_cache():
 """,
     "folder_paths.py": """
 import os
-base_path = os.path.dirname(os.path.realpath(__file__))
+from comfy.cli_args import args
+base_path = args.base_directory or os.path.dirname(os.path.realpath(__file__))
 models_dir = os.path.join(base_path, "models")
 output, entered = os.path.join(base_path, "output"), os.path.join(base_path, "input")
 folder_names_and_paths = {}
@@ -71,7 +72,14 @@ def set_user_directory(folder):
 """,
     "comfy/utils.py": "",  # which hides the other utils from whoever imports nodes first
     "utils/__init__.py": "",
-    "utils/extra_config.py": "loaded = []\ndef load_extra_path_config(path):\n    loaded.append(path)\n",
+    "utils/extra_config.py": """
+import folder_paths
+loaded = []
+def load_extra_path_config(path):
+    loaded.append(path)
+    for folder in open(path).read().split():
+        folder_paths.add_model_folder_path(folder.rpartition("/")[2], folder)
+""",
     # with an entry point, but without anybody who has made the one instance
     "server.py": "import utils.extra_config\nclass PromptServer:\n    pass\n",
     "comfy_api/__init__.py": "",

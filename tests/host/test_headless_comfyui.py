@@ -43,7 +43,7 @@ def test_what_is_read_is_found_in_its_folders_and_what_is_written_stays_here(fak
 
 def test_its_own_options_and_paths_are_taken(fake_comfyui, monkeypatch, tmp_path):
     monkeypatch.setenv(headless_comfyui.ARGUMENTS, f"--lowvram --output-directory '{tmp_path}/my output' --cpu")
-    folder = fake_comfyui({"extra_model_paths.yaml": "mine:\n"})
+    folder = fake_comfyui({"extra_model_paths.yaml": ""})
     headless_comfyui.load(folder)
     options = importlib.import_module("comfy.cli_args").args
     assert options.lowvram and options.cpu
@@ -75,17 +75,31 @@ def test_a_folder_that_is_not_it(fake_comfyui, changes, at, message):
     assert "nodes" not in sys.modules
 
 
-@pytest.mark.parametrize("has_python", [True, False])
-def test_a_python_that_lacks_its_packages(fake_comfyui, has_python):
-    python = "" if has_python else None
-    imports = "import comfy.model_management\nimport package_of_comfyuis\n"
+BROKEN = {
+    "import lacking_package": "lacking_package, which ComfyUI in {} needs: No module named 'lacking_package'. Fix: ",
+    "from xml import lacking": "xml, which ComfyUI in {} needs: cannot import name 'lacking' from 'xml' ",
+    "raise ImportError('libav.so.7: cannot open')": "a package, which ComfyUI in {} needs: libav.so.7: cannot open. Fix: ",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("its_python", ["another", "this one", "not known"])
+def test_a_package_that_cannot_be_imported(fake_comfyui, broken, its_python, monkeypatch):
+    """It is named, with the reason; and nobody is sent to the Python that runs already."""
+    imports = f"import comfy.model_management\n{broken}\n"
+    python = None if its_python == "not known" else ""
     folder = fake_comfyui({"nodes.py": imports, ".venv/bin/python": python})
+    if its_python == "this one":
+        monkeypatch.setattr(sys, "prefix", str(folder / ".venv"))
     with pytest.raises(ValueError) as error:
         headless_comfyui.load(folder, "cpu")
-    assert f"{sys.executable} lacks package_of_comfyuis" in str(error.value)
-    python = f"{folder}/.venv/bin/python" if has_python else "PYTHON"
-    told = f"Fix: run otca by the Python that starts ComfyUI: {python} {headless_comfyui.PACK} train"
-    assert told in str(error.value)
+    assert f"{sys.executable} cannot import {BROKEN[broken].format(folder)}" in str(error.value)
+    other = (
+        f"Fix: run otca by the Python that starts ComfyUI: {folder}/.venv/bin/python {headless_comfyui.PACK} train …"
+    )
+    here = f"Fix: {sys.executable} -m pip install -r {folder}/requirements.txt"
+    ends = {"another": other, "this one": here, "not known": f"{here}, or run otca by the Python that starts ComfyUI"}
+    assert str(error.value).endswith(ends[its_python])
 
 
 def test_only_packs_that_are_named_are_loaded_and_no_second_comfyui(fake_comfyui, tmp_path):

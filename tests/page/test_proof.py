@@ -21,7 +21,7 @@ HOURS = 1e-4  # a second is trained at least
 def proves(small_graph, tmp_path, monkeypatch):
     """proves(*arguments, changes): exit code and the folder of a proof of the toy."""
     folder = tmp_path / "mine"
-    monkeypatch.setattr(making, "memory", lambda graph, comfyui: (None, "memory: 1.5 GB"))  # which has its own tests
+    monkeypatch.setattr(making, "memory", lambda graph: (None, "memory: 1.5 GB"))  # which has its own tests
 
     def go(*arguments, changes=None):
         path = tmp_path / "graph.json"

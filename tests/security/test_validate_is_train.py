@@ -153,10 +153,6 @@ REFUSED = [
         [copied("SDESampler", "sampler2", group_size=4), sets("TCDWeights", trajectories=SAMPLER_2)],
         *("MOCAFuse", None, "2 SDE Sampler nodes"),
     ),
-    (
-        [copied("SDESampler", "sampler2"), sets("RewardStack", trajectories=SAMPLER_2)],
-        *("MOCAFuse", None, "2 SDE Sampler nodes"),
-    ),
     ([the_same_reward_twice], "RewardStack", "reward_7", "the same reward as reward_1"),
     (
         [
@@ -168,7 +164,6 @@ REFUSED = [
     ),
     ([all_rewards_held_out], "RewardStack", None, "no reward is connected"),
     ([sets("SDESampler", width=36)], "SDESampler", "width", "multiples of 8"),
-    ([sets("SDESampler", height=44)], "SDESampler", "height", "multiples of 8"),
     ([sets("SDESampler", frames=5)], "SDESampler", "frames", "makes pictures"),
     ([sets("LoadFlowModel", model=None, path="")], "LoadFlowModel", "model", "null"),
     ([added("http", "RewardHTTP", **HTTP), sets("RewardStack", reward_8=["http", 0])], "RewardHTTP", "url", "port"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def _traits(graph: _Graph, node_id: str) -> Collection[str]:
     """What a node asks for, as the rows of `types.CREDITS` say it."""
-    traits = getattr(graph.nodes[node_id].cls, "traits", None)
+    traits = getattr(graph.workflow.node_class(node_id), "traits", None)
     return traits(**graph.values[node_id]) if traits else ()
 
 
@@ -70,7 +70,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "scores", message, "choose a credit that asks no reward")
             continue
         for name, (source, _) in graph.nodes[stack].links.items():
-            if graph.only_of_groups(source) or getattr(graph.nodes[source].cls, "COMPARES", False):
+            if graph.only_of_groups(source) or getattr(graph.workflow.node_class(source), "COMPARES", False):
                 message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
                 fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
                 yield graph.problem(node_id, "scores", message, fix)
@@ -135,7 +135,7 @@ def _followed(graph: _Graph) -> Iterator[Problem]:
             continue
         follows: dict[str, bool] = {}
         for name, (source, index) in graph.nodes[stack].links.items():
-            cls = graph.nodes[source].cls
+            cls = graph.workflow.node_class(source)
             if not (name.startswith("reward_") and hasattr(cls, "announced")):
                 if name.startswith("reward_"):
                     return  # who knows
@@ -172,7 +172,7 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
         counting, name = node_id, "pairs_per_iteration"
         if graph.nodes[node_id].class_type not in GIVEN_NODES:
             counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
-        groups = graph.known(counting, name)
+        groups = graph.known(counting, name) if counting in graph.nodes else None
         if groups is None or groups % graph.processes == 0:
             continue
         for step in graph.of(MATCHING_NODE):

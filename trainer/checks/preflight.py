@@ -23,8 +23,9 @@ from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
-from ..memory import own
+from ..memory import needs, own
 from ..memory.native import Architecture, architecture_of
+from ..policy.files import read_metadata
 from ..prompts import PRESET, PromptError, read_prompts
 from ..rewards import RewardError, reward_class
 from ..run import offered, verdicts
@@ -51,7 +52,6 @@ from ..workflow.running import Workflow
 from . import method
 
 MODEL_TYPE = "OTCA_MODEL"
-CLIP_FILES = ("clip_name", "ckpt_name")  # how inputs of ComfyUI's loaders begin that name a file with a text encoder
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
@@ -75,7 +75,7 @@ class _Graph:
     """What runs of a graph that validates, with the values that follow from it alone.
 
     Attributes:
-        nodes: by id, sources first.
+        nodes: ours by id, sources first: what checks are about. What ComfyUI's nodes mean by their inputs, they judge themselves.
         values: {id: {input: value}}, constants and what comes through links from nodes that are PURE, at the first iteration.
         models: {id of a loader: its model's configuration, what is wrong with it, or None where it is not here yet}.
         samplers: {id: the SDE Sampler nodes whose trajectories that node looks at, or what was made of them}.
@@ -84,7 +84,8 @@ class _Graph:
 
     def __init__(self, workflow: Workflow, processes: int):
         self.workflow, self.processes = workflow, processes
-        self.nodes: dict[str, Node] = {node_id: workflow.nodes[node_id] for node_id in workflow.needed()}
+        self._running = {node_id: workflow.nodes[node_id] for node_id in workflow.needed()}
+        self.nodes = {node_id: node for node_id, node in self._running.items() if node_id in workflow.ours}
         self.values: dict[str, dict[str, Any]] = {}
         self.failed: list[Problem] = []
         self._outputs: dict[str, tuple] = {}
@@ -94,12 +95,12 @@ class _Graph:
 
     def known(self, node_id: str, name: str) -> Any:
         """An input's value; None where it comes through a link of which only the run will say what it gives."""
-        link = self.nodes[node_id].links.get(name)
+        link = self._running[node_id].links.get(name)
         return None if link and link[0] not in self._outputs else self.values[node_id].get(name)
 
     def _evaluate(self) -> None:
         outputs = self._outputs
-        for node_id, node in self.nodes.items():
+        for node_id, node in self._running.items():
             through = {
                 name: outputs[source][index] for name, (source, index) in node.links.items() if source in outputs
             }
@@ -119,7 +120,7 @@ class _Graph:
         return [node_id for node_id, node in self.nodes.items() if node.class_type in class_types]
 
     def problem(self, node_id: str, name: str | None, message: str, fix: str) -> Problem:
-        value = self.nodes[node_id].inputs.get(name) if name else None
+        value = self._running[node_id].inputs.get(name) if name else None
         return self.workflow.problem(node_id, name, value, message, fix)
 
     def misfit(self, node_id: str, misfit: Misfit) -> Problem:
@@ -128,17 +129,17 @@ class _Graph:
     def model(self, node_id: str, name: str = "model") -> str | None:
         """The node that an input's model comes from; the update passes it on."""
         seen = set()
-        while name in self.nodes[node_id].links and node_id not in seen:
+        while name in self._running[node_id].links and node_id not in seen:
             seen.add(node_id)
-            node_id = self.nodes[node_id].links[name][0]
-            if self.nodes[node_id].class_type in MODEL_NODES:
+            node_id = self._running[node_id].links[name][0]
+            if self._running[node_id].class_type in MODEL_NODES:
                 return node_id
             name = "model"
         return None
 
     def _samplers(self) -> dict[str, set[str]]:
         samplers: dict[str, set[str]] = {}
-        for node_id, node in self.nodes.items():
+        for node_id, node in self._running.items():
             looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
             itself = {node_id} if node.class_type in TRAJECTORY_NODES else set()
             samplers[node_id] = itself or set().union(*(samplers[source] for source in looked_at))
@@ -150,8 +151,8 @@ class _Graph:
 
     def only_of_groups(self, reward: str) -> bool:
         """Whether it may be asked about the pictures that are trained on, and about no others."""
-        limited = getattr(self.nodes[reward].cls, "only_of_groups", None)
-        wrapped = self.nodes[reward].links.get("reward")
+        limited = getattr(self._running[reward].cls, "only_of_groups", None)
+        wrapped = self._running[reward].links.get("reward")
         itself = limited is not None and limited(**self.values[reward])
         return itself or (wrapped is not None and self.only_of_groups(wrapped[0]))
 
@@ -202,7 +203,7 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
     """What is compared, weighed and trained has to be of the same samples, and of the model that made them."""
     for node_id, node in graph.nodes.items():
         samplers = graph.samplers[node_id]
-        apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
+        apart = not any(len(graph.samplers[source]) > 1 for source, _ in node.links.values() if source in graph.nodes)
         if len(samplers) > 1 and apart:  # and not said already, of a node before it
             kinds = " or ".join(sorted({graph.nodes[sampler].cls.TITLE for sampler in samplers}))
             message = f"its inputs come from {len(samplers)} {kinds} nodes: {graph.titles(samplers)}"
@@ -254,7 +255,7 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
         named: dict[str, str] = {}
         for name, reward in rewards.items():
             source, index = links[name]
-            unasked = getattr(graph.nodes[source].cls, "unasked", None)
+            unasked = getattr(graph.workflow.node_class(source), "unasked", None)
             if unasked and unasked(index, **graph.values[source]):
                 message = f"output {index + 1} of {graph.titles([source])} has no question"
                 yield graph.problem(stack, name, message, "write one more line into its questions, or disconnect it")
@@ -274,7 +275,7 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
 
 
 def _own_encoder(graph: _Graph) -> Iterator[Problem]:
-    for stack, name, judge in _unwatched(graph.nodes, graph.values):
+    for stack, name, judge in _unwatched(graph.workflow, graph.values):
         title = graph.titles([judge])
         message = (
             f"{title} is asked with the text encoder of the model that is trained, and no other reward is held out"
@@ -289,20 +290,21 @@ def unwatched_judges(workflow: Workflow) -> list[str]:
     if errors(workflow.validate()):
         return []
     values = {node_id: node.defaults | node.constants for node_id, node in workflow.nodes.items()}
-    return [workflow.title(judge) for _, _, judge in _unwatched(workflow.nodes, values)]
+    return [workflow.title(judge) for _, _, judge in _unwatched(workflow, values)]
 
 
-def _unwatched(nodes: Mapping[str, Node], values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+def _unwatched(workflow: Workflow, values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """(what asks it, its input, the judge's node) for each judge that reads as the trained model does while nothing else watches.
     It shares the model's blind spots, and nothing says what both do not see."""
+    nodes = {node_id: node for node_id, node in workflow.nodes.items() if node_id in values}
     own = [node.links["clip"] for node in nodes.values() if node.class_type == MAKE_NODE and "clip" in node.links]
-    files = set().union(*(_clip_files(nodes.get(source)) for source, _ in own))
+    files = {file for link in own for file in _files(workflow, link)}
     for stack in (node_id for node_id, node in nodes.items() if node.class_type in ASKING_NODES):
         links, rewards = nodes[stack].links, _announced(nodes, values, stack)
         judges = {}
         for name in rewards:
             clip = _judge_of(nodes, links[name][0])
-            if clip and (clip in own or _clip_files(nodes.get(clip[0])) & files):
+            if clip and (clip in own or files & _files(workflow, clip)):
                 judges[name] = links[name][0]
         watched = any(reward is None or reward[1] for name, reward in rewards.items() if name not in judges)
         for name in sorted(judges) if not watched else ():
@@ -321,10 +323,9 @@ def _judge_of(nodes: Mapping[str, Node], reward: str) -> tuple[str, int] | None:
     return None
 
 
-def _clip_files(loader: Node | None) -> set[str]:
-    """The files that a loader of ComfyUI's reads a text encoder from: two loaders of one file give the same one."""
-    named = loader.constants.items() if loader else ()
-    return {value for name, value in named if name.startswith(CLIP_FILES) and isinstance(value, str)}
+def _files(workflow: Workflow, link: tuple[str, int]) -> set[str]:
+    """The files that what comes through a link was loaded from: two loaders of one file give the same text encoder."""
+    return {file.name for file, _ in needs.files_behind(workflow.entries, [*link])}
 
 
 def _people(graph: _Graph) -> Iterator[Problem]:
@@ -362,7 +363,7 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
         for sampler in graph.samplers[stack]:
             model = graph.models.get(graph.model(sampler) or "")
             for name, (source, _) in rewards.items():
-                least = getattr(graph.nodes[source].cls, "LEAST_FRAMES", 0)
+                least = getattr(graph.workflow.node_class(source), "LEAST_FRAMES", 0)
                 frames = graph.settings(sampler).frames
                 if not (least and isinstance(model, Configuration)):
                     continue
@@ -411,15 +412,21 @@ def _parted(error: Exception) -> tuple[str, str]:
     return message, fix or "give another value"
 
 
+def _theirs(graph: _Graph) -> Iterator[Problem]:
+    """Files that ComfyUI's loaders name, as whole as their headers say: a download that broke off looks like any other."""
+    for node_id in (node_id for node_id in graph.workflow.needed() if node_id not in graph.nodes):
+        for name, file in offered.files_of(graph.workflow.nodes[node_id]).items():
+            try:
+                read_metadata(file)
+            except ValueError as error:
+                yield graph.problem(node_id, name, *_parted(error))
+
+
 def _devices(graph: _Graph) -> Iterator[Problem]:
     for node_id, node in graph.nodes.items():
-        device = graph.values[node_id].get("device")
-        if (
-            "device" in node.declared
-            and isinstance(device, str)
-            and not DEVICE.fullmatch(devices.chosen_device(device))
-        ):
-            yield graph.problem(node_id, "device", "is the name of no device", "auto, cpu, cuda, cuda:1 …")
+        for name in (name for name, declared in node.declared.items() if declared.options.get("suggest") == "devices"):
+            if not DEVICE.fullmatch(devices.chosen_device(graph.values[node_id][name])):
+                yield graph.problem(node_id, name, "is the name of no device", "auto, cpu, cuda, cuda:1 …")
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
@@ -467,12 +474,14 @@ def _sizes(graph: _Graph) -> Iterator[Problem]:
 def _texts(graph: _Graph) -> Iterator[Problem]:
     for sampler in graph.of(SAMPLER_NODE):
         loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
-        if not loader or graph.nodes[dataset].class_type != DATASET_NODE:
+        if not loader or dataset not in graph.of(DATASET_NODE):
             continue
         model, name = graph.models.get(loader), _prompts_input(graph, dataset)
         prompts = _prompts(graph, dataset)
         checkpoint = model.checkpoint if isinstance(model, Configuration) else None
-        if wrong := _wrong_pictures(prompts, checkpoint, _kind(graph, loader)):
+        files = needs.files_behind(graph.workflow.entries, graph.nodes[loader].inputs.get("model"))
+        kind = architecture_of(files[0][0].name) if files else None  # as far as the file's name says so
+        if wrong := _wrong_pictures(prompts, checkpoint, kind):
             yield graph.misfit(dataset, Misfit(name, *wrong))
         if isinstance(model, Configuration) and (
             found := model.too_long(prompts, graph.values[loader]["max_sequence_length"])
@@ -490,7 +499,8 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
         seeing = {
             name: node
             for name, node in rewards.items()
-            if "source" not in graph.nodes[node].links
+            if node in graph.nodes
+            and "source" not in graph.nodes[node].links
             and getattr(graph.nodes[node].cls, "sees_source", _never)(**graph.values[node])
         }
         for dataset in graph.of(DATASET_NODE) if seeing else ():
@@ -526,9 +536,9 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
     """Rewards that look for what a prompt asks for understand every line, and apply to some prompt."""
     for stack in graph.of(*ASKING_NODES):
         kinds = {
-            name: reward_class(graph.nodes[node].cls.KIND)
+            name: reward_class(graph.workflow.node_class(node).KIND)
             for name, (node, _) in graph.nodes[stack].links.items()
-            if name.startswith("reward_") and hasattr(graph.nodes[node].cls, "KIND")
+            if name.startswith("reward_") and hasattr(graph.workflow.node_class(node), "KIND")
         }
         trained = {
             name for name, reward in _announced(graph.nodes, graph.values, stack).items() if not (reward and reward[1])
@@ -552,16 +562,6 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
 
 # Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.
 EDIT_KINDS = ("flux", "flux2", "qwen_image", "krea2")
-
-
-def _kind(graph: _Graph, loader: str) -> Architecture | None:
-    """The published model that ComfyUI's own loader loads for Make Trainable, as far as its file's name says so."""
-    node_id, seen = loader, set()
-    while node_id not in seen and (link := graph.nodes[node_id].links.get("model")):
-        seen.add(node_id)
-        node_id = link[0]
-    name = graph.values[node_id].get("unet_name")
-    return architecture_of(name) if isinstance(name, str) else None
 
 
 def _wrong_pictures(
@@ -599,6 +599,7 @@ CHECKS = (
     _people,
     _best_metric,
     _videos,
+    _theirs,
     _devices,
     _models,
     _sampler,

@@ -116,7 +116,7 @@ def shortages(graph: Mapping[str, Mapping]) -> Iterator[Problem]:
 def _counted(graph: Mapping[str, Mapping]) -> NativeCase | None:
     """The case of what ComfyUI loads from files; None of anything else."""
     try:
-        case, _ = needs.read(graph, comfyui.folder(), here())
+        case, _ = needs.read(graph, here())
     except ValueError:
         return None
     return case if isinstance(case, NativeCase) else None
@@ -125,7 +125,7 @@ def _counted(graph: Mapping[str, Mapping]) -> NativeCase | None:
 def encoder_files(graph: Mapping[str, Mapping]) -> list[Path]:
     """The safetensors of the text encoders of a graph's Make Trainable."""
     makers = (entry["inputs"] for entry in graph.values() if entry["class_type"] == MAKE_NODE)
-    files = [file for inputs in makers for file, _ in needs.Files.of(graph, inputs, comfyui.folder()).encoders]
+    files = [file for inputs in makers for file, _ in needs.Files.of(graph, inputs).encoders]
     return [file.path for file in files if file.path is not None and file.path.suffix == ".safetensors"]
 
 

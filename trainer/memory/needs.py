@@ -1,8 +1,8 @@
 """What the training of a workflow needs on the GPU, from its graph and what is known of its model: `otca memory`.
 
 Nothing is loaded. A model of diffusers is rehearsed by its folder's configurations, or by published ones. What ComfyUI loads is
-read off the headers of its files; they are looked for in ComfyUI's folder, if it is given, and in $OTCA_MODELS. A file that is
-not there counts as published (`native.ARCHITECTURES`).
+read off the headers of its files, which lie where `host/paths` says. A file that is not there counts as published
+(`native.ARCHITECTURES`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from . import native
 from .case import ANY_GPU, CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Machine, Pull
 from .native import Architecture, NativeCase
 
-# Loaders, ComfyUI's own and ComfyUI-GGUF's: the inputs that name files, and the folder of ComfyUI's models; below, what a folder
-# was once called.
+# Loaders, ComfyUI's own and ComfyUI-GGUF's: the inputs that name files, and the folder of ComfyUI's models.
 CLIPS = tuple(f"clip_name{number}" for number in range(1, 5))
 LOADERS = {
     "UNETLoader": (("unet_name",), "diffusion_models"),
@@ -61,15 +60,12 @@ PARTS = (
     ("text_encoders.", "conditioner.", "cond_stage_model."),
     ("vae.", "first_stage_model."),
 )
-ONCE = {"diffusion_models": "unet", "text_encoders": "clip"}
 VARIETY_NODE, RELATIVE_NODE, JUDGE_NODE = "OTCA_RewardVariety", "OTCA_RewardRelativeWords", "OTCA_RewardVLMJudge"
 SCALES = ("weight_scale", "scale_weight", "comfy_quant")  # names of tensors of layers that stay quantized
 BLOCK = re.compile(r"(.*?\.\d+)\.(.+)\.weight")
 
 
-def read(
-    graph: Mapping[str, Mapping], comfyui: Path | None = None, machine: Machine = ANY_GPU
-) -> tuple[Case, list[str]]:
+def read(graph: Mapping[str, Mapping], machine: Machine = ANY_GPU) -> tuple[Case, list[str]]:
     """The case of an API graph on that machine, and a line about each file or folder: whether it was looked at.
 
     Raises:
@@ -77,7 +73,7 @@ def read(
     """
     if any(entry["class_type"] == LOAD_NODE for entry in graph.values()):
         return _pipeline(graph, machine)
-    return _native(graph, comfyui, machine)
+    return _native(graph, machine)
 
 
 # --- Load Flow Model ---------------------------------------------------------------------------------------------------
@@ -177,23 +173,23 @@ class Files:
     autoencoders: list[tuple[File, Mapping]]
 
     @classmethod
-    def of(cls, graph: Mapping[str, Mapping], inputs: Mapping[str, Any], comfyui: Path | None = None) -> Files:
+    def of(cls, graph: Mapping[str, Mapping], inputs: Mapping[str, Any]) -> Files:
         """By the inputs of a Make Trainable."""
-        kinds = (("model", "low_noise_model"), ("clip",), ("vae",))
-        return cls(*([file for name in names for file in _files(graph, inputs.get(name), comfyui)] for names in kinds))
+        sockets = (("model", "low_noise_model"), ("clip",), ("vae",))
+        return cls(*([file for name in names for file in files_behind(graph, inputs.get(name))] for names in sockets))
 
     @property
     def all(self) -> list[File]:
         return [file for file, _ in (*self.networks, *self.encoders, *self.autoencoders)]
 
 
-def _native(graph: Mapping[str, Mapping], comfyui: Path | None, machine: Machine) -> tuple[NativeCase, list[str]]:
+def _native(graph: Mapping[str, Mapping], machine: Machine) -> tuple[NativeCase, list[str]]:
     inputs = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)["inputs"]
-    files = Files.of(graph, inputs, comfyui)
+    files = Files.of(graph, inputs)
     networks, encoders, autoencoders = files.networks, files.encoders, files.autoencoders
     if not networks:
         raise ValueError("Make Trainable model: no Load Diffusion Model was found behind it. Fix: connect a UNETLoader")
-    judging = [file for link in _judging(graph) for file in _files(graph, link, comfyui)]
+    judging = [file for link in _judging(graph) for file in files_behind(graph, link)]
     lines = [
         f"{file.name}: " + (f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures")
         for file in dict.fromkeys([*files.all, *(file for file, _ in judging)])
@@ -209,18 +205,18 @@ def _native(graph: Mapping[str, Mapping], comfyui: Path | None, machine: Machine
         tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
-        iteration=iteration(graph, None if model.embeds_guidance else 1.0, comfyui, bool(machine.device)),
+        iteration=iteration(graph, None if model.embeds_guidance else 1.0, bool(machine.device)),
         compute_bytes=native.COMPUTE_BYTES if machine.device else native.FLOAT32_BYTES,
         machine=machine,
     )
     return case, lines
 
 
-def filed(graph: Mapping[str, Mapping], comfyui: Path | None) -> str:
+def filed(graph: Mapping[str, Mapping]) -> str:
     """The type of 16 bits that all numbers of a graph's networks have in their files: bf16, fp16, or "" for anything else."""
     kinds: set[str] = set()
     for entry in graph.values():
-        for file, _ in Files.of(graph, entry["inputs"], comfyui).networks if entry["class_type"] == MAKE_NODE else ():
+        for file, _ in Files.of(graph, entry["inputs"]).networks if entry["class_type"] == MAKE_NODE else ():
             with (
                 opened(file.path, "np")
                 if file.path and file.path.suffix == ".safetensors"
@@ -236,7 +232,7 @@ def _judging(graph: Mapping[str, Mapping]) -> list[Any]:
     return [list(link) for link in dict.fromkeys(tuple(link) for link in links if api.is_link(link))]
 
 
-def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> list[tuple[File, Mapping]]:
+def files_behind(graph: Mapping[str, Mapping], link: Any) -> list[tuple[File, Mapping]]:
     """The files of the stock loader that a link comes from, each with the loader's inputs; patches between are passed."""
     seen = set()
     while api.is_link(link) and link[0] in graph and link[0] not in seen:
@@ -245,7 +241,6 @@ def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> lis
         if entry["class_type"] in LOADERS:
             names, kind = LOADERS[entry["class_type"]]
             folders = paths.weight_folders(kind)
-            folders += [comfyui / "models" / str(name) for name in (kind, ONCE.get(kind, kind))] if comfyui else []
             begins = PARTS[min(int(link[1]), 2)] if kind == "checkpoints" else ()
             named = [str(entry["inputs"].get(name, "")) for name in names]
             places = {name: permissions.candidates(name, folders, "weights") for name in named}
@@ -297,14 +292,11 @@ def _architecture(file: File) -> Architecture:
 # --- sampler, update and rewards ---------------------------------------------------------------------------------------
 
 
-def iteration(
-    graph: Mapping[str, Mapping], off: float | None, comfyui: Path | None = None, has_gpu: bool = True
-) -> Iteration:
+def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = True) -> Iteration:
     """The settings of an API graph that decide its memory.
 
     Args:
         off: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
-        comfyui: its folder, in which the file of a CLIP that judges may be.
         has_gpu: without one all judges compute in main memory, and stay there.
 
     Raises:
@@ -329,7 +321,7 @@ def iteration(
     ]
     # ComfyUI loads these when they are asked, and moves them out of the way when the update needs the room.
     for link in _judging(graph):
-        known = [file.bytes for file, _ in _files(graph, link, comfyui)]
+        known = [file.bytes for file, _ in files_behind(graph, link)]
         judges.append(Judge(CLIP_JUDGE if None in known or not known else sum(filter(None, known)), offload=True))
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass

@@ -98,19 +98,19 @@ def _of_loader(workflow: Workflow, node: Node) -> list[str]:
             if isinstance(name, str) and name in paths.list_models(PIPELINE):
                 return lora.ends(lora.of_embedded(name))
             return []
-        if file := _weights(source):
+        for file in files_of(source).values():
             return lora.ends(lora.of_file(file))
         waiting += [link for name, (link, _) in source.links.items() if source.declared[name].type == "MODEL"]
     return []
 
 
-def _weights(loader: Node) -> Path | None:
-    """The file that one of ComfyUI's own loaders names, if it is one of those that ComfyUI lists."""
-    for name, value in loader.constants.items():
-        folder = foreign.folder_of(loader.cls, name)
-        if folder is not None and isinstance(value, str) and value in paths.list_weights(folder.name):
-            return search.weights(value, folder.name)
-    return None
+def files_of(loader: Node) -> dict[str, Path]:
+    """{input: file} of the .safetensors files that one of ComfyUI's own loaders names, and that ComfyUI lists."""
+    folders = {name: foreign.folder_of(loader.cls, name) for name in loader.constants}
+    kinds = {name: (folder.name, loader.constants[name]) for name, folder in folders.items() if folder is not None}
+    return {
+        name: search.weights(value, kind) for name, (kind, value) in kinds.items() if value in paths.list_weights(kind)
+    }
 
 
 def _values(node: Node) -> dict[str, Any]:

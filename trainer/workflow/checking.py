@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from graphlib import CycleError
 from typing import Any
 
-from ...host.comfyui import comfy_loaded
-from ..types import PREFIX, REPLACED
+from ...host.comfyui import comfy_loaded, is_ours
+from ..types import REPLACED
 from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
@@ -42,12 +42,12 @@ def graph_problems(graph: DeclaredGraph, targets: tuple[str, ...]) -> Iterator[P
 
 def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]:
     # a PreviewImage at the end of a canvas must not stop a training; what our own nodes read from must exist
-    readers = [node for id_, node in graph.nodes.items() if id_ in needed or not getattr(node.cls, "FOREIGN", False)]
+    readers = [node for id_, node in graph.nodes.items() if id_ in needed or is_ours(node.entry)]
     read_from = {source for node in readers for source, _ in node.links.values()} | set(foreign.foreign(graph.entries))
     lacking: dict[str, list[str]] = {}
     for node_id, entry in graph.entries.items():
         class_type, known = entry["class_type"], node_id in graph.nodes
-        ours = class_type.startswith(PREFIX)
+        ours = is_ours(entry)
         if known and not foreign.wants_comfyui(graph.nodes[node_id].cls):
             continue
         if not comfy_loaded() and (known or node_id in read_from and not ours):
@@ -146,8 +146,8 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
         return
     answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
     message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
-    ours = node.class_type.startswith(PREFIX)  # which name the input that they refuse, if it is one
-    name = input_of(message, [name for name in arguments if name in node.constants], guess=not ours)
+    # ours name the input that they refuse, if it is one
+    name = input_of(message, [name for name in arguments if name in node.constants], guess=not is_ours(node.entry))
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
     value = node.constants.get(name) if name is not None else None
     yield graph.problem(node.id, name, value, message.removeprefix(f"{name}: "), fix or wanted)

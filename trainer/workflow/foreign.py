@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...host import extras
-from ..types import PREFIX
+from ...host.comfyui import is_ours
 from .graph import constants, links
 
 MOST_ADDRESSES = 1000  # of model files in one canvas
@@ -35,19 +35,19 @@ class Needs:
 def foreign(graph: Mapping[str, Mapping]) -> list[str]:
     """Ids of the nodes that are not ours and that one of ours needs."""
     needed: set[str] = set()
-    pending = [id_ for id_, entry in graph.items() if entry["class_type"].startswith(PREFIX)]
+    pending = [id_ for id_, entry in graph.items() if is_ours(entry)]
     while pending:
         for source, _ in links(graph[pending.pop()]).values():
             if source in graph and source not in needed:
                 needed.add(source)
                 pending.append(source)
-    return [id_ for id_ in graph if id_ in needed and not graph[id_]["class_type"].startswith(PREFIX)]
+    return [id_ for id_ in graph if id_ in needed and not is_ours(graph[id_])]
 
 
 def headless(graph: Mapping[str, Mapping]) -> dict[str, Mapping]:
     """The part of a graph that a training without ComfyUI's server can touch: our nodes, and what they need."""
     needed = set(foreign(graph))
-    return {id_: entry for id_, entry in graph.items() if id_ in needed or entry["class_type"].startswith(PREFIX)}
+    return {id_: entry for id_, entry in graph.items() if id_ in needed or is_ours(entry)}
 
 
 def needs_comfyui(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ...host.comfyui import is_ours
 from ...host.text import as_repr
 from ..types import (
     DATASET_NODE,
@@ -21,7 +22,6 @@ from ..types import (
     MODEL_NODES,
     PAIRS_NODE,
     PICTURES_NODE,
-    PREFIX,
     RUN_NODE,
     SAMPLER_NODE,
     STACK_NODE,
@@ -179,12 +179,12 @@ def _deciding(graph: Graph, node_id: str) -> set[str]:
     deciding: set[str] = set()
     for id_ in reversed(list(_sources_first(graph, node_id))):  # each after all that it is needed by
         entry = graph[id_]
-        ours = entry["class_type"].startswith(PREFIX)
+        ours = is_ours(entry)
         names = _structural_names(entry)
         if entry["class_type"] != DATASET_NODE:  # whose prompts are text
             names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
         for name, (source, _) in links(entry).items():
-            foreign = source in graph and not graph[source]["class_type"].startswith(PREFIX)
+            foreign = source in graph and not is_ours(graph[source])
             if foreign and (name in names if ours else id_ in deciding):
                 deciding.add(source)
     return deciding

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...host.comfyui import is_ours
 from ...host.text import shortened
 from ..types import REPLACED
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
@@ -105,6 +106,11 @@ class Workflow:
         """The nodes of known classes by their ids, as they were last read."""
         return self._declared.nodes
 
+    @property
+    def ours(self) -> Mapping[str, Node]:
+        """Those of them that are ours: what is asked or set by an input's name is asked of these alone."""
+        return {node_id: node for node_id, node in self.nodes.items() if is_ours(node.entry)}
+
     def node_class(self, node_id: str) -> type:
         return self.nodes[node_id].cls
 
@@ -134,8 +140,7 @@ class Workflow:
         """
         return [
             (node.id, name, value)
-            for node in self.nodes.values()
-            if not getattr(node.cls, "FOREIGN", False)
+            for node in self.ours.values()
             for name, value in node.constants.items()
             if node.declared[name].options.get("control_after_generate")
         ]

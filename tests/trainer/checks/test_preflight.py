@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from PIL import Image
 
+from comfyui_otca.commands.options import set_seeds
+from comfyui_otca.host import extras
+from comfyui_otca.host.foreign_nodes import NodeClasses
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.native import MakeTrainable
 from comfyui_otca.nodes.rewards.images import RewardSharpness
 from comfyui_otca.tests.training import reward_node
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 from comfyui_otca.trainer.checks import preflight
+from comfyui_otca.trainer.memory import needs
+from comfyui_otca.trainer.workflow import graph as api
+from comfyui_otca.trainer.workflow.problem import errors
 from comfyui_otca.trainer.workflow.running import Workflow
+
+OURS = {name for cls in NODE_CLASS_MAPPINGS.values() for table in cls.INPUT_TYPES().values() for name in table}
+
+
+class Theirs:
+    """A node of a pack that hands on what it is given. Its inputs are called as ours are, and mean something else."""
+
+    RETURN_TYPES, FUNCTION = ("*",), "run"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {name: ("*", {"suggest": "devices"}) for name in OURS}}
+
+
+def loader(named):
+    """A class like ComfyUI's loaders."""
+    types = classmethod(lambda cls: {"required": {named: ("STRING", {})}})
+    return type("Loader", (), {"RETURN_TYPES": ("MODEL", "CLIP", "VAE"), "FUNCTION": "load", "INPUT_TYPES": types})
+
+
+def through_theirs(graph, node, name, value):
+    """The graph, with one of its links through a node of a pack."""
+    between = {"class_type": "Theirs", "inputs": dict.fromkeys(OURS, value) | {name: graph[node]["inputs"][name]}}
+    inputs = graph[node]["inputs"] | {name: ["90", 0]}
+    changed = graph | {node: {**graph[node], "inputs": inputs}, "90": between}
+    return Workflow(changed, NodeClasses(NODE_CLASS_MAPPINGS, {"Theirs": Theirs}))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "otca"])
+@pytest.mark.parametrize("value", ["default", 7])
+def test_what_a_node_of_others_calls_its_inputs_says_nothing(name, value):
+    """Seen before: `device = default` on ComfyUI's own Load CLIP was refused as the name of no device."""
+    graph = json.loads(TEMPLATES[name].api.read_text(encoding="utf-8"))
+    links = [(node, name) for node, entry in graph.items() for name in api.links(entry)]
+    for node, name in links:
+        workflow = through_theirs(graph, node, name, value)
+        assert "90" in workflow.needed() and errors(preflight.problems(workflow)) == [], (node, name)
+        wanted = (sorted(extras.wanted(each, workflow.node_classes)) for each in (graph, workflow.entries))
+        assert len(set(map(tuple, wanted))) == 1
+        set_seeds(workflow, 11)
+        assert workflow.entries["90"]["inputs"]["seed"] == value
+        assert needs.iteration(workflow.graph, None) == needs.iteration(graph, None)
+    assert len(links) > 10
 
 
 class AskedOnce(RewardSharpness):
@@ -85,7 +137,7 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
     model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
     for node in ("loader", "other", "same"):
         name = "of_the_model" if node == "same" else node
-        content[node] = {"class_type": "Loader", "inputs": {"ckpt_name": f"{name}.safetensors"}}
+        content[node] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": f"{name}.safetensors"}}
     content["loader"]["inputs"] = content["same"]["inputs"]
     judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
     judge |= {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
@@ -98,15 +150,7 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
     content["watched"] = {"class_type": "OTCA_RewardSharpness", "inputs": {"coefficient": 1.0, "held_out": held_out}}
     for name in [name for name in stack if name.startswith("reward_") and name not in ("reward_1", "reward_2")]:
         del stack[name]
-
-    class Loader:
-        RETURN_TYPES, FUNCTION = ("MODEL", "CLIP", "VAE"), "load"
-
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {"ckpt_name": ("STRING", {})}}
-
-    workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"Loader": Loader})
+    workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"CheckpointLoaderSimple": loader("ckpt_name")})
     assert preflight.unwatched_judges(workflow) == [workflow.title(asked)] * told, "which the canvas says before Run"
     problems = preflight.problems(workflow)
     found = [problem for problem in problems if "text encoder of the model that is trained" in problem.message]
@@ -267,15 +311,7 @@ def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, mon
     links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
     model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
     content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": unet}}
-
-    class Loader:
-        RETURN_TYPES, FUNCTION = ("MODEL", "CLIP", "VAE"), "load"
-
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {"unet_name": ("STRING", {})}}
-
-    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": Loader}))
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": loader("unet_name")}))
     found = [problem for problem in problems if problem.input == "file"]
     assert len(found) == told, list(map(str, problems))
     for problem in found:

@@ -89,13 +89,14 @@ def test_pictures_in_the_prompts_lines_are_counted(tmp_path, monkeypatch):
     assert found[1].latent() == found[0].latent(), "what is sampled is as large as before"
 
 
-def test_files_that_are_here_are_read(tmp_path):
+def test_files_that_are_here_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
     folder = tmp_path / "models" / "unet"  # as ComfyUI once called diffusion_models
     folder.mkdir(parents=True)
     tensors = {f"blocks.{number}.proj.weight": np.zeros((48, 16), np.float16) for number in range(3)}
     tensors |= {f"blocks.{number}.out.weight": np.zeros((16, 16), np.float16) for number in range(3)}
     save_file(tensors | {"norm.weight": np.zeros(16, np.float16)}, folder / "mine.safetensors")
-    case, lines = needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}), tmp_path)
+    case, lines = needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
     model = case.model
     assert (model.params, model.width, model.layers, model.lora) == (3 * 64 * 16 + 16, 16, 3, 3 * (48 + 16 + 16 + 16))
     assert case.weights_bytes == 2 * 3088, "as filed, without the header"
@@ -117,17 +118,24 @@ def test_the_command_says_what_does_not_fit(capsys):
     assert "not fit" not in capsys.readouterr().out and GB == 10**9, "as files are counted"
 
 
-def test_a_workflow_names_no_file_outside_of_the_models(tmp_path):
+def test_a_workflow_names_no_file_outside_of_the_models():
     with pytest.raises(NotAllowed, match="/etc/mine.safetensors"):
-        needs.read(changed("z_image", UNETLoader={"unet_name": "/etc/mine.safetensors"}), tmp_path)
+        needs.read(changed("z_image", UNETLoader={"unet_name": "/etc/mine.safetensors"}))
 
 
-def test_the_command_reads_the_comfyui_that_the_user_names(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("place", ["models", "moved/models", "listed"])
+def test_the_command_looks_where_the_comfyui_looks_that_the_user_names(
+    fake_comfyui, place, tmp_path, monkeypatch, capsys
+):
+    """In its own folder, that of its --base-directory, and one of its extra_model_paths.yaml: as `otca train` does."""
     monkeypatch.delenv(permissions.FOLDERS)
-    folder = tmp_path / "models" / "vae"
-    folder.mkdir(parents=True)
+    comfyui = fake_comfyui({"extra_model_paths.yaml": f"{tmp_path}/listed/vae\n"} if place == "listed" else {})
+    folder = (comfyui if place == "models" else tmp_path) / place / "vae"
+    folder.mkdir(parents=True, exist_ok=True)
     save_file({"decoder.weight": np.zeros((8, 8), np.float32)}, folder / "ae.safetensors")
-    assert main(["memory", str(API / "z_image.json"), "--comfyui", str(tmp_path)]) == 0
+    if place == "moved/models":
+        monkeypatch.setenv("COMFYUI_ARGUMENTS", f"--base-directory {tmp_path}/moved")
+    assert main(["memory", str(API / "z_image.json"), "--comfyui", str(comfyui)]) == 0
     assert "ae.safetensors: read, 0.00 GB" in capsys.readouterr().out
 
 
@@ -153,21 +161,21 @@ def with_one_judge(name):
 
 def test_a_clip_that_judges_visits_with_the_bytes_of_its_file(tmp_path, monkeypatch):
     """Two judges on one CLIP count once; of a file that is not here the published parameters."""
-    monkeypatch.setenv(permissions.FOLDERS, str(tmp_path))
-    folder = tmp_path / "models" / "text_encoders"
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    folder = tmp_path / "text_encoders"
     folder.mkdir(parents=True)
     content = changed(
         "z_image", RewardHPSv2={"offload": False}
     )  # else the larger of both that visit is all that counts
-    plain = needs.read(content, tmp_path)[0].iteration.rewards
+    plain = needs.read(content)[0].iteration.rewards
     content["clip"] = {"class_type": "CLIPLoader", "inputs": {"clip_name": "qwen3vl.safetensors", "type": "krea2"}}
     for node in ("one", "other"):
         content[node] = {"class_type": "OTCA_RewardVLMJudge", "inputs": {"judge": ["clip", 0], "questions": "Is it?"}}
-    case, lines = needs.read(content, tmp_path)
+    case, lines = needs.read(content)
     assert case.iteration.rewards == (*plain, Judge(2 * 4_437_815_808, offload=True))
     assert "qwen3vl.safetensors: not here, published figures" in lines
     save_file({"weight": np.zeros((100, 1000), np.float32)}, folder / "qwen3vl.safetensors")
-    case, lines = needs.read(content, tmp_path)
+    case, lines = needs.read(content)
     [judge] = case.iteration.rewards[len(plain) :]
     assert judge.offload and 400_000 <= judge.bytes < 401_000 and "qwen3vl.safetensors: read, 0.00 GB" in lines
     phases = case.needs.phases
