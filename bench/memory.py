@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +36,7 @@ from pathlib import Path
 import torch
 
 from comfyui_otca.bench import common
+from comfyui_otca.tools.true_size.networks import FLUX, KLEIN, LUMINA, WAN, flux, of_blocks, published
 from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.blueprint import published as published_blueprints
@@ -154,47 +154,7 @@ def _ratio(ours: float, counted: float) -> str:
 
 # --- the counts of ComfyUI's models ---------------------------------------------------------------------------------------
 
-BLOCKS = r"(double_blocks|single_blocks|transformer_blocks|blocks|layers|noise_refiner|context_refiner)\.\d+\."
-MODULATION = ("mod", "adaLN")
 RANK, WIDTH, SIDE, TEXT = 4, 512, 32, 256
-
-FLUX = dict(image_model="flux", in_channels=16, out_channels=16, mlp_ratio=4.0, axes_dim=[16, 56, 56], theta=10000)
-FLUX |= dict(patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[])
-KLEIN = dict(image_model="flux2", in_channels=128, out_channels=128, vec_in_dim=None, mlp_ratio=3.0, axes_dim=[32] * 4)
-KLEIN |= dict(theta=2000, patch_size=1, qkv_bias=False, guidance_embed=False, global_modulation=True, mlp_silu_act=True)
-KLEIN |= dict(ops_bias=False, txt_ids_dims=[3])
-LUMINA = dict(patch_size=2, in_channels=16, qk_norm=True, axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512])
-LUMINA |= dict(rope_theta=256.0, ffn_dim_multiplier=8 / 3, z_image_modulation=True, time_scale=1000.0)
-WAN = dict(model_type="t2v", patch_size=(1, 2, 2))
-
-
-def _flux(width, heads, double, single, **more):
-    from comfy.ldm.flux.model import Flux
-
-    return Flux(hidden_size=width, num_heads=heads, depth=double, depth_single_blocks=single, **more)
-
-
-def published(**how):
-    """The models as they are published."""
-    from comfy.ldm.krea2.model import SingleStreamDiT
-    from comfy.ldm.lumina.model import NextDiT
-    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
-    from comfy.ldm.wan.model import WanModel
-
-    klein = partial(_flux, **KLEIN, **how)
-    wan = partial(WanModel, **WAN, **how)
-    return {
-        "FLUX.1": lambda: _flux(3072, 24, 19, 38, vec_in_dim=768, context_in_dim=4096, **FLUX, **how),
-        "FLUX.2 klein 4B": lambda: klein(3072, 24, 5, 20, context_in_dim=7680),
-        "FLUX.2 klein 9B": lambda: klein(4096, 32, 8, 24, context_in_dim=12288),
-        "Qwen-Image": lambda: QwenImageTransformer2DModel(**how),
-        "Krea 2": lambda: SingleStreamDiT(**how),
-        "Z-Image": lambda: NextDiT(
-            dim=3840, cap_feat_dim=2560, n_layers=30, n_heads=30, n_kv_heads=30, pad_tokens_multiple=32, **LUMINA, **how
-        ),
-        "Wan 2.2 5B": lambda: wan(in_dim=48, out_dim=48, dim=3072, ffn_dim=14336, num_heads=24, num_layers=30),
-        "Wan 2.2 14B": lambda: wan(in_dim=16, out_dim=16, dim=5120, ffn_dim=13824, num_heads=40, num_layers=40),
-    }
 
 
 def narrow(**how):
@@ -210,8 +170,8 @@ def narrow(**how):
         torch.randn(shape, dtype=torch.bfloat16) for shape in ((1, TEXT, 64), (1, 64), (1, TEXT, 128))
     )
     time, guidance, picture = torch.tensor([0.5]), torch.tensor([3.5]), (SIDE // 2) ** 2
-    one = partial(_flux, WIDTH, 4, vec_in_dim=64, context_in_dim=64, **FLUX, **how)
-    klein = partial(_flux, WIDTH, 4, context_in_dim=64, **KLEIN, **how)
+    one = partial(flux, WIDTH, 4, vec_in_dim=64, context_in_dim=64, **FLUX, **how)
+    klein = partial(flux, WIDTH, 4, context_in_dim=64, **KLEIN, **how)
     small = dict(n_heads=4, n_kv_heads=4, n_refiner_layers=1, **LUMINA, **how)
     qwen = partial(
         QwenImageTransformer2DModel, num_attention_heads=4, attention_head_dim=128, joint_attention_dim=64, **how
@@ -246,22 +206,11 @@ def narrow(**how):
     }
 
 
-def adapted(model):
-    """The Linear layers of the blocks but the modulation."""
-    for name, module in model.named_modules():
-        if (
-            isinstance(module, torch.nn.Linear)
-            and re.match(BLOCKS, name)
-            and not any(word in name for word in MODULATION)
-        ):
-            yield module
-
-
 def kept_bytes(model, call) -> int:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter.requires_grad_(False), std=0.02)
     held = [*model.parameters(), *model.buffers()]
-    for layer in adapted(model):
+    for layer in of_blocks(model).values():
         shapes = (RANK, layer.in_features), (layer.out_features, RANK)
         pair = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
         layer.forward = partial(_with_adapter, layer.forward, *pair)
@@ -287,7 +236,7 @@ def architectures(comfyui: Path) -> None:
     how = dict(dtype=torch.bfloat16, operations=comfy.ops.disable_weight_init)
     for name, build in published(device="meta", **how).items():
         model = build()
-        per_rank = sum(layer.in_features + layer.out_features for layer in adapted(model))
+        per_rank = sum(layer.in_features + layer.out_features for layer in of_blocks(model).values())
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, {per_rank:,} for each unit of rank")
     comfy.model_management.in_training = True
     for name, (tokens, one, two, call) in narrow(device="cpu", **how).items():

@@ -5,7 +5,6 @@
     python bench/rewards.py words
     python bench/rewards.py detectors [--pictures 4] [--rounds 3]
     python bench/rewards.py overlap [WORKFLOW] [--set NODE.INPUT=VALUE …] [--share S …] [--rounds 5]
-    python bench/rewards.py taste [--output runs/taste] [--seeds 10]
 
 - stack: pictures a second of CLIP-T, Aesthetic (on the same checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights
   of a modest size. *One by one*: each reward has a network of its own and is asked for one picture at a time, encoding its prompt
@@ -19,8 +18,6 @@
   published detectors see, next to CLIP-T.
 - overlap: seconds of an iteration whose rewards score after sampling, and while it samples. One reward more is connected, which
   waits as for a server, S times as long as the rollout takes.
-- taste: how many clicks a taste takes. The voter is simulated: it has a utility that it knows exactly, and clicks wrongly in one
-  click of ten. A click picks the best of the pictures of one prompt that are shown.
 
 Ways that are compared take turns, so that whatever else the machine does weighs on all alike.
 """
@@ -29,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 import tempfile
 import time
@@ -45,24 +41,16 @@ from PIL import Image, ImageDraw, ImageFont
 from comfyui_otca.bench.common import PHASES, WORKFLOW, table, take_turns
 from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host.access.permissions import user_named
-from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.study.statistics import clustered
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.networks import features, network, preprocess
-from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import clip, hps, image_reward, reward_class
 from comfyui_otca.trainer.rewards.base import Reward, score
-from comfyui_otca.trainer.rewards.taste import Head, read_features
 from comfyui_otca.trainer.rewards.text import likeness, reader
-from comfyui_otca.trainer.rewards.vote.learner import Learner
-from comfyui_otca.trainer.rewards.vote.votes import Answer
 from comfyui_otca.trainer.run.loop import only
-from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt, Prompts, SamplerSettings
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt
 from comfyui_otca.trainer.workflow.running import Workflow
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
@@ -70,7 +58,7 @@ PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["stack", "published", "words", "detectors", "overlap", "taste"])
+    parser.add_argument("what", choices=["stack", "published", "words", "detectors", "overlap"])
     parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW, help="of overlap")
     parser.add_argument("--pictures", nargs="+", help="how many; files of published (default: noise)")
     parser.add_argument("--prompt", action="append", help="of published: one, or one for each picture")
@@ -78,8 +66,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="of stack: pictures to one forward pass; 0: all")
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE", help="of overlap")
     parser.add_argument("--share", type=float, nargs="+", default=[0.0, 0.5, 1.0], metavar="S", help="of overlap")
-    parser.add_argument("--output", type=Path, default=Path("runs/taste"), help="of taste: where results are kept")
-    parser.add_argument("--seeds", type=int, default=10, help="of taste")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument("--device", default="auto")
@@ -409,135 +395,6 @@ def _run(workflow: Workflow, number: int):
     overrides = {(node, name): value + number for node, name, value in workflow.advancing()}
     step = only(workflow, *STEP_NODES)
     return workflow.run(overrides=overrides, targets=[step])[step][1]
-
-
-# --- taste ------------------------------------------------------------------------------------------------------------
-
-SETTINGS = SamplerSettings(kind="dance_sde", eta=0.5, steps=8, width=40, height=40, guidance=3.5, shared_noise=False)
-GROUP = 12  # pictures to a prompt
-WRONG = 0.1  # of all clicks
-EVERY, CLICKS, TARGET = (
-    5,
-    60,
-    0.85,
-)  # clicks between two looks at the accuracy, clicks in all, and the accuracy to reach
-WAYS = {  # whether the learner asks, and the pictures that are shown
-    "learn, pairs": (True, 2),
-    "learn, best of 4": (True, 4),
-    "random pairs": (False, 2),
-    "random, best of 4": (False, 4),
-}
-
-
-def redness(images: torch.Tensor) -> torch.Tensor:
-    """[B], mean of R - (G + B)/2 over the pixels."""
-    return (images[..., 0] - images[..., 1:].mean(-1)).mean((1, 2))
-
-
-def size(images: torch.Tensor) -> torch.Tensor:
-    """[B], share of the pixels that differ from the border's median colour."""
-    border = torch.cat([images[:, :2].flatten(1, 2), images[:, -2:].flatten(1, 2)], 1).median(1).values
-    return ((images - border[:, None, None]).abs().sum(-1) > 0.3).float().mean((1, 2))
-
-
-TASTES = {
-    "red": (redness,),
-    "red and large": (redness, size),
-}  # the terms of each, weighed by their spread within prompts
-
-
-def taste(options: argparse.Namespace) -> None:
-    options.output.mkdir(parents=True, exist_ok=True)
-
-    def kept(name: str, compute: Callable[..., Any], *arguments):
-        """What a file holds, or what is computed and kept there: a stopped study goes on from there."""
-        path = options.output / f"{name.replace(', ', '-').replace(' ', '-')}.json"
-        if not path.exists():
-            path.write_text(json.dumps(compute(*arguments)), encoding="utf-8")
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    clicked, unseen = sampled("shapes_train.txt", 40, 0), sampled("shapes_eval.txt", 32, 1)
-    spreads = {
-        term: torch.cat([term(group) - term(group).mean() for group in clicked[0]]).std() for term in (redness, size)
-    }
-    for name, terms in TASTES.items():
-
-        def utility(images: torch.Tensor, terms=terms) -> np.ndarray:
-            return sum((term(images) / spreads[term] for term in terms), torch.zeros(len(images))).numpy()
-
-        voter = [utility(group) for group in clicked[0]], [utility(group) for group in unseen[0]]
-        marks = [10, 20, 30, 40, 60]
-        print(f"\n**The voter likes {name}**; accuracy, mean ± half the 95 % interval over seeds\n")
-        rows = []
-        for way, (learns, shown) in WAYS.items():
-            curves = [
-                kept(f"{name}-{way}-{seed}", curve, clicked[1], unseen[1], voter, learns, shown, seed)
-                for seed in range(options.seeds)
-            ]
-            for which, of in enumerate(("any two", "two of a prompt")):
-                values = np.array(curves)[:, :, which]
-                mean = values.mean(0)
-                there = [EVERY * (place + 1) for place in range(len(mean)) if (mean[place:] >= TARGET).all()]
-                cells = [_cell(values[:, mark // EVERY - 1]) for mark in marks]
-                rows.append((way, of, *cells, there[0] if there else f"not in {CLICKS}"))
-        print(table(("asked", "accuracy of", *marks, f"clicks to {TARGET}"), rows))
-
-
-def sampled(file: str, count: int, seed: int) -> tuple[list[torch.Tensor], list[np.ndarray]]:
-    """Groups of pictures of that many prompts by the untrained model, and their features."""
-    model = load_flow_model(ASSETS / "shapes-flux", lora_rank=4, lora_alpha=4.0, device="cpu")
-    lines = read_prompts("", str(ASSETS / "prompts" / file))
-    chosen = np.random.default_rng(seed).permutation(len(lines))[:count].tolist()
-    prompts = [Prompts((lines[number],), (number,)) for number in chosen]
-    groups = [rollout.sample(model, each, SETTINGS, group_size=GROUP, seed=seed).images for each in prompts]
-    network = Learner().network
-    return groups, [read_features(network, group) for group in groups]
-
-
-def click(utilities: np.ndarray, shown: Sequence[int], random: np.random.Generator) -> Answer:
-    best = max(shown, key=lambda number: utilities[number])
-    if random.random() < WRONG:
-        best = int(random.choice([number for number in shown if number != best]))
-    return Answer("order", ((best,), tuple(number for number in shown if number != best)))
-
-
-def clicks(
-    rows: Sequence[np.ndarray], true: Sequence[np.ndarray], learns: bool, shown: int, seed: int
-) -> Iterator[Learner]:
-    """The learner after each of CLICKS clicks on pictures of a random prompt: those that tell most, or random ones."""
-    random, learner = np.random.default_rng(seed), Learner()
-    for _ in range(CLICKS):
-        group = int(random.integers(len(rows)))
-        pictures = random.choice(GROUP, shown, replace=False).tolist()
-        if learns:
-            pictures = learner.most_telling(rows[group], shown)
-        learner.add(rows[group], click(true[group], pictures, random).pairs)
-        yield learner
-
-
-def curve(rows, unseen, voter, learns: bool, shown: int, seed: int) -> list[tuple[float, float]]:
-    """Accuracy every EVERY clicks, on prompts that were never clicked: of any two pictures, and of two of one prompt."""
-    return [
-        pair_accuracy(learner.head(), unseen, voter[1])
-        for number, learner in enumerate(clicks(rows, voter[0], learns, shown, seed), 1)
-        if number % EVERY == 0
-    ]
-
-
-def pair_accuracy(learned: Head, rows: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> tuple[float, float]:
-    scores = [learned.scores(group) for group in rows]
-
-    def share(ours: np.ndarray, theirs: np.ndarray) -> float:
-        first, second = np.triu_indices(len(ours), 1)
-        return float(((ours[first] > ours[second]) == (theirs[first] > theirs[second])).mean())
-
-    within = np.mean([share(ours, theirs) for ours, theirs in zip(scores, true, strict=True)])
-    return share(np.concatenate(scores), np.concatenate(true)), float(within)
-
-
-def _cell(values: np.ndarray) -> str:
-    interval = clustered(values)
-    return f"{interval.mean:.3f} ± {interval.mean - interval.low:.3f}"
 
 
 if __name__ == "__main__":

@@ -37,21 +37,20 @@ def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: 
         return run(*args, **kwargs)
     kwargs = dict(kwargs)
     options = kwargs.pop(OPTIONS, None)
-    block = _Block(run, (args, kwargs), options)
-    leaves = _Checkpoint.apply(block, len(parameters), *parameters, *block.tensors)
-    return block.outputs(leaves)
+    inputs, spec = _flattened((args, kwargs))
+    block = _Block(run, inputs, spec, options)
+    tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
+    return block.outputs(_Checkpoint.apply(block, len(parameters), *parameters, *tensors))
 
 
 class _Block:
-    """One call of a block: its inputs taken apart into tensors and the rest, and how to put its outputs together."""
+    """One call of a block: its inputs without their tensors, which autograd keeps and lets go of, and its outputs' places."""
 
-    def __init__(self, run: Callable, inputs: Any, options: dict | None):
-        self._run, self._options = run, options
+    def __init__(self, run: Callable, inputs: Sequence, spec: pytree.TreeSpec, options: dict | None):
+        self._run, self._spec, self._options = run, spec, options
         self._snapshot = None if options is None else dict(options)
-        leaves, self._spec = _flattened(inputs)
-        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        self._others = [None if tensor else leaf for leaf, tensor in zip(leaves, self._is_tensor, strict=True)]
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in inputs]
+        self._others = [None if tensor else leaf for leaf, tensor in zip(inputs, self._is_tensor, strict=True)]
 
     def __call__(self, tensors: Sequence[Tensor], again: bool) -> list[Tensor]:
         """The tensors of what the block returns."""

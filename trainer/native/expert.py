@@ -112,7 +112,9 @@ class Expert:
     def _linear(self, name: str, layer: frozen.Layer, x: Tensor, *args, **kwargs) -> Tensor:
         result = frozen.linear(layer, x, *args, **kwargs)
         pair = self.adapters.acting.get(name)
-        return result if pair is None else result + pair(x)
+        if pair is None:
+            return result
+        return pair.added_to(result if layer.is_plain else result.clone(), x)  # of a stranger, who may still use it
 
     def _block(self, name: str, forward: Callable, *args, **kwargs) -> Any:
         if not self.checkpointing:

@@ -34,9 +34,12 @@ class Pair:
     b: torch.nn.Parameter
     scale: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """alpha/rank·B·A·x in the dtype of x."""
-        return linear(linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.scale
+    def added_to(self, result: Tensor, x: Tensor) -> Tensor:
+        """result + alpha/rank·B·A·x in the memory of `result` [B, N, out], which no other code may hold."""
+        inner, b = linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)  # [B, N, rank], [out, rank]
+        if result.ndim == 3 and result.dtype == x.dtype:
+            return result.baddbmm_(inner, b.t().expand(len(inner), *b.t().shape), alpha=self.scale)
+        return result + linear(inner, b) * self.scale
 
 
 class NativeAdapters(Adapters):
@@ -55,7 +58,7 @@ class NativeAdapters(Adapters):
         self.use(name)
 
     def _pair(self, layer: torch.nn.Module, adapter: Adapter) -> Pair:
-        width, height = _number(layer, "in_features"), _number(layer, "out_features")
+        width, height = (int(vars(layer)[name]) for name in ("in_features", "out_features"))
         # On the CPU, so that every device begins with the same numbers; as peft draws them.
         a, b = torch.empty(adapter.rank, width), torch.zeros(height, adapter.rank)
         torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))
@@ -122,12 +125,6 @@ class NativeAdapters(Adapters):
                 for parameter in (pair.a, pair.b):
                     parameter.data = parameter.data.to(device)
                     parameter.grad = None
-
-
-def _number(layer: torch.nn.Module, name: str) -> int:
-    value = getattr(layer, name)
-    assert isinstance(value, int), f"{name} of a linear layer is a number"
-    return value
 
 
 # -- which layers get one -----------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def edit_gradients(family: str, forms: list[str]) -> dict:
         gradients = loss.gradients()
         errors = []
         for name, entry in entries(gradients):
-            slope, derivative = loss.slope(name, entry), gradients[name].view(-1)[entry].item()
+            slope, derivative = loss.slope(name, entry), gradients[name].flatten()[entry].item()
             errors.append(abs(derivative - slope) / max(abs(derivative), abs(slope)))
         found[form] = max(errors)
     return found

@@ -98,7 +98,7 @@ def _worst(family: str, dtype: str, form: str, stages: list, **changes) -> float
             assert apart(value.detach(), velocity) <= 1e-6, "it is the same function"
             found = loss.gradients(value)
         for (name, entry), slope in slopes.items():
-            derivative = found[name].view(-1)[entry].item()
+            derivative = found[name].flatten()[entry].item()
             errors.append(abs(derivative - slope) / max(abs(derivative), abs(slope)))
     return max(errors)
 
