@@ -218,7 +218,7 @@ class _Collector:
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
             return own
         if not any(map(metadata_of, prompts)) and path.suffix == ".txt":
-            return self._copy(path, INPUTS, path.read_bytes())
+            return self._copy(path, INPUTS)
         rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
         return self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..host.files import read_bytes
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
 from ..trainer.prompts import FILE_NAME, KEYS, TABLES, decoded, identity, prompt_of_row, read_prompts, rows
 from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
@@ -143,7 +144,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
         return texts
     metadata = {folder: _by_name(folder / METADATA) for folder in {file.parent for file in files}}
     return [
-        decoded(beside.read_bytes(), beside).strip()
+        decoded(read_bytes(beside) or b"", beside).strip()
         if (beside := file.with_suffix(".txt")).is_file()
         else _named(file, metadata[file.parent], file.with_name(METADATA))
         for file in files
@@ -166,7 +167,7 @@ def _by_name(path: Path) -> dict[str, str]:
     """
     if path.suffix.lower() not in TABLES or not path.is_file():
         return {}
-    table = list(rows(path.read_bytes(), path))
+    table = list(rows(read_bytes(path) or b"", path))
     if not all(isinstance(row, dict) and FILE_NAME in row for _, row in table):
         return {}
     return {

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..host.files import read_bytes
 from ..host.text import quoted
 from ..trainer.networks import features
 from ..trainer.pairs import reading
@@ -74,7 +75,7 @@ def read_source(source: Path) -> list[Comparison]:
         return [_better(_pictures(folder.path / reading.FILE, pair.files)) for pair in folder.pairs]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.FILE}, or a pair file")
-    table = [] if path.name == votes.FILE else list(rows(path.read_bytes(), path))
+    table = [] if path.name == votes.FILE else list(rows(read_bytes(path) or b"", path))
     if table and not all(isinstance(row, dict) and "pictures" in row for _, row in table):
         pairs = [_pair(path, place, row) for place, row in table]
         return [pair for pair in pairs if pair]

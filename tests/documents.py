@@ -26,6 +26,7 @@ PUBLISHED = "https://github.com/comfyui-otca/ComfyUI-OTCA/blob/main/"
 TITLES = {node.TITLE: node for node in NODE_CLASS_MAPPINGS.values()}
 # Options of other programs that the documentation speaks of.
 FOREIGN = {"--cpu", "--cuda-device", "--help", "--max_restarts", "--dry-run", "--no-deps", "--port", "--host"}
+FOREIGN |= {"--bf16-unet", "--base-directory"}  # ComfyUI's
 SUBSTITUTES = {"--allow-folder": ".", "--allow-python": ".", "--allow-host": "score.example.org"}
 IGNORED = (".git", ".venv", "node_modules", "runs", "__pycache__")
 

@@ -27,6 +27,10 @@ cpu_at_import = args.cpu
 current_loaded_models = []
 def get_torch_device():
     return torch.device("cpu")
+def unet_dtype(device=None, weight_dtype=None):
+    return weight_dtype
+def throw_exception_if_processing_interrupted():
+    pass
 def unload_all_models():
     pass
 def soft_empty_cache():

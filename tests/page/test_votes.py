@@ -220,7 +220,9 @@ def test_what_is_no_request_is_refused_by_name(server, monkeypatch):
     samples = [{**sample, "source": 1} for sample in request()["samples"]]
     picture = samples[0]["data"]
     unfit = [({"samples": samples, "sources": [picture]}, "source is 1, and 1 sources came")]
-    unfit.append(({"sources": [picture, "AAAA"]}, "source 1 cannot be read as png: its first bytes are not those"))
+    unfit.append(
+        ({"sources": [picture, "AAAA"]}, "source 1 cannot be read as png: it does not begin as a png file does")
+    )
     for content, wrong in [*NO_REQUESTS, *((request(**more), wrong) for more, wrong in unfit)]:
         status, answer = server.ask("/score", content)
         assert status == 400 and wrong in answer["error"]

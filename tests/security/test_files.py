@@ -65,7 +65,7 @@ def test_a_link_within_the_folder_and_a_linked_folder(folder, tmp_path, monkeypa
 
 
 def test_only_prompt_files(folder):
-    for name in ("id_rsa", ".env", "prompts.json", "a.txt.key", "token"):
+    for name in ("id_rsa", ".env", "prompts.yaml", "a.txt.key", "token"):
         (folder / name).write_text("s3cret\n")
         assert ".txt or .jsonl" in complaint("read", folder / name)
         permissions.user_named(folder / name)
@@ -138,7 +138,7 @@ def test_what_is_no_text_or_nested_very_deep(folder):
         assert "not text in UTF-8" in complaint("read", folder / "a.txt")
     (folder / "a.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
     told = complaint("read", folder / "a.jsonl")
-    assert "line 1 is not an object like" in told and len(told) < 500
+    assert "line 1 is nested deeper than 20 levels" in told and len(told) < 500
 
 
 def test_without_the_flags_of_this_system(folder, monkeypatch):

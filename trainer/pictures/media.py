@@ -46,7 +46,8 @@ def read(file: Path) -> np.ndarray:
     try:
         if file.suffix.lower() in VIDEOS:
             return np.stack([*_frames(file, None, math.inf)])
-        return np.asarray(upright(file.read_bytes(), str(file)))
+        with open(file, "rb") as content:
+            return np.asarray(upright(content.read(), str(file)))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -219,6 +219,9 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     policy, adapter = model.policy, read_tensors(checkpoint / ADAPTER)
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in policy.trainable_named().items()}:
         raise ValueError(f"{checkpoint} was made with another model or adapter")
+    alpha = state.get("lora_alpha", policy.adapter.alpha) if policy.adapter is not None else 1.0
+    if not NUMBER[1](alpha) or alpha <= 0:
+        raise Damaged(checkpoint / STATE, f"has lora_alpha = {alpha!r}, which is not a number above 0", _FIX)
     policy.load_trained_state(adapter)
     if state["optimizer"]:
         policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
@@ -227,7 +230,7 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     old = _old_policy(state)
     policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
     if policy.adapter is not None:
-        policy.keep_learned(state.get("lora_alpha", policy.adapter.alpha) / policy.adapter.alpha)
+        policy.keep_learned(alpha / policy.adapter.alpha)
     model.memo.restore(
         {
             name: (read_tensors(checkpoint / f"{name}.safetensors") if memo["tensors"] else {}, memo["values"])

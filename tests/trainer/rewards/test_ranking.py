@@ -108,7 +108,7 @@ def test_prompts_and_their_metadata():
         ValueError, match="prompt has 2 lines for 3 pictures.*Fix: a line for each, or .*prompt_per_image"
     ):
         ranking.prompts_of("a\nb", 3, True)
-    for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox", '{"prompt": "a fox", "worth": NaN}'):
+    for wrong in ('{"prompt": 7}', '{"prompt": "a fox"', '{"prompt": "a fox", "worth": NaN}'):
         with pytest.raises(ValueError, match='is not an object like {"prompt": "…"}.*Fix: '):
             ranking.prompts_of(wrong, 1, False)
     asked = []
