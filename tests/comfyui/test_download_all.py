@@ -70,8 +70,12 @@ def test_a_template_runs_with_the_files_of_its_list(downloaded, name):
         node["inputs"] |= sized
     said = downloaded.run(graph)  # an invalid input would be answered by HTTP 400
     assert "execution_success" in said, said.get("execution_error", {}).get("exception_message")
-    (row,) = downloaded.metrics(name)
-    assert row["gradient_norm"] > 0
+    for node in graph.values():  # the next Run, which tries the model no more
+        moving = {"OTCA_SDESampler": "seed", "OTCA_PromptDataset": "index"}.get(node["class_type"])
+        node["inputs"] |= {moving: node["inputs"][moving] + 1} if moving else {}
+    assert "execution_success" in downloaded.run(graph)
+    first, row = downloaded.metrics(name)
+    assert row["gradient_norm"] > 0 and first["forwards/all"] > row["forwards/all"], "the trial is counted, once"
     used = row["forwards/all"] + BACKWARD * row["forwards/with_gradient"]
     assert f"a Run is {used:.0f} forwards" in TEMPLATES[name].notes["Read me"] and used <= MOST
     saved = {path.name for path in (downloaded.base / "models" / "loras").glob(f"{name}_lora*.safetensors")}

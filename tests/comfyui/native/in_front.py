@@ -244,7 +244,7 @@ def _slope(made: Made) -> float:
     gradients = loss.gradients()
     errors = []
     for place in entries(gradients):
-        derivative, slope = gradients[place[0]].view(-1)[place[1]].item(), loss.slope(*place)
+        derivative, slope = gradients[place[0]].flatten()[place[1]].item(), loss.slope(*place)
         errors.append(abs(derivative - slope) / max(abs(derivative), abs(slope)))
     return max(errors)
 
