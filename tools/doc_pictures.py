@@ -253,7 +253,8 @@ def reward_shares() -> np.ndarray:
     axis = figure.subplots()
     for number, (method, place) in enumerate(product(("moca", "min_norm"), FUSION_WEIGHTS)):
         stacks = [Scores(values, tuple("abcd"), (w, 1, 1, 1), groups, values[:, :0], (), ()) for w in weights.tolist()]
-        sizes = [fuse(stack, still, method, weights=place).fused.parts.abs().mean(0) for stack in stacks]
+        parts = [fuse(stack, still, method, weights=place).fused.parts for stack in stacks]
+        sizes = [part.abs().mean(0) for part in parts if part is not None]
         shares, style = [100 * size[0] / size.sum() for size in sizes], ("-", "--")[number % 2]
         axis.plot(weights, shares, style, color=COLORS[number // 2], linewidth=2, label=f"{method}, weights {place}")
     axis.set(xscale="log", ylim=(0, 79))

@@ -302,7 +302,7 @@ class NextRollout(Memo):
         return {}, [self.unconditional_gradient, self.uses_graphs]
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Tensor], values: list[bool]) -> NextRollout:
+    def read(cls, tensors: Mapping[str, Tensor], values: list[Any]) -> NextRollout:
         if not all(isinstance(value, bool) for value in values):
             raise ValueError("no switches")
         return cls(*values)

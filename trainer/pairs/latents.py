@@ -48,7 +48,7 @@ class Latents:
                 known[name] = latent
                 self._write(name, latent)
             trim(MOST_BYTES)
-        self._rows |= known
+        self._rows |= {name: latent for name, latent in known.items() if latent is not None}
         latents = torch.stack([self._rows[name] for name in names])
         most = max(len(known), MOST_MEMORY // latents[0].nbytes)
         for name in list(self._rows)[: max(0, len(self._rows) - most)]:

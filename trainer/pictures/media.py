@@ -159,7 +159,7 @@ def stored_size(file: BinaryIO) -> tuple[int, int]:
 def _decoding(file: bytes | BinaryIO, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Opens a picture. Whatever its decoder raises, the documented and the other, is a ValueError about the file."""
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as picture:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=[*formats]) as picture:
             yield picture
     except (TooLarge, MemoryError):
         raise
