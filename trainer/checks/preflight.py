@@ -477,7 +477,8 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
         if not loader or dataset not in graph.of(DATASET_NODE):
             continue
         model, name = graph.models.get(loader), _prompts_input(graph, dataset)
-        prompts = _prompts(graph, dataset)
+        if not (prompts := _prompts(graph, dataset)):
+            continue
         checkpoint = model.checkpoint if isinstance(model, Configuration) else None
         files = needs.files_behind(graph.workflow.entries, graph.nodes[loader].inputs.get("model"))
         kind = architecture_of(files[0][0].name) if files else None  # as far as the file's name says so

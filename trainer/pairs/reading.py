@@ -124,8 +124,10 @@ def _state(path: Path) -> tuple[int, int]:
             f'{path} holds no {FILE}. Fix: write one, with a line {{"prompt": "…", "chosen": "a.png", "rejected": "b.png"}} for '
             "each pair"
         )
-    stat = os.stat(source)
-    return stat.st_mtime_ns, stat.st_size
+    sides = (source, path / dict(SIDES)[source.name]) if source.name in dict(SIDES) else ()
+    texts = [folder / name for folder in (*sides, path) for name in folders.names_below(folder, (".txt",)) if sides]
+    stats = [os.stat(place) for place in (source, *sides, *texts)]  # a picture that comes or goes changes its folder
+    return max(stat.st_mtime_ns for stat in stats), sum(stat.st_size for stat in stats)
 
 
 def read_pairs(path: Path) -> PairFolder:

@@ -242,6 +242,9 @@ def test_a_picture_of_one_side_alone_is_named(folder_of):
     folder = folder_of(["fine"])
     (folder / "pairs.jsonl").unlink()
     layouts(folder)["w and l"]()
+    before = folder_state(str(folder))
+    (folder / "w" / "a.txt").write_text("another prompt")
+    assert folder_state(str(folder)) != before and read_folder(str(folder)).pairs[0].prompt == "another prompt"
     (folder / "w" / "a.txt").unlink()
     with pytest.raises(PairError, match=r"w/a\.png has no a\.txt beside it\. Fix: "):
         read_folder(str(folder))
