@@ -487,6 +487,7 @@ def comfyui(monkeypatch, tmp_path):
     server.PromptServer = types.SimpleNamespace(instance=instance)
     package = types.ModuleType("comfy")
     package.model_management, package.utils = management, utils
+    management.unet_dtype = lambda device=None, weight_dtype=None: weight_dtype
     modules = {"comfy": package, "comfy.model_management": management, "comfy.utils": utils, "folder_paths": paths}
     modules["server"] = server
     for name, module in modules.items():
