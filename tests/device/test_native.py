@@ -49,7 +49,7 @@ def test_adapters_begin_alike_and_move_as_the_same_parameters():
         assert all(one is other for one, other in zip(held, made[1].parameters().values(), strict=True))
         assert {parameter.device for parameter in held} == {device}
     pair = next(iter(made[1].acting.values()))
-    pair(torch.ones(1, 3, device=DEVICE)).sum().backward()
+    pair.added_to(torch.zeros(1, 1, len(pair.b), device=DEVICE), torch.ones(1, 1, 3, device=DEVICE)).sum().backward()
     assert pair.b.grad.device == torch.device(DEVICE)
 
 
