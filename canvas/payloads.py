@@ -92,7 +92,7 @@ def scores(
     from ..trainer.advantages import correlation, standing
 
     standings = standing(scores) if standings is None else standings
-    plain = {reward.name: reward.meaning for reward in scores.rewards if reward.rescale == 1 and not reward.bounds}
+    plain = {reward.name: reward.meaning for reward in scores.rewards if not reward.bounds}
     return {
         "node": node,
         "names": list(scores.names),

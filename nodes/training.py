@@ -20,12 +20,6 @@ RL = ("rlhf", "reinforcement learning", "rl", "policy gradient", "alignment")
 
 # What both updates have; each default is that of both settings.
 MODEL = {name: socket(f"OTCA_{name.upper()}") for name in ("model", "trajectories", "advantages")}
-WEIGHT_DECAY = number(UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, advanced=True).tip(
-    "AdamW's pull of the weights towards 0."
-)
-MAX_GRAD_NORM = number(UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, label="gradient clip", advanced=True).tip(
-    "Gradients are clipped to this norm."
-)
 EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same samples. Stop waits for all of them.")
 EMA_DECAY = number(
     UpdateSettings.ema_decay, 0, 0.99999, step=0.001, fine=True, label="averaging decay", advanced=True
@@ -80,8 +74,6 @@ class GRPOStep(_Step):
         ),
     }
     OPTIONAL = {
-        "weight_decay": WEIGHT_DECAY,
-        "max_grad_norm": MAX_GRAD_NORM,
         "epochs": EPOCHS,
         "batch_size": integer(UpdateSettings.batch_size, 0, 4096, advanced=True).tip(
             "Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
@@ -153,21 +145,10 @@ class MatchingStep(_Step):
         ).tip("Pull towards the untrained model (κ), a brake."),
     }
     OPTIONAL = {
-        "ema_kl_coefficient": number(
-            MatchingSettings.ema_kl_coefficient, 0, 100, step=0.001, label="pull to average", advanced=True
-        ).tip(
-            "Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
-            "with a decay of 0.3."
-        ),
         "guidance": switch(MatchingSettings.guidance, label="train with guidance", advanced=True).tip(
             "On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
             "half the cost."
         ),
-        "advantage_limit": number(MatchingSettings.advantage_limit, 0.01, 100, step=0.1, advanced=True).tip(
-            "Advantages are clipped to this size (nft, awm)."
-        ),
-        "weight_decay": WEIGHT_DECAY,
-        "max_grad_norm": MAX_GRAD_NORM,
         "epochs": EPOCHS.advanced(),
         "batch_size": integer(MatchingSettings.batch_size, 0, 4096, advanced=True).tip(
             "Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
@@ -180,14 +161,6 @@ class MatchingStep(_Step):
         ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, ema_kl_coefficient=0.0, ema_decay=0.0):
-        if ema_kl_coefficient and ema_decay == 0:  # None: linked, and known when the graph runs
-            from ..trainer.updates import refusals
-
-            return str(next(refusals.of_settings(MatchingSettings(0.0, ema_kl_coefficient=ema_kl_coefficient))))
-        return True
 
     @devices.outside_inference
     def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
@@ -245,8 +218,6 @@ class RewardGradientStep(_Step):
         "batch_size": integer(GradientSettings.batch_size, 0, 4096, advanced=True).tip(
             "Samples to one pass through network, decoder and rewards. 0: all. Changes memory and speed only."
         ),
-        "max_grad_norm": MAX_GRAD_NORM,
-        "weight_decay": WEIGHT_DECAY,
         "ema_decay": EMA_DECAY,
         "advantages": socket("OTCA_ADVANTAGES").tip("Adds the update that they ask for, in the same optimizer step."),
         "also": choice(GRADIENT_PARTNERS, GradientSettings.also, label="with advantages", advanced=True).tip(

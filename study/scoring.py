@@ -35,7 +35,7 @@ def no_comfyui(name: str) -> Any:
 def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> Reward:
     """`kind` or `kind:option=value,option=value` to a reward: a row of REWARDS or clip_judge, and its constructor's options.
 
-    `rescale` and `clip` are options of every reward.
+    `clip` is an option of every reward.
 
     Args:
         text_encoder: (the name of a file) -> ComfyUI's CLIP, for the judge of clip_judge.
@@ -51,15 +51,15 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     options = {}
     for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
         name, equals, value = part.partition("=")
-        if not equals or name not in (*declared, "rescale", "clip"):
-            listed = ", ".join([*declared, "rescale", "clip"])
+        if not equals or name not in (*declared, "clip"):
+            listed = ", ".join([*declared, "clip"])
             raise ValueError(f"--reward {text!r}: {part!r} is not an option of it. Fix: OPTION=VALUE, with {listed}")
         options[name] = value
     missing = [n for n, p in declared.items() if p.default is p.empty and n not in options]
     if missing:
         raise ValueError(f"--reward {text!r} needs {', '.join(missing)}. Fix: --reward {kind}:{missing[0]}=…")
     try:
-        rescale, bounds = float(options.pop("rescale", 1.0)), parse_bounds(options.pop("clip", ""))
+        bounds = parse_bounds(options.pop("clip", ""))
         converted = {name: _converted(value, declared[name].default) for name, value in options.items()}
     except ValueError as error:
         raise ValueError(f"--reward {text!r}: {error}") from error
@@ -68,7 +68,7 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     if kind == CLIP_JUDGE:
         converted["judge"] = text_encoder(converted["judge"])
     reward = made(**converted)
-    reward.rescale, reward.bounds = rescale, bounds
+    reward.bounds = bounds
     return reward
 
 

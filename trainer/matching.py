@@ -114,7 +114,7 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
         )
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
         raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
-    misfits = [*refusals.of_settings(settings)]
+    misfits = []
     # By selection alone: where rewards failed, a later iteration may have pairs again.
     if advantages.most_of_a_group is not None:
         misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
@@ -272,16 +272,13 @@ class _Backward:
         each = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))
         predict = partial(self._velocity, (1 - each) * clean + each * noise, levels, trajectories.groups[rows])
         with torch.no_grad():
-            old = reference = average = None
+            old = reference = None
             if kind.old and policy.old is not None:
                 with policy.sampling():
                     old = predict()
             if kind.reference or settings.kl_coefficient:
                 with policy.reference():
                     reference = predict()
-            if settings.ema_kl_coefficient:
-                with policy.averaged():
-                    average = predict()
         velocity = predict()
         if part.idle:
             return 0.0 * velocity.sum()
@@ -296,18 +293,15 @@ class _Backward:
             reference=reference,
             groups=positions * len(trajectories.prompts) + trajectories.groups[rows],
             beta=settings.beta or kind.beta,
-            advantage_limit=settings.advantage_limit,
             weight=self.weight[rows, positions].to(sigma),
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
             keep_winner=settings.keep_winner,
         )
         counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)
-        pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
-        for name, coefficient, other in pulls:
-            if coefficient and other is not None:
-                divergence = (counted * (velocity - other).square().flatten(1).mean(1)).mean()
-                statistics[name] = divergence.detach() * self.computed / self.total
-                loss = loss + coefficient * divergence
+        if settings.kl_coefficient and reference is not None:
+            divergence = (counted * (velocity - reference).square().flatten(1).mean(1)).mean()
+            statistics["kl"] = divergence.detach() * self.computed / self.total
+            loss = loss + settings.kl_coefficient * divergence
         self.tally.add(loss.detach() * self.computed / self.total, statistics, len(rows), self.computed)
         return loss * (policy.loss_scale.value * len(rows) * self.processes / self.total)
 
@@ -317,7 +311,7 @@ class _Backward:
 
     def figures(self) -> dict[str, float]:
         """What all passes came to, for the log."""
-        names = {"loss": "loss", "kl": "kl/penalty", "kl_ema": "kl/ema"}
+        names = {"loss": "loss", "kl": "kl/penalty"}
         names |= {name: f"matching/{name}" for name in self._statistics()}
         means = self.tally.means(names)
         figures = {name: means[key] for key, name in names.items() if key in means}

@@ -234,9 +234,7 @@ class MatchingSettings:
     old_policy: str = "gradual"  # one of OLD_POLICIES
     sampled_steps: int = 4  # noise levels of each sample; 0: all that were visited
     kl_coefficient: float = 1e-4
-    ema_kl_coefficient: float = 0.0  # the pull towards the average that ema_decay keeps
     guidance: bool = True  # False: the velocity without classifier-free guidance is trained
-    advantage_limit: float = 5.0
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
     epochs: int = 1

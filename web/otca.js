@@ -7,6 +7,7 @@ import { openWhatWasLeft } from "./gallery/canvas.js";
 import { setupGallery } from "./gallery/tab.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
+import { leaveOutGone } from "./lib/values.js";
 import { showNewWants } from "./sidebar/actions.js";
 import { askToNotify, beginWithDefaults, otcaSettings } from "./sidebar/settings.js";
 import { followAgain, setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
@@ -30,6 +31,9 @@ const WIDGETS = [
 ];
 
 const live = new LiveWidgets();
+
+/** @type {Record<string, Definition>} */
+let definitions = {};
 
 /**
  * A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph.
@@ -170,6 +174,16 @@ comfy.app.registerExtension({
     votes.refresh();
     setupSidebar(comfy);
     setupGallery(comfy);
+  },
+
+  /** @param {Record<string, Definition>} all */
+  addCustomNodeDefs(all) {
+    definitions = Object.fromEntries(Object.entries(all).filter(([name]) => name.startsWith("OTCA_")));
+  },
+
+  /** @param {{nodes: import("./lib/values.js").Saved[], definitions?: {subgraphs?: {nodes: import("./lib/values.js").Saved[]}[]}}} graph */
+  beforeConfigureGraph(graph) {
+    for (const { nodes } of [graph, ...(graph.definitions?.subgraphs ?? [])]) leaveOutGone(nodes, definitions);
   },
 
   /** @param {GraphNode} node */

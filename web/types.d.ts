@@ -72,7 +72,7 @@ interface Definition {
   name: string;
   category: string;
   output: string[];
-  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string }?]>>>;
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean }?]>>>;
 }
 
 interface NodeInput {

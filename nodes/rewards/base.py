@@ -36,11 +36,8 @@ class RewardNode(Node):
             ),
             "name": text(hint="its own name", advanced=True).tip("Name of the reward in metrics. Empty: its own name."),
             **cls.NETWORK,
-            "rescale": number(1, 1e-6, 1e6, step=0.01, label="factor of the score", advanced=True).tip(
-                "Factor of the score. It counts in a weighted_sum, and has no effect on advantages."
-            ),
             "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True).tip(
-                "Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
+                "Bounds of the score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
             ),
         }
         return {**cls.REQUIRED, "coefficient": coefficient}, optional
@@ -78,7 +75,7 @@ class RewardNode(Node):
         return groups_only
 
     @devices.outside_inference
-    def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **inputs):
+    def build(self, coefficient, held_out=None, name="", clip="", **inputs):
         from ...trainer.rewards import parse_bounds, reward_class
 
         held_out = self.HELD_OUT if held_out is None else held_out
@@ -86,7 +83,7 @@ class RewardNode(Node):
         reward = reward_class(inputs.pop("kind", self.KIND))(
             coefficient=coefficient, held_out=held_out, **names, **inputs
         )
-        reward.rescale, reward.bounds = rescale, parse_bounds(clip)
+        reward.bounds = parse_bounds(clip)
         return (reward,)
 
 
@@ -134,10 +131,10 @@ class SeveralRewards(RewardNode):
         )
 
     @devices.outside_inference
-    def build(self, name="", rescale=1.0, clip="", **inputs):
+    def build(self, name="", clip="", **inputs):
         coefficients = [inputs.pop(f"coefficient_{end}") for end in self.ENDS]
         held_out = [inputs.pop(f"held_out_{end}", None) for end in self.ENDS]
         names, settings, rewards = self.names(name, inputs), self.own(inputs), ()
         for own, coefficient, out, more in zip(names, coefficients, held_out, settings, strict=True):
-            rewards += super().build(coefficient, out, own, rescale, clip, **more, **inputs)
+            rewards += super().build(coefficient, out, own, clip, **more, **inputs)
         return rewards

@@ -40,9 +40,6 @@ class _ServerReward(RewardNode):
         return posts(url, "pictures and prompts", "url")
 
 
-RETRIES = integer(3, 0, 20, advanced=True).tip(
-    "Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …"
-)
 TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
     "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
     "only to the host that the variable of that name and _HOST names."
@@ -70,7 +67,6 @@ class RewardHTTP(_ServerReward):
             "Name of the score, of a server that gives several; they share one request."
         ),
         "timeout": number(60, 0.1, 86400, step=1, advanced=True).tip("Seconds that one request may take."),
-        "retries": RETRIES,
         "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
         "token_variable": TOKEN_VARIABLE,
         "fps": number(16, 1, 240, step=1, label="frames per second", advanced=True).tip(
@@ -132,7 +128,6 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         "concurrency": integer(4, 1, 256, advanced=True).tip("Questions under way at once."),
         "frames": integer(4, 1, 64, advanced=True).tip("Frames of a video that it sees, evenly spread."),
         "timeout": number(120, 0.1, 86400, step=1, advanced=True).tip("Seconds that one question may take."),
-        "retries": RETRIES,
         "token_variable": TOKEN_VARIABLE.advanced(),
         "extra": text(label="more request fields", hint='{"temperature": 0}', advanced=True).tip(
             "More fields of the request, as a JSON object: for example those that stop a model from thinking first."

@@ -139,9 +139,9 @@ def test_a_judges_column_says_what_its_numbers_are_as_long_as_they_are_those(sco
     class Judged(Sharpness):
         meaning = "yes_no"
 
-    twice = Judged("plain")
-    twice.rescale = 2.0
-    sent = payloads.scores("8", replace(scores, rewards=(Sharpness("bright"), twice, Judged("judge"))), None)
+    bounded = Judged("plain")
+    bounded.bounds = (0.0, 1.0)
+    sent = payloads.scores("8", replace(scores, rewards=(Sharpness("bright"), bounded, Judged("judge"))), None)
     assert sent["meanings"] == ["", "", "yes_no"]
 
 

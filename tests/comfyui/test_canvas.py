@@ -59,6 +59,26 @@ def test_the_search_shows_a_node_first_by_its_title_and_finds_it_by_plain_words(
     canvas.page.keyboard.press("Escape")
 
 
+# What front ends wrote of a reward while it had `rescale`: before 1.49 no names but those of the slots.
+OLD = {"coefficient": 0.5, "held_out": True, "name": "mine", "rescale": 10, "clip": "0, 1"}
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_canvas_that_was_saved_with_an_input_that_is_no_more_keeps_its_other_values(canvas, tmp_path, by_name):
+    content = json.loads(TEMPLATES["otca"].canvas.read_text(encoding="utf-8"))
+    node = next(node for node in content["nodes"] if node["type"] == "OTCA_RewardSharpness")
+    types = {"coefficient": "FLOAT", "held_out": "BOOLEAN", "name": "STRING", "rescale": "FLOAT", "clip": "STRING"}
+    node["inputs"] = [{"name": name, "type": types[name], "widget": {"name": name}, "link": None} for name in OLD]
+    node |= {"widgets_values": list(OLD.values()), "widgets_values_named": OLD}
+    if not by_name:
+        del node["widgets_values_named"]
+    (old := tmp_path / "old.json").write_text(json.dumps(content), encoding="utf-8")
+    canvas.load(old)
+    read = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(({ name, value }) => [name, value]))"
+    values = canvas.page.evaluate(read, node["id"])
+    assert {name: values.get(name) for name in OLD} == OLD | {"rescale": None}
+
+
 def test_quickstart_opens_from_the_templates_browser(canvas):
     page, quickstart = canvas.page, TEMPLATES["quickstart"]
     page.locator(".templates-tab-button").click()

@@ -23,7 +23,7 @@ def graph(small_graph):
         run = {"run_name": f"security-{time.monotonic_ns()}"}
         content = small_graph({"OTCA_SDESampler": {"seed": time.monotonic_ns() % 10**9}, "OTCA_TrainingRun": run})
         if kind == "OTCA_RewardHTTP":
-            content["70"] = {"class_type": kind, "inputs": {"url": text, "coefficient": 1.0, "retries": 0}}
+            content["70"] = {"class_type": kind, "inputs": {"url": text, "coefficient": 1.0}}
             stack = next(node for node in content.values() if node["class_type"] == "OTCA_RewardStack")
             stack["inputs"]["reward_7"] = ["70", 0]
         content["900"] = {"class_type": "PrimitiveString", "inputs": {"value": text}}

@@ -46,10 +46,7 @@ CASES = {
     "dpo": ("wan22", {"matching": {"loss": "dpo", "batch_size": 4, **EPOCHS}}),
     "pulls": (
         "sd3",
-        {
-            "matching": {"loss": "nft", "guidance": False, "ema_kl_coefficient": 0.1, **EPOCHS},
-            "sampler": {"kind": "cps"},
-        },
+        {"matching": {"loss": "nft", "guidance": False, "kl_coefficient": 0.1, **EPOCHS}, "sampler": {"kind": "cps"}},
     ),
 }
 

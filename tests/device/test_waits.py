@@ -24,7 +24,7 @@ UPDATES = {
     "log_hinge, sampled": (GRPO, "flux", {"objective": "log_hinge", "sampled_steps": 1}),
     "two experts": (GRPO, "wan22", {}),
     "nft": (MATCHING, "flux", {"loss": "nft"}),
-    "awm": (MATCHING, "flux", {"loss": "awm", "epochs": 2, "ema_decay": 0.5, "ema_kl_coefficient": 0.1}),
+    "awm": (MATCHING, "flux", {"loss": "awm", "epochs": 2, "ema_decay": 0.5, "kl_coefficient": 0.1}),
     "dgpo": (MATCHING, "flux", {"loss": "dgpo", "batch_size": 4}),
     "dgpo of two experts": (MATCHING, "wan22", {"loss": "dgpo", "batch_size": 4}),
     "dpo, two epochs": (MATCHING, "flux", {"loss": "dpo", "epochs": 2, "sampled_steps": 0}),

@@ -265,7 +265,7 @@ def test_several_processes_make_the_update_of_one(count, changes, load_model, pe
 
 AVERAGED = {"ema_decay": 0.5, "batch_size": 2}
 FULL = {"sample": {}, "masked": [2], "kept": (1, 1), "update": AVERAGED | {"kl_coefficient": 0.05}}
-MATCHED = LEVELS | AVERAGED | {"ema_kl_coefficient": 0.1, "epochs": 1}
+MATCHED = LEVELS | AVERAGED | {"kl_coefficient": 0.1, "epochs": 1}
 SHARDED_MATCHING = {"sample": {}, "masked": [2], "matching": MATCHED}
 
 

@@ -8,7 +8,7 @@ import torch
 from comfyui_otca.nodes.rewards.videos import RewardVideoAlign, RewardVideoScore
 from comfyui_otca.tests.tiny.video_rewards import video_align, video_score
 
-COMMON = ["name", "device", "dtype", "batch_size", "offload", "rescale", "clip"]
+COMMON = ["name", "device", "dtype", "batch_size", "offload", "clip"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,6 @@ def test_three_rewards_of_one_network(align):
             coefficient_mq=0.5,
             coefficient_ta=2.0,
             held_out_ta=True,
-            rescale=10.0,
             clip="-20, 20",
             batch_size=2,
         )
@@ -50,9 +49,7 @@ def test_three_rewards_of_one_network(align):
     assert [reward.dimension for reward in (vq, mq, ta)] == ["vq", "mq", "ta"]
     assert [reward.coefficient for reward in (vq, mq, ta)] == [1.0, 0.5, 2.0]
     assert [reward.held_out for reward in (vq, mq, ta)] == [False, False, True]
-    assert {(reward.fps, reward.batch_size, reward.rescale, reward.bounds) for reward in (vq, mq, ta)} == {
-        (8.0, 2, 10.0, (-20.0, 20.0))
-    }
+    assert {(reward.fps, reward.batch_size, reward.bounds) for reward in (vq, mq, ta)} == {(8.0, 2, (-20.0, 20.0))}
 
 
 def test_a_name_of_ones_own_starts_all_names(score):

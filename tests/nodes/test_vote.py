@@ -40,8 +40,8 @@ def test_right_and_linked_inputs_are_taken():
 
 def test_it_builds_its_reward(tmp_path, monkeypatch):
     monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
-    (reward,) = NODE().build(0.5, True, "mine", rescale=2.0, clip="-1, 1", votes="taste")
-    assert (reward.name, reward.coefficient, reward.held_out, reward.rescale) == ("mine", 0.5, True, 2.0)
+    (reward,) = NODE().build(0.5, True, "mine", clip="-1, 1", votes="taste")
+    assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
     assert reward.bounds == (-1.0, 1.0) and reward.folder.folder == tmp_path / "taste" and reward.server is None
     assert NODE.only_of_groups() and NODE.announced() == (("vote", False),)
     (elsewhere,) = NODE().build(1.0, votes="taste", url="http://127.0.0.1:8190/score")

@@ -145,9 +145,9 @@ def test_why_a_batch_cannot_be_learned_from(columns, why):
     assert why is reason or why in reason
 
 
-def test_marks_survive_scale_and_bounds_and_no_score_becomes_one():
-    reward = Fixed([None, math.nan, 2.0, 3e38], "r")
-    reward.rescale, reward.bounds = 10.0, (0.0, 5.0)
+def test_marks_survive_bounds_and_no_score_becomes_one():
+    reward = Fixed([None, math.nan, 20.0, math.inf], "r")
+    reward.bounds = (0.0, 5.0)
     values = score_stack([reward], torch.zeros(4, 2, 2, 3), ["a"], torch.zeros(4, dtype=torch.long)).values[:, 0]
     assert values[0] == LEFT_OUT and values[1].isnan() and values[2] == 5.0 and values[3].isnan()
     assert score([reward], torch.zeros(4, 2, 2, 3), ["a"] * 4)[:, 0].isnan().tolist() == [True, True, False, True]

@@ -136,10 +136,6 @@ REFUSED = [
         [matching(), sets("SDESampler", kind="ode", shared_noise=False), credit_by_noise],
         *("StepCredit", "method", "adds none"),
     ),
-    (
-        [matching(ema_kl_coefficient=1.0, ema_decay=0.0)],
-        *("MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
-    ),
     ([matching(loss="dpo"), one_of_each_group], "BestOfN", "worst", "1 sample of each group is left"),
     (
         [copied("LoadFlowModel", "model2"), sets("GRPOStep", model=MODEL_2)],

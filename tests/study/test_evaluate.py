@@ -267,7 +267,7 @@ def test_another_evaluation_is_left_alone(asked, red, adapter, load_model, pertu
 
     assert asked("shapes-flux", "--lora", adapter, *own) == 0
     refused(own, "whose sampler.steps is 3, and now it is 4", steps=4)
-    refused(["--reward", "python:file=red.py,rescale=2"], "whose reward.red is")
+    refused(["--reward", "python:file=red.py,clip=0, 1"], "whose reward.red is")
     written = red.read_text()
     red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")
     refused(own, "whose reward.red is")

@@ -54,7 +54,7 @@ def test_unequal_conditions_and_rewards_are_refused(both):
         with pytest.raises(ValueError, match=words):
             check_equal(both({node: {name: value}}), "otca")
     words = r"OTCA_RewardSharpness \(.*\) is in its stack alone; OTCA_RewardSharpness \(.*\) is not in"
-    for change in ({"name": "other"}, {"held_out": True}, {"rescale": 2.0}):
+    for change in ({"name": "other"}, {"held_out": True}, {"clip": "0, 1"}):
         with pytest.raises(ValueError, match=words):
             check_equal(both({"OTCA_RewardSharpness": change}), "otca")
     with pytest.raises(ValueError, match='uniform: node 3 "SDE Sampler", input group_size = 1: .*Fix: '):

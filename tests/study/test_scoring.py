@@ -91,10 +91,10 @@ def test_prompts_by_the_files_names(folder):
 
 
 def test_options_of_a_reward(rewards):
-    reward = parse_reward("http:url=http://127.0.0.1:1/score,batch_size=4,timeout=2,name=mine,clip=0, 1,rescale=2")
+    reward = parse_reward("http:url=http://127.0.0.1:1/score,batch_size=4,timeout=2,name=mine,clip=0, 1")
     assert reward.server.url == "http://127.0.0.1:1/score"
     assert (reward.server.batch_size, reward.server.timeout, reward.name) == (4, 2.0, "mine")
-    assert (reward.rescale, reward.bounds) == (2.0, (0.0, 1.0))
+    assert reward.bounds == (0.0, 1.0)
     assert parse_reward("python:file=length.py").name == "length"
     assert parse_reward("sharpness").name == "sharpness"
     plain, told = parse_reward("clip_t"), parse_reward("clip_t:batch_size=4,offload=true,device=cpu,name=own")
@@ -104,12 +104,12 @@ def test_options_of_a_reward(rewards):
 
 UNREADABLE = {
     "beauty": "no reward has the kind 'beauty'. Fix: one of clip_t, ",
-    "sharpness:size=3": "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, rescale, clip",
+    "sharpness:size=3": "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, clip",
     "sharpness:name": "'name' is not an option of it",
     "python": "needs file. Fix: --reward python:file=",
     "sharpness:clip=2": "'2' is not a pair of bounds",
     "http:url=http://h/,timeout=soon": "could not convert string to float: 'soon'",
-    "clip_t:use=1": "with name, model, device, dtype, batch_size, offload, rescale, clip",
+    "clip_t:use=1": "with name, model, device, dtype, batch_size, offload, clip",
 }
 
 
@@ -135,19 +135,19 @@ def test_the_exact_judge_of_scenes_is_asked_for_by_an_option():
 def test_a_table_and_every_score(folder, rewards, capsys, tmp_path):
     (folder / "prompts").write_text("one\nthree\nfifty\n")
     target = tmp_path / "scores.csv"
-    arguments = ["--reward", "python:file=brightness.py", "--reward", "python:file=length.py,rescale=0.5"]
+    arguments = ["--reward", "python:file=brightness.py", "--reward", "python:file=length.py"]
     code = main(["score", str(folder), *arguments, "--prompts", str(folder / "prompts"), "--csv", str(target)])
     assert code == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
     assert lines[2].startswith("| brightness | 0.2 | ") and lines[2].endswith(" | 3 of 3 |")
-    assert lines[3].startswith("| length | 2.167 | 0.7324 … 3.601 | 3 of 3 |")
+    assert lines[3].startswith("| length | 4.333 | 1.465 … 7.202 | 3 of 3 |")
     with open(target, encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["file", "prompt", "brightness", "length"]
     assert [row[1] for row in rows[1:]] == ["one", "three", "fifty"]
     assert [float(row[2]) for row in rows[1:]] == pytest.approx([0.0, 0.2, 0.4])
-    assert [float(row[3]) for row in rows[1:]] == [1.5, 2.5, 2.5]
+    assert [float(row[3]) for row in rows[1:]] == [3, 5, 5]
 
 
 def test_videos_beside_pictures(folder, rewards, capsys):

@@ -232,7 +232,10 @@ def test_rewards_count_by_their_coefficient_in_spreads_of_their_scores(toy, smal
     """Two rewards of which one is the other times 100: half the coefficient, half the part, whatever the scale."""
 
     class Larger(Smooth):
-        rescale = 100.0
+        def differentiable(self, images, prompts):
+            return 100 * super().differentiable(images, prompts)
+
+        score = differentiable
 
     made, scores = taken(toy, small_settings(), [Smooth("a"), Larger("b", coefficient=0.5)])
     both = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=1))

@@ -126,8 +126,6 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
                     reference = velocity()
                 with policy.sampling():
                     old = velocity() if policy.old is not None else None
-                with policy.averaged():
-                    average = velocity()
             own = velocity()
             loss, _ = matching_loss(
                 settings.loss,
@@ -140,12 +138,10 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
                 reference=reference,
                 groups=torch.zeros(len(unit), dtype=torch.int64),
                 beta=settings.beta or {"dgpo": 10.0, "dpo": 100.0}.get(settings.loss, 1.0),
-                advantage_limit=settings.advantage_limit,
                 weight=advantages.credit.weights[unit, position],
             )
-            for coefficient, other in ((settings.kl_coefficient, reference), (settings.ema_kl_coefficient, average)):
-                if coefficient:
-                    loss = loss + coefficient * (own - other).square().mean()
+            if settings.kl_coefficient:
+                loss = loss + settings.kl_coefficient * (own - reference).square().mean()
             (loss * len(unit) / (taking * len(positions))).backward()
     result = flat(model)
     for parameter in policy.trainable_parameters():
@@ -168,7 +164,7 @@ def test_the_gradient_is_the_plain_loops(moved, small_settings, ode, loss, kind,
     assert_same(own, expected)
     assert all(map(torch.equal, moved.policy.trainable_parameters(), before))
     assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
-    assert metrics["kl/penalty"] > 0 and metrics["matching/residual"] > 0 and "kl/ema" not in metrics
+    assert metrics["kl/penalty"] > 0 and metrics["matching/residual"] > 0
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -189,19 +185,6 @@ def test_the_batch_size_changes_no_gradient(moved, loss, batch):
             assert metrics[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-6), name
         # a group of dgpo has up to three valid members, a pair two
         assert max(sizes) <= max(batch_size, {"dgpo": 3, "dpo": 2}.get(loss, 1)), sizes
-
-
-def test_the_average_pulls(moved, perturb, batch):
-    taken, advantages = batch(moved)
-    settings = replace(STILL, ema_kl_coefficient=0.5, ema_decay=0.9)
-    assert "kl/ema" in gradient(moved, taken, advantages, settings)[1]
-    perturb(moved, seed=5, scale=0.05)  # away from the average that is kept now
-    expected = plain_gradient(moved, taken, advantages, settings)
-    own, metrics = gradient(moved, taken, advantages, settings)
-    assert_same(own, expected)
-    assert metrics["kl/ema"] > 1e-5
-    without, _ = gradient(moved, taken, advantages, replace(settings, ema_kl_coefficient=0.0))
-    assert (without - own).norm() > 0.05 * own.norm()
 
 
 def test_credit_by_objective_is_the_advantage_itself(moved, sample, ode, judged):
@@ -528,8 +511,6 @@ def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, 
     kept.kept.asked_for = False
     update(model, kept, judged(kept), STILL)
     assert not kept.kept and not model.memo[NextRollout].uses_graphs
-    with pytest.raises(ValueError, match="ema_kl_coefficient = 1 .*ema_decay = 0.*Fix: "):
-        update(model, taken, judged(taken), replace(STILL, ema_kl_coefficient=1.0))
     one_of_each = best_of_n(best_of_n(judged(taken), 4, 4), 1, 0)
     with pytest.raises(ValueError, match="1 sample of each group is left.*Fix: worst = 1 or more on Best of N"):
         update(model, taken, one_of_each, replace(STILL, loss="dpo"))

@@ -31,8 +31,7 @@ class Reward(Resident, ABC):
         name: as it appears in metrics, unique within a stack.
         coefficient: the weight of its advantage in the fusion.
         held_out: scored and logged, never trained on.
-        rescale: multiplies the score.
-        bounds: (lowest, highest) of the rescaled score, or None.
+        bounds: (lowest, highest) of the score, or None.
         groups_only: it may only be asked about pictures that are trained on, because an answer is expensive.
         reads_prompt: a word more in the prompt can change its score.
         asks_comfyui: it computes with models that ComfyUI manages, and so never while others are sampled with.
@@ -40,7 +39,6 @@ class Reward(Resident, ABC):
         tolerance: by how much `differentiable` may differ from `score`; of scores beyond ±1, as a share of them.
     """
 
-    rescale: float = 1.0
     bounds: tuple[float, float] | None = None
     groups_only: bool = False
     reads_prompt: bool = True
@@ -228,7 +226,7 @@ def score(
 def score_with_gradient(
     reward: Reward, images: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None
 ) -> Tensor:
-    """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], rescaled and bounded, with their gradient.
+    """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], bounded, with their gradient.
 
     Args:
         groups: the number of each sample's group, for a GroupReward, which is to see whole groups.
@@ -245,7 +243,6 @@ def score_with_gradient(
         seen = images[:, seen_frames(images.shape[1])].flatten(0, 1) if images.ndim == 5 else images
         texts = [prompt for prompt in prompts for _ in range(len(seen) // len(images))]
         scores = reward.differentiable(seen, texts).unflatten(0, (len(images), -1)).mean(1)
-    scores = scores * reward.rescale
     return scores if reward.bounds is None else scores.clamp(*reward.bounds)
 
 
@@ -261,7 +258,7 @@ def check_paths(reward: Reward, images: Tensor, prompts: Sequence[str], groups: 
             followed = score_with_gradient(reward, images, prompts, groups).cpu()
     finally:
         reward.rest()
-    allowed = reward.tolerance * scored.abs().clamp(min=reward.rescale)
+    allowed = reward.tolerance * scored.abs().clamp(min=1)
     wrong = ~((followed - scored).abs() <= allowed) & scored.isfinite()
     for sample in wrong.nonzero()[:1, 0].tolist():
         raise RewardError(
@@ -298,7 +295,6 @@ def _column(
             f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
         )
     left_out = column == LEFT_OUT
-    column = column * reward.rescale
     if reward.bounds is not None:
         column = torch.where(column.isfinite(), column.clamp(*reward.bounds), column)
     column = torch.where(column.isfinite(), column, torch.where(left_out, LEFT_OUT, FAILED))

@@ -14,7 +14,7 @@ from .base import GroupReward, Reward, as_column
 class RelativeWords(Reward):
     """r(picture, "good. prompt") - r(picture, "bad. prompt") of another reward r: what it likes whatever the words cancels out.
 
-    The other's coefficient, held_out, rescale and bounds play no part.
+    The other's coefficient, held_out and bounds play no part.
 
     Args:
         reward: the other reward; it reads the prompt.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..types import GradientSettings, MatchingSettings, SamplerSettings
+from ..types import GradientSettings, SamplerSettings
 from ..workflow.problem import Misfit
 
 
@@ -68,15 +68,6 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
     return Misfit(
         name, message, f"make {name} a multiple of {processes}, train with fewer processes, or take loss nft or awm"
     )
-
-
-def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
-    """What is wrong with the inputs of Matching Step alone."""
-    if settings.ema_kl_coefficient and not settings.ema_decay:
-        value: object = settings.ema_kl_coefficient  # as a graph has it, which may be anything
-        pull = f"ema_kl_coefficient = {f'{value:g}' if isinstance(value, float) else value}"
-        message = f"{pull} pulls towards the average, and with ema_decay = 0 none is kept"
-        yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")
 
 
 def of_gradients(connected: Iterable[str]) -> Misfit:

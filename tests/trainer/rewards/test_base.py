@@ -145,7 +145,7 @@ def test_a_wrong_number_of_scores_is_named(answer):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_masks_its_sample_and_is_told(bad, caplog):
     """Bounds make no score of it."""
-    moody = bounded([bad, 2.0, bad], 2.0, (0.0, 5.0), name="moody")
+    moody = bounded([bad, 4.0, bad], 0.0, 5.0, name="moody")
     scores = stack(moody, Fixed(torch.tensor([4.0, 5.0, 6.0]), "steady"))
     assert scores.values[1].tolist() == [4.0, 5.0] and scores.values[:, 1].tolist() == [4.0, 5.0, 6.0]
     assert scores.values[[0, 2], 0].isnan().all()
@@ -175,7 +175,7 @@ def test_progress_is_told_once_a_reward_and_may_stop_the_scoring():
         stack(*rewards, on_step=lambda: 1 / 0)
 
 
-# --- rescale, bounds ------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,32 +191,30 @@ def test_bounds(text, bounds):
         assert parse_bounds(text) == bounds
 
 
-def bounded(answer, rescale=1.0, bounds=None, **options):
+def bounded(answer, *bounds, **options):
     reward = Fixed(torch.tensor(answer), **options)
-    reward.rescale, reward.bounds = rescale, bounds
+    reward.bounds = bounds
     return reward
 
 
-def test_scores_are_rescaled_then_bounded():
+def test_scores_are_bounded():
     rewards = (
-        bounded([1.0, 2.0, 3.0], 10.0, None, name="rescaled"),
-        bounded([1.0, 2.0, 3.0], 1.0, (1.5, 2.5), name="bounded"),
-        bounded([1.0, 2.0, 3.0], 10.0, (15.0, 25.0), name="both", held_out=True),
+        bounded([1.0, 2.0, 3.0], 1.5, 2.5, name="trained"),
+        bounded([10.0, 20.0, 30.0], 15.0, 25.0, name="watched", held_out=True),
     )
     scores = stack(*rewards)
-    assert scores.values.tolist() == [[10.0, 1.5], [20.0, 2.0], [30.0, 2.5]]
-    assert scores.held_out.tolist() == [[15.0], [20.0], [25.0]]
+    assert scores.values.tolist() == [[1.5], [2.0], [2.5]] and scores.held_out.tolist() == [[15.0], [20.0], [25.0]]
     # An evaluation measures by the same rule; of videos the mean over frames is what is bounded.
-    assert score(rewards, IMAGES, PROMPTS).tolist() == [[10.0, 1.5, 15.0], [20.0, 2.0, 20.0], [30.0, 2.5, 25.0]]
+    assert score(rewards, IMAGES, PROMPTS).tolist() == [[1.5, 15.0], [2.0, 20.0], [2.5, 25.0]]
     frames = torch.linspace(0, 1, 5).expand(3, 5).reshape(3, 5, 1, 1, 1).expand(3, 5, 4, 4, 3)
-    brightness = bounded(0.0, 4.0, (0.0, 1.5))
+    brightness = bounded(0.0, 0.0, 0.4)
     brightness.score = lambda images, prompts: images.mean((1, 2, 3))  # 0, 0.25 … 1, of mean 0.5
-    assert score([brightness], frames, PROMPTS)[:, 0].tolist() == [1.5, 1.5, 1.5]
+    assert score([brightness], frames, PROMPTS)[:, 0].tolist() == pytest.approx([0.4, 0.4, 0.4])
 
 
 def test_a_node_sets_them():
-    (reward,) = RewardSharpness().build(1.0, rescale=0.01, clip="0, 1.5")
-    assert (reward.rescale, reward.bounds) == (0.01, (0.0, 1.5))
+    (reward,) = RewardSharpness().build(1.0, clip="0, 1.5")
+    assert reward.bounds == (0.0, 1.5)
     (plain,) = RewardSharpness().build(1.0)
     noise = torch.rand(3, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     raw, own = score([plain, reward], noise, PROMPTS).T

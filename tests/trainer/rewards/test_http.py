@@ -267,11 +267,11 @@ def test_the_node(answering):
     url, requests = answering({"scores": {"vq": [1, 2, 3]}})
     assert RewardHTTP.VALIDATE_INPUTS(url) is True
     assert RewardHTTP.VALIDATE_INPUTS(None, None, None) is True, "linked"
-    own = {"rescale": 2.0, "clip": "3, 5", "url": url, "score_key": "vq", "groups_only": True}
+    own = {"clip": "1.5, 2.5", "url": url, "score_key": "vq", "groups_only": True}
     (reward,) = RewardHTTP().build(0.5, True, "mine", **own)
     assert (reward.name, reward.coefficient, reward.held_out, reward.groups_only) == ("mine", 0.5, True, True)
     assert not requests, "the server is reached only when something is scored"
-    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [3.0, 4.0, 5.0]
+    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [1.5, 2.0, 2.5]
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------

@@ -131,11 +131,10 @@ def test_a_batch_scores_as_its_pictures_do_alone(kind):
 def test_sharpness_has_a_gradient_of_pictures_and_videos():
     video = noise(3, 2 * 3).unflatten(0, (2, 3)).requires_grad_()
     reward = Sharpness()
-    reward.rescale = -2.0
     scores = score_with_gradient(reward, video, ["", ""])
     frames = score(Sharpness, video.detach().flatten(0, 1))
-    assert scores.tolist() == pytest.approx([-2 * statistics.mean(frames[:3]), -2 * statistics.mean(frames[3:])])
+    assert scores.tolist() == pytest.approx([statistics.mean(frames[:3]), statistics.mean(frames[3:])])
     scores[0].backward()
     assert video.grad[0].any() and not video.grad[1].any()
     reward.bounds = (0.0, 1.0)
-    assert score_with_gradient(reward, video, ["", ""]).tolist() == [0.0, 0.0]
+    assert score_with_gradient(reward, video, ["", ""]).tolist() == [1.0, 1.0]

@@ -201,8 +201,8 @@ def test_a_node_says_what_is_missing(tiny, name, kind, wrong):
     assert node.VALIDATE_INPUTS(**there) is True and node.VALIDATE_INPUTS(**dict.fromkeys(there)) is True
     for name, told in wrong.items():
         assert node.VALIDATE_INPUTS(**there | {name: "nowhere"}).startswith(told)
-    [judge] = node().build(**there, coefficient=1.0, held_out=True, device="cpu", batch_size=1, rescale=1 / 26)
-    assert (judge.name, judge.held_out, judge.batch_size, judge.rescale) == (kind, True, 1, 1 / 26)
+    [judge] = node().build(**there, coefficient=1.0, held_out=True, device="cpu", batch_size=1)
+    assert (judge.name, judge.held_out, judge.batch_size) == (kind, True, 1)
 
 
 def test_the_node_of_clip_t_takes_a_path(tiny):

@@ -181,9 +181,9 @@ def test_scores_are_the_functions(allowed, text, scores):
 
 def test_its_name_is_the_files(allowed):
     write(allowed)
-    (reward,) = RewardPython().build(0.5, True, rescale=2.0, clip="0, 1", file="mine.py", function="score")
+    (reward,) = RewardPython().build(0.5, True, clip="0.375, 1", file="mine.py", function="score")
     assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
-    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [0.5, 1.0]
+    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [0.375, 0.75]
     assert RewardPython().build(1.0, name="ours", file="mine.py", function="score")[0].name == "ours"
 
 

@@ -45,10 +45,10 @@ def test_the_words_go_before_the_prompt_and_metadata_stay():
 
 def test_the_other_ones_settings_play_no_part_and_its_own_do():
     told = Told([3.0, 5.0], [1.0, 7.0], coefficient=7.0, held_out=True)
-    told.rescale, told.bounds = 10.0, (0.0, 0.1)
+    told.bounds = (0.0, 0.1)
     judge = relative(told, coefficient=0.5)
-    judge.rescale, judge.bounds = 2.0, (-1.0, 9.0)
-    assert score([judge], torch.zeros(2, 4, 4, 3), ["", ""]).tolist() == [[4.0], [-1.0]]
+    judge.bounds = (-1.0, 9.0)
+    assert score([judge], torch.zeros(2, 4, 4, 3), ["", ""]).tolist() == [[2.0], [-1.0]]
     assert (judge.name, judge.coefficient, judge.held_out) == ("relative_words", 0.5, False)
 
 

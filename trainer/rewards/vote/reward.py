@@ -79,5 +79,5 @@ class VoteReward(GroupReward):
 
         with apprentice.busy:
             learned = TasteReward(self.name, apprentice.head(), coefficient=self.coefficient, held_out=self.held_out)
-        learned.rescale, learned.bounds = self.rescale, self.bounds
+        learned.bounds = self.bounds
         return learned
