@@ -252,11 +252,11 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path, progress: Callable[[int], object] = lambda count: None) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits. `progress` is called with the bytes of each part that was read."""
+def sha256(file: Path | int, progress: Callable[[int], object] = lambda count: None) -> str:
+    """The SHA-256 of a file in hexadecimal digits; a descriptor is closed. `progress` is called with the bytes of each part."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 24):
+    with open(file, "rb") as opened:
+        while part := opened.read(1 << 24):
             digest.update(part)
             progress(len(part))
     return digest.hexdigest()

@@ -28,9 +28,9 @@ from .memo import Memo
 from .memory.case import HALO, side_of
 from .native.model import NativeModel
 from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
-from .rollout import sampled_noise, stream
+from .rollout import beside, sampled_noise, slopes, stream
 from .schedule import step_kinds
-from .sde import MIN_STD, transition
+from .sde import MIN_STD
 from .types import (
     THETA,
     VIDEO_FRAMES,
@@ -488,16 +488,13 @@ class _Backward:
     def slopes(self, step: int) -> tuple[float, float, float]:
         """∂/∂x_j, ∂/∂v_j and ∂/∂v_{j-1} of where step j leads; the last one leads to x̂0. Transitions are linear in all three."""
         taken = self.trajectories
-        kinds, sigmas, settings = step_kinds(taken.settings), taken.sigmas, taken.settings
-        if step == self.last and taken.stds[step] >= MIN_STD:
-            return 1.0, -sigmas[step], 0.0
-        kind, pair = kinds[step], sigmas[step : step + 2]
-        of_x, of_v = (
-            float(transition(kind, v, x, *pair, eta=settings.eta, sigma_after_first=sigmas[1]).mean)
-            for v, x in ((0.0, 1.0), (1.0, 0.0))
+        kinds, sigmas, (of_x, of_v) = (
+            step_kinds(taken.settings),
+            taken.sigmas,
+            slopes(taken.settings, taken.sigmas, step),
         )
-        if kind == "ode" and settings.ode_solver == "adams_bashforth" and step and kinds[step - 1] == "ode":
-            bent = (pair[1] - pair[0]) ** 2 / (2 * (pair[0] - sigmas[step - 1]))
+        if taken.settings.ode_solver == "adams_bashforth" and step and kinds[step - 1] == kinds[step] == "ode":
+            bent = (sigmas[step + 1] - sigmas[step]) ** 2 / (2 * (sigmas[step] - sigmas[step - 1]))
             return of_x, of_v + bent, -bent
         return of_x, of_v, 0.0
 
@@ -620,7 +617,7 @@ def _low_variance(back: _Backward, part: _Part) -> None:
 
 def _from_one_call(back: _Backward, x: Tensor, part: _Part, calls: int) -> None:
     v = back.velocity(x, part.rows, part.steps)
-    sigma = _beside(back.sigma(part.steps), x)
+    sigma = beside(back.sigma(part.steps), x)
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
     back.backward(v, -sigma * pull, x, part.rows, part.steps, calls)
 
@@ -658,17 +655,13 @@ def _leap(back: _Backward, part: _Part) -> None:
     for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
         x = back.at(rows, end).requires_grad_()
         v = back.velocity(x, rows, end)
-        sigma_k, sigma_j = (_beside(back.sigma(steps), x) for steps in (start, end))
+        sigma_k, sigma_j = (beside(back.sigma(steps), x) for steps in (start, end))
         back.backward(v, -sigma_j * pull, x, rows, end, calls)
         assert x.grad is not None, "the backward pass has just made it"
         there = pull - back.settings.nested * x.grad / back.scale
         x = back.at(rows, start)
         v = back.velocity(x, rows, start)
         back.backward(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)
-
-
-def _beside(values: Tensor, x: Tensor) -> Tensor:
-    return devices.upload(values.to(x.dtype), x.device).view(-1, *[1] * (x.ndim - 1))
 
 
 def _at_levels(back: _Backward) -> Iterator[_Part]:

@@ -197,6 +197,23 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
     )
 
 
+def slopes(settings: SamplerSettings, sigmas: Sequence[float], step: int) -> tuple[float, float]:
+    """∂/∂x and ∂/∂v of where a step leads; the last one leads to x̂0. Both are numbers, since transitions are linear."""
+    if step == len(sigmas) - 2:
+        return 1.0, -sigmas[step]
+    kind, pair = step_kinds(settings)[step], sigmas[step : step + 2]
+    of_x, of_v = (
+        float(transition(kind, v, x, *pair, eta=settings.eta, sigma_after_first=sigmas[1]).mean)
+        for v, x in ((0.0, 1.0), (1.0, 0.0))
+    )
+    return of_x, of_v
+
+
+def beside(values: Tensor, other: Tensor) -> Tensor:
+    """[B, …] with as many axes as `other` [B, …], of its type and where it is."""
+    return devices.upload(values.to(other.dtype), other.device).view(*values.shape, *[1] * (other.ndim - values.ndim))
+
+
 class GraphDecisions(dict[tuple[SamplerSettings, int, int, bool], bool], Memo):
     """By settings without their window, trained steps, samples and the kind of graph."""
 

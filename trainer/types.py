@@ -108,6 +108,17 @@ REPLACED = {  # node ids that are no more, and how to have what they did
         "LearnedCredit": "learned",
     }.items()
 }
+GONE = {  # inputs that are no more: the value that each has now for everybody, and how to have what others did
+    "rescale": (1.0, "it is 1 now: multiply coefficient by it; bounds (clip) are those of the score as it is"),
+    "ema_kl_coefficient": (
+        0.0,
+        "there is no pull towards the average now: kl_coefficient pulls towards the untrained model",
+    ),
+    "advantage_limit": (5.0, "it is 5 now"),
+    "weight_decay": (1e-4, "it is 1e-4 now"),
+    "max_grad_norm": (1.0, "it is 1 now: where gradients are long, lower learning_rate"),
+    "retries": (3, "it is 3 now"),
+}
 
 # --- The values ---
 

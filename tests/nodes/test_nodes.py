@@ -211,6 +211,13 @@ def test_the_model_that_is_trained_is_the_one_that_sampled(small_workflow):
         Workflow(graph, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS).run(targets=[step])
 
 
+def test_an_input_that_is_no_more_is_named_unless_it_has_the_value_that_is_meant(small_workflow):
+    workflow = small_workflow({"OTCA_GRPOStep": {"weight_decay": 1e-4, "max_grad_norm": 0.5}})
+    (told,) = workflow.validate()
+    assert (told.input, told.severity) == ("max_grad_norm", "warning")
+    assert told.message == "unknown input, ignored" and told.fix.startswith("it is 1 now: ")
+
+
 @pytest.mark.painted
 def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     # Of four steps one is left out, and the bars should know.

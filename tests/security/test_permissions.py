@@ -15,7 +15,6 @@ from comfyui_otca.host.access import opening, permissions, remembered
 from comfyui_otca.host.access.addresses import host_of
 from comfyui_otca.host.access.permissions import POST, READ, NotAllowed, Want
 from comfyui_otca.host.access.wants import wants_of
-from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -110,34 +109,6 @@ def test_on_the_canvas_comfyuis_input_folder_is_what_counts(outside, comfyui, tm
     refused(read_prompts, "", str(Path.cwd() / "typed.txt"))
 
 
-FINDERS = {
-    "model": lambda name: search.model(name, "model_index.json"),
-    "weights": lambda name: search.weights(name, "vae"),
-    "reward file": lambda name: search.reward_file(name, name, "1 GB", "owner/name"),
-    "guide": guidance.find,
-    "prompts": lambda name: read_prompts("", name),
-}
-
-
-def test_every_way_to_name_a_file_asks(outside):
-    (outside / "model_index.json").write_text("{}")
-    for find, name in itertools.product(FINDERS.values(), [str(outside), secret(outside), "../outside/secret.txt"]):
-        refused(find, name)
-
-
-def test_names_of_other_machines_are_not_even_looked_for(outside, monkeypatch):
-    touched = []
-    for function in ("stat", "open", "lstat", "scandir", "listdir"):
-        real = getattr(os, function)
-        monkeypatch.setattr(
-            os, function, lambda path, *a, real=real, **k: (touched.append(str(path)), real(path, *a, **k))[1]
-        )
-    names = [r"\\server\share\a.txt", "//server/share/a.txt", r"\\.\PhysicalDrive0", r"\\?\C:\a.txt"]
-    for find, name in itertools.product(FINDERS.values(), names):
-        assert "another machine or a device" in refused(find, name)
-    assert not [path for path in touched if "server" in path or "Physical" in path or "?" in path]
-
-
 def test_a_share_that_the_user_named_may_be_used(outside, monkeypatch):
     monkeypatch.setattr(os.path, "abspath", lambda path: path)  # as Windows keeps such names
     monkeypatch.setenv(permissions.FOLDERS, "//server/models")
@@ -160,15 +131,6 @@ def test_windows_devices_and_streams(outside, monkeypatch):
         with pytest.raises(ValueError, match="device|stream"):
             opening.check_name(name)
     opening.check_name(r"C:\models\flux.safetensors")
-
-
-def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    (outside / "flux").mkdir()
-    (outside / "flux" / "model_index.json").write_text("{}")
-    (tmp_path / "models" / "flux").symlink_to(outside / "flux")
-    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
-    assert search.model("flux", "model_index.json") == tmp_path / "models" / "flux"
 
 
 # --- hosts, tokens, downloads ---------------------------------------------------------------------------------------

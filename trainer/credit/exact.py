@@ -16,7 +16,7 @@ from torch import Tensor
 from ...host import devices
 from ..families.base import FlowModel
 from ..rewards.base import Reward, score_with_gradient
-from ..rollout import graph_fits, stream, trained_transition, velocity_at
+from ..rollout import beside, graph_fits, slopes, stream, trained_transition, velocity_at
 from ..schedule import step_kinds
 from ..sde import MIN_STD, transition
 from ..types import Prompts, SamplerSettings, StepCredit, Trajectories
@@ -82,7 +82,7 @@ def _of_part(model, prompts: Prompts, settings: SamplerSettings, reward, seed: i
         if not keeps:
             with torch.enable_grad():
                 v = velocity(points[j], levels[j][0])
-        of_x, of_v = _slopes(settings, sigmas, j)
+        of_x, of_v = slopes(settings, sigmas, j)
         back = _gradient(model, v, of_v * pull, [points[j]] if j else [])
         total += back[0]
         pull = of_x * pull + (back[1] if j else 0)
@@ -153,11 +153,11 @@ def step_gradients(
     for rows in torch.arange(samples).split(size):
         texts = [trajectories.prompts[group] for group in trajectories.groups[rows].tolist()]
         pull = _of_final(model, reward, devices.upload(trajectories.final[rows], model.device), texts)[0]
-        pull = _beside(slope[rows], pull) * pull
+        pull = beside(slope[rows], pull) * pull
         for step in reversed(range(trajectories.trained[0], len(trajectories.stds))):
             on_step()
             here, velocity = _at_step(model, trajectories, step, rows)
-            of_x, of_v = _slopes(trajectories.settings, trajectories.sigmas, step)
+            of_x, of_v = slopes(trajectories.settings, trajectories.sigmas, step)
             found = _gradient(model, velocity, of_v * pull, here, retain=step in trajectories.trained)
             if step in trajectories.trained:
                 position = trajectories.trained.index(step)
@@ -195,15 +195,10 @@ def _losses(trajectories, step: int, rows: Tensor, velocity: Tensor, advantage: 
     with torch.enable_grad():
         gaussian = trained_transition(trajectories, step, velocity, rows)
         density = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)
-        pulled = density * _beside(advantage[rows], density)
+        pulled = density * beside(advantage[rows], density)
         position = trajectories.trained.index(step)
-        parts = {name: pulled * _beside(factor[rows, position], pulled) for name, factor in credits.items()}
+        parts = {name: pulled * beside(factor[rows, position], pulled) for name, factor in credits.items()}
         return {name: part.flatten(1).mean(1).sum() for name, part in ({"": pulled} | parts).items()}
-
-
-def _beside(values: Tensor, other: Tensor) -> Tensor:
-    """[B, …] with as many axes as `other`, where it is."""
-    return values.to(other).view(*values.shape, *[1] * (other.ndim - values.ndim))
 
 
 def _of_final(model, reward: Reward, final: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -213,18 +208,6 @@ def _of_final(model, reward: Reward, final: Tensor, texts: Sequence[str]) -> tup
         scores = score_with_gradient(reward, decode(final), texts)
         (pull,) = torch.autograd.grad(scores.sum(), final)
     return pull, scores.detach().cpu()
-
-
-def _slopes(settings: SamplerSettings, sigmas: Sequence[float], step: int) -> tuple[float, float]:
-    """∂/∂x and ∂/∂v of where a step leads; the last one leads to x̂0. Both are numbers, since transitions are linear."""
-    if step == len(sigmas) - 2:
-        return 1.0, -sigmas[step]
-    kind, pair = step_kinds(settings)[step], sigmas[step : step + 2]
-    of_x, of_v = (
-        transition(kind, v, x, *pair, eta=settings.eta, sigma_after_first=sigmas[1]).mean
-        for v, x in ((0.0, 1.0), (1.0, 0.0))
-    )
-    return of_x, of_v  # pyright: ignore[reportReturnType] of numbers it is a number
 
 
 def count(model: FlowModel) -> int:

@@ -6,10 +6,8 @@ damaged one is noticed before any of it is used, and the one before is taken ins
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 from ...host import distributed
-from ...host.files import Damaged, open_plain, real
+from ...host.files import Damaged, open_plain, real, sha256
 from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
@@ -97,7 +95,7 @@ def save(
             state["ema"] = {"step": policy.ema.optimization_step, "decay": policy.ema.decay}
         if policy.old_steps:
             state["old_policy"] = {"steps": policy.old_steps, "differs": policy.old is not None}
-        state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
+        state["sha256"] = {path.name: sha256(open_plain(path)) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
     whole = [place for place in ours if (place / STATE).is_file() and int(place.name) <= iteration]
@@ -191,7 +189,7 @@ def _verified(checkpoint: Path) -> dict:
     }
     for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
         try:
-            digest = _sha256(checkpoint / name)
+            digest = sha256(open_plain(checkpoint / name))
         except FileNotFoundError as error:
             raise Damaged(checkpoint / name, "is missing", _FIX) from error
         except OSError as error:
@@ -249,14 +247,6 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
             distributed.world(),
         )
     return state["iteration"]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with os.fdopen(open_plain(path), "rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def complete(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from graphlib import CycleError
 from typing import Any
 
 from ...host.comfyui import comfy_loaded, is_ours
-from ..types import REPLACED
+from ..types import GONE, REPLACED
 from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
@@ -73,8 +73,10 @@ def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
             problems.append(graph.problem(node.id, name, None, "required input is missing", declaration.wanted))
     for name, value in node.inputs.items():
         if name not in node.declared:
-            fix = suggest(name, node.declared)
-            problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
+            meant, fix = GONE.get(name, (..., "")) if is_ours(node.entry) else (..., "")
+            if value != meant:
+                fix = fix or suggest(name, node.declared)
+                problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
         elif name in node.unreadable:
             fix = node.declared[name].wanted
             problems.append(graph.problem(node.id, name, value, node.unreadable[name], fix))
