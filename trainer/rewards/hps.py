@@ -175,7 +175,10 @@ class HPSv2Package(Network):
                 "transformers, which needs no package and gives the same scores, or pip install --no-deps hpsv2, and put "
                 "bpe_simple_vocab_16e6.txt.gz of its repository into hpsv2/src/open_clip"
             ) from error
-        self.model, _, self.transform = create_model_and_transforms("ViT-H-14", None, device="cpu", output_dict=True)
+        # With light_augmentation the package's own score pads the shorter side; without it the picture would be cropped.
+        self.model, _, self.transform = create_model_and_transforms(
+            "ViT-H-14", None, device="cpu", output_dict=True, light_augmentation=True
+        )
         state = read_checkpoint(path)
         self.side = clip_config(state).vision_config.image_size
         self.model.load_state_dict(state)

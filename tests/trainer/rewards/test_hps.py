@@ -159,6 +159,7 @@ def package(tiny, monkeypatch):
 
     def create_model_and_transforms(name, pretrained, **options):
         assert (name, pretrained) == ("ViT-H-14", None), "base weights would be downloaded"
+        assert options["light_augmentation"], "without it hpsv2 1.2.0 crops pictures, which its own score pads"
         made.append(OpenClip())
         return made[-1], None, lambda picture: reference_rewards.letterbox(picture, 32)
 
