@@ -163,7 +163,7 @@ def _selection(graph: _Graph) -> Iterator[Problem]:
 
 
 def _processes(graph: _Graph) -> Iterator[Problem]:
-    """Groups that stay whole when the processes of a training share them, where the update compares a group's samples."""
+    """A sample for each process of a training, and groups that stay whole where the update compares a group's samples."""
     if graph.processes == 1:
         return
     from ..updates.matching_losses import KINDS  # here, since it needs torch
@@ -173,7 +173,13 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
         if graph.nodes[node_id].class_type not in GIVEN_NODES:
             counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
         groups = graph.known(counting, name) if counting in graph.nodes else None
-        if groups is None or groups % graph.processes == 0:
+        of_each = 2 if counting == node_id else graph.known(node_id, "group_size")
+        if groups is None or of_each is None:
+            continue
+        if (samples := groups * of_each) < graph.processes:
+            message = f"{graph.processes} processes for {samples} samples: some would have none"
+            yield graph.problem(counting, name, message, "more prompts, pairs or samples, or fewer processes")
+        if groups % graph.processes == 0:
             continue
         for step in graph.of(MATCHING_NODE):
             loss = graph.known(step, "loss")
