@@ -18,14 +18,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..host import paths, search, stopping
+from ..host import paths, stopping
 from ..host.access import permissions
 from ..trainer import rollout
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
-from ..trainer.policy.files import ADAPTER, WEIGHTS
-from ..trainer.run.folder import WORKFLOW, read_own
-from ..trainer.types import LOAD_NODE, SamplerSettings
+from ..trainer.policy.files import ADAPTER, WEIGHTS, read_metadata
+from ..trainer.policy.layouts import PEFT
+from ..trainer.types import SamplerSettings
 
 BASE = "base"
 
@@ -157,7 +157,7 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
     names = [f"guide_{number}" for number in range(len(guides))]
     try:
         for name, adapter in zip(names, adapters, strict=True):
-            lora.add(model, adapter, name)
+            lora.put_on(model, adapter, name)
         yield Composition(model, list(zip(names, guides, strict=True)))
     finally:
         model.policy.remove_adapters(names)
@@ -193,9 +193,9 @@ def find(source: str) -> Path:
     """
     candidates = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
     for path in candidates:
-        adapter = path / ADAPTER if path.is_dir() else path
-        if files_of(adapter):
-            return adapter
+        for adapter in (path / ADAPTER, path / PEFT) if path.is_dir() else (path,):
+            if files_of(adapter):
+                return adapter
     if run := next((path for path in candidates if path.is_dir()), None):
         if list(run.glob(f"transformer*/{WEIGHTS}")):
             raise ValueError(
@@ -221,18 +221,12 @@ def files_of(adapter: Path) -> list[Path]:
 
 
 def _check_base(model: FlowModel, adapter: Path) -> None:
-    """Adapters of two models of one shape have one shape too; a run says which model it began with."""
-    graph = read_own(adapter.parent, WORKFLOW) or {}
-    loaders = [node["inputs"] for node in graph.values() if node["class_type"] == LOAD_NODE]
-    for name in [inputs.get("path") or inputs.get("model") for inputs in loaders]:
-        if not isinstance(name, str):  # linked
-            continue
-        try:
-            base = search.model(name, "model_index.json").resolve()
-        except (FileNotFoundError, permissions.NotAllowed):  # trained elsewhere
-            continue
-        if str(base) != model.source:
+    """Adapters of two models of one shape have one shape too; a file of ours says by what model it was trained."""
+    kind = model.identity.partition("-")[0]
+    for file in files_of(adapter):
+        base = read_metadata(file).get(lora.BASE, model.identity)
+        if base.startswith(f"{kind}-") and base != model.identity:
             raise ValueError(
-                f"guide {adapter.parent} was trained on {base}, and this model is {model.source}. Fix: sample with the model "
-                f"that all guides began with; if the two are copies of one, copy {ADAPTER} elsewhere and give that file"
+                f"guide {adapter} was trained on another base model than {model.source}. Fix: sample with the model that all "
+                "guides began with"
             )

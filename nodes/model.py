@@ -1,5 +1,6 @@
 """Stage 1: the model that is trained."""
 
+import contextlib
 from pathlib import Path
 
 from .. import canvas
@@ -29,7 +30,7 @@ RESUME_RUN = found(lambda: ["", *paths.list_runs()], "").tip(
     "off. Empty: a fresh adapter. Headlessly: --resume."
 )
 START_FROM = found(lambda: ["", *paths.list_adapters()], "", label="start from adapter").tip(
-    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
+    "A LoRA file, or a run's adapter, to begin a new run with, of at most this rank. Empty: a fresh adapter."
 )
 
 
@@ -98,11 +99,12 @@ class LoadFlowModel(Node):
     ):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
+        source = None if path is None else path or model  # linked, it is known later
         return (
             wrong_adapter(lora_rank, lora_targets)
-            or (start_from and wrong_start(start_from, resume_run, training, lora_rank))
-            or (resume_run and wrong_resume(resume_run))
+            or (resume_run and not start_from and wrong_resume(resume_run))
             or _wrong_model(model, path, download)
+            or (start_from and wrong_start(start_from, resume_run, training, lora_rank, lora_targets, source))
             or True
         )
 
@@ -174,26 +176,27 @@ def wrong_adapter(rank, targets):
     return None
 
 
-def wrong_start(start_from, resume_run, training, rank):
-    """What keeps a model from beginning with that adapter; None if nothing does."""
+def wrong_start(start_from, resume_run, training, rank, targets=None, source=None):
+    """What keeps a model from beginning with that adapter; None if nothing does. `source`: the model, if it is a folder."""
     from ..inference import guidance
-    from ..trainer.policy import lora
+    from ..trainer.families.configured import check_start
+    from ..trainer.policy import layouts
 
     if resume_run:
         return f"start_from: resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
     if training == "full":
         return "start_from: all weights are trained, and this names an adapter. Fix: training = lora, or leave it empty"
     try:
-        adapter = guidance.find(start_from)
-        ranks = {rank for file in guidance.files_of(adapter) for rank in lora.ranks(file)}
+        adapter, rank = guidance.find(start_from), MOST_RANK if rank is None else rank  # linked, it is known later
+        folder = None
+        with contextlib.suppress(FileNotFoundError):  # it may be downloaded
+            folder = search.model(source, MARKER) if source else None
+        if folder is not None:
+            return check_start(folder, adapter, rank, targets)
+        wrong = [layouts.misfit(file, layouts.parts(file, None), rank, None) for file in guidance.files_of(adapter)]
+        return next((f"start_from: {each}" for each in wrong if each), None)
     except (OSError, ValueError) as error:
         return f"start_from: {error}"
-    if len(ranks) != 1:
-        return f"start_from: {adapter} is not a LoRA of one rank. Fix: choose a file that training wrote"
-    if rank is not None and ranks != {rank}:
-        only = min(ranks)
-        return f"start_from: {adapter} is of rank {only}, and lora_rank is {rank}. Fix: lora_rank = {only}"
-    return None
 
 
 def wrong_resume(run):

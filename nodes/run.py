@@ -10,7 +10,7 @@ from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
 from ..host.text import plain_name
 from ..trainer.types import ARTEFACTS, RunSettings
-from .inputs import Node, choice, complaint, integer, lines, socket, text
+from .inputs import Node, choice, complaint, dtype, integer, lines, socket, text
 from .training import TRAIN
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,11 @@ class SaveLoRA(Node):
         "model": socket("OTCA_MODEL"),
         "filename": text("otca_lora", hint="my_lora").tip("Name of the file, without .safetensors."),
     }
+    OPTIONAL = {
+        "dtype": dtype(advanced=True).tip(
+            "Precision of the file. auto: what the network computes in, as the run's own."
+        )
+    }
     HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
 
     @classmethod
@@ -164,8 +169,9 @@ class SaveLoRA(Node):
         return _plain_name("filename", filename)
 
     @devices.outside_inference
-    def save(self, model, filename, prompt=None, extra_pnginfo=None):
+    def save(self, model, filename, dtype="auto", prompt=None, extra_pnginfo=None):
         from ..host import distributed
+        from ..trainer.families.loading import DTYPES
         from ..trainer.policy import lora
         from ..trainer.run.opening import run_of
 
@@ -183,23 +189,23 @@ class SaveLoRA(Node):
         identity = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, comfyui.canvas_of(extra_pnginfo)) | identity
         name = _free_name(model, run, filename)
-        files = lora.save_named(model, paths.lora_folder(), name, metadata)
+        files = lora.save_named(model, paths.lora_folder(), name, metadata, DTYPES.get(dtype))
         if run is None:
             _saved_outside.setdefault(model, set()).update(files)
         else:
-            _copies.setdefault(run, {})[name] = metadata
+            _copies.setdefault(run, {})[name] = metadata, DTYPES.get(dtype)
         return {"ui": {"text": [str(path) for path in files]}, "result": ()}
 
 
-_copies = weakref.WeakKeyDictionary()  # run: {name of a file that Save LoRA wrote of it: the file's metadata}
+_copies = weakref.WeakKeyDictionary()  # run: {name of a file that Save LoRA wrote of it: its metadata and precision}
 
 
 def _renew_copies(run, model):
     """After a brake: ComfyUI may have run Save LoRA before Training Run, and so before the model went back to its best."""
     from ..trainer.policy import lora
 
-    for name, metadata in _copies.pop(run, {}).items() if run.brake() else ():
-        lora.save_named(model, paths.lora_folder(), name, metadata)
+    for name, how in _copies.pop(run, {}).items() if run.brake() else ():
+        lora.save_named(model, paths.lora_folder(), name, *how)
 
 
 _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run

@@ -15,8 +15,8 @@ from ..host.comfyui import is_ours
 from ..host.files import write_text
 from ..study import prove
 from ..study.statistics import number, plus_minus, table
-from ..trainer.policy.files import ADAPTERS, header, opened, read_metadata, read_tensors, write_tensors
-from ..trainer.policy.lora import ranks, workflow_metadata
+from ..trainer.policy.files import ADAPTERS, header, read_metadata, read_tensors, write_tensors
+from ..trainer.policy.lora import workflow_metadata
 from ..trainer.run import budget
 from ..trainer.run.folder import EVALUATIONS, METRICS, SAMPLES, WORKFLOW, RunError, json_line, read_lines
 from ..trainer.types import LOAD_NODE, SAMPLER_NODE, STEP_NODES
@@ -115,8 +115,9 @@ def bases(collected: contents.Contents) -> list[tuple[str, str, str]]:
 def _write_adapter(file: Path, folder: Path, name: str, graph: Mapping[str, Mapping]) -> str:
     """The same tensors under the run's name; the header has the graph without paths, and no canvas, which may hold some."""
     target = f"{name}{file.stem.removeprefix(Path(ADAPTERS[0]).stem)}{file.suffix}"
-    kept = {key: value for key, value in read_metadata(file).items() if key == "otca_iteration"}
-    metadata = {"format": "pt", **header(workflow_metadata(graph, None)), **kept}
+    published = ("otca_iteration", "otca_base", "modelspec.", "ss_")
+    kept = {key: value for key, value in read_metadata(file).items() if key.startswith(published)}
+    metadata = {"format": "pt", **header(workflow_metadata(graph, None)), **kept, "modelspec.title": Path(target).stem}
     write_tensors(folder / target, read_tensors(file), metadata)
     return target
 
@@ -151,8 +152,7 @@ def _readme(
     pairs: Sequence[tuple[str, str]],
 ) -> str:
     graph, name = collected.graph, collected.run_name
-    with opened(adapter, "np") as content:
-        of_diffusers = all(key.startswith("transformer") for key in content.keys())
+    of_diffusers = read_metadata(adapter).get("modelspec.implementation") != "comfyui"
     changes = prove.changes(evaluations)
     parts = [
         _head(graph, bases, of_diffusers, pairs),
@@ -224,7 +224,7 @@ def _recipe(graph: Mapping[str, Mapping], adapter: Path, history: Sequence[Mappi
             if entry["class_type"] in kinds:
                 values = ", ".join(f"{key} {value}" for key, value in api.constants(entry).items() if key != "seed")
                 rows.append([api.title(entry), values])
-    rows.append(["LoRA rank", ", ".join(map(str, sorted(ranks(adapter))))])
+    rows.append(["LoRA rank", read_metadata(adapter).get("ss_network_dim", "unknown")])
     done = read_metadata(adapter).get("otca_iteration") or str(history[-1]["iteration"] if history else 0)
     rows.append(["iterations", done])
     costs = [cost for row in history if (cost := budget.cost(row, budget.FORWARDS)) is not None]

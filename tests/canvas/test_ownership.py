@@ -471,7 +471,7 @@ def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, lo
         assert problem.fix
         return str(problem)
 
-    assert "is of rank 4, and lora_rank is 8" in refused(start_from="mine.safetensors", lora_rank=8)
+    assert "needs rank 4 here, and lora_rank is 2" in refused(start_from="mine.safetensors", lora_rank=2)
     assert "is truncated or no safetensors file" in refused(start_from="junk.safetensors")
     assert "out of range" in refused(lora_rank=0)
 

@@ -1,9 +1,8 @@
-"""A tiny checkpoint of every family in a real ComfyUI: trained there by its API, and its adapter on ComfyUI's own model."""
+"""A tiny checkpoint of every family in a real ComfyUI, trained there by its API."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,58 +15,16 @@ from comfyui_otca.tests.tiny import models as tiny
 API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "otca.json"
 DEADLINE = 180
 
-# The adapter's files by the network that they belong to, and how many modules each has.
-EXPERTS = {"transformer": "_high_noise", "transformer_2": "_low_noise"}
-ADAPTERS = {"wan22": EXPERTS, "wan22-i2v": EXPERTS}
-MODULES = {
-    "sd3": 25,
-    "wan22-5b": 20,
-    "wan21": 20,
-    "wan22": 20,
-    "wan22-i2v": 20,
-    "z-image": 28,
-    "qwen-image": 24,
-    "flux2-klein-base": 16,
-    "flux2-dev": 16,
-    "krea2": 48,
-}
 UNKNOWN = ("qwen-image-2.1",)  # to the newest ComfyUI here, too
-OLD = ("sd3", "wan21", "wan22", "wan22-5b", "qwen-image")  # whose LoRAs older ones of ComfyUI can put on their models
+OLD = ("sd3", "wan21", "wan22", "wan22-5b", "qwen-image")  # that are known to older ones of ComfyUI
 
 PICTURED = "wan22-i2v"
 LONG = (PICTURED, *UNKNOWN)
 
 
-@pytest.fixture(scope="session")
-def stock_loader(comfyui, tmp_path_factory):
-    """stock_loader(LoRA file, config.json): what becomes of it in ComfyUI's own LoraLoader, in one process for all."""
-    need_diffusers(comfyui.installation)
-    errors = tmp_path_factory.mktemp("loader") / "log"
-    with (
-        errors.open("w") as log,
-        subprocess.Popen(
-            [comfyui.installation.python, Path(__file__).with_name("lora_in_comfyui.py")],
-            cwd=comfyui.installation.folder,
-            env=comfyui.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-
-        def put(lora, config):
-            process.stdin.write(json.dumps([str(lora), str(config)]) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-            assert answer, errors.read_text()
-            return json.loads(answer)
-
-        yield put
-
-
 @pytest.mark.parametrize("family", [*tiny.SIZES, PICTURED])
-def test_trains_and_its_adapter_fits(comfyui, newest, stock_loader, family, everything, tmp_path):
+def test_it_trains(comfyui, newest, family, everything, tmp_path):
+    need_diffusers(comfyui.installation)
     if family in LONG and not everything:
         pytest.skip("--everything")
     if not newest and family not in OLD:
@@ -91,16 +48,6 @@ def test_trains_and_its_adapter_fits(comfyui, newest, stock_loader, family, ever
         finish(comfyui, graph)
     rows = comfyui.metrics(name)
     assert [row["iteration"] for row in rows] == [1, 2, 3] and all(row["gradient_norm"] > 0 for row in rows)
-
-    if family in UNKNOWN:
-        return
-    for network, suffix in ADAPTERS.get(family, {"transformer": ""}).items():
-        config = model / network / "config.json"
-        adapter = comfyui.base / "models" / "loras" / f"{name}{suffix}.safetensors"
-        found = stock_loader(adapter, config)
-        assert found["log"] == [], "ComfyUI warns of keys that it does not know"
-        assert found["patches"] == found["modules"] == MODULES[family]
-        assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"
 
 
 def finish(comfyui, graph) -> None:

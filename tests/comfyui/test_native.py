@@ -6,6 +6,7 @@ import pytest
 
 from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
 from comfyui_otca.tests.comfyui.server import installations
+from comfyui_otca.trainer.families import family_class, names
 from comfyui_otca.trainer.native import trial
 from comfyui_otca.trainer.types import GRADIENT_MODES
 
@@ -452,6 +453,27 @@ def test_another_decoder_stands_in_for_the_gradient_and_by_tiles(once):
 def test_an_autoencoder_of_comfyui_gives_back_nearly_the_same_through_tiles(once):
     """Not the same: its norms and its attention look at the whole picture."""
     assert 0.8 < once.ask("tiles", "Flux", side=24, tile=64)["cosine"] < 1
+
+
+OURS = {  # families of diffusers that ComfyUI has too
+    **{
+        "Flux": "FluxPipeline",
+        "Flux2": "Flux2KleinPipeline",
+        "SD3": "StableDiffusion3Pipeline",
+        "Krea2": "Krea2Pipeline",
+    },
+    **{"QwenImage": "QwenImagePipeline", "ZImage": "ZImagePipeline", "WAN21_T2V": "WanPipeline"},
+}
+
+
+@pytest.mark.parametrize("family", OURS)
+def test_an_adapters_file_means_here_what_it_means_to_comfyuis_own_loader(once, family):
+    """In each layout that it takes; and all that training writes of the family of diffusers is in one of them."""
+    answer, kind = once.ask("layouts", family), family_class(OURS[family])
+    assert answer["worst"] < 1e-6 and len(answer["layouts"]) > 2
+    wan = [theirs.partition("#.")[2] for theirs in names.published(OURS[family])] if family == "WAN21_T2V" else None
+    for end in wan or kind.LORA_TARGETS:
+        assert any(name.startswith(kind.LORA_PREFIX) and name.endswith(f".{end}") for name in answer["names"]), end
 
 
 def test_every_class_of_comfyui_is_known(inside):

@@ -38,7 +38,9 @@ def test_the_folder_is_ready_to_upload(run, tmp_path):
     assert adapter.stem == name
     assert_same_tensors(adapter, run / "lora.safetensors")
     header = read_metadata(adapter)
-    assert json.loads(header["prompt"]) == graph and set(header) == {"format", "prompt", "otca_iteration"}
+    assert json.loads(header["prompt"]) == graph and header["modelspec.title"] == name
+    own = {key for key in header if not key.startswith(("modelspec.", "ss_"))}
+    assert own == {"format", "prompt", "otca_iteration", "otca_base"}
     head, body = head_of((target / "README.md").read_text())
     assert head[0].startswith("# license: choose one") and "library_name: diffusers" in head and "- lora" in head
     last = rows(run, "evaluation.jsonl")[-1]["rewards"]["sharpness"]["mean"]
@@ -102,7 +104,8 @@ def test_what_the_base_forbids_is_said(name, hub, said):
 def test_keys_of_comfyui_are_not_called_those_of_diffusers(run, tmp_path):
     tensors = load_file(run / "lora.safetensors")
     other = {key.replace("transformer.", "diffusion_model."): value for key, value in tensors.items()}
-    save_file({key: torch.clone(value) for key, value in other.items()}, run / "lora.safetensors")
+    said = {"modelspec.implementation": "comfyui"}
+    save_file({key: torch.clone(value) for key, value in other.items()}, run / "lora.safetensors", said)
     assert main(["card", str(run), "--output", str(tmp_path / "card")]) == 0
     head, body = head_of((tmp_path / "card" / "README.md").read_text())
     assert "library_name: comfyui" in head and "Its keys are ComfyUI's" in body

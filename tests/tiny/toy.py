@@ -22,7 +22,7 @@ from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.trainer import flow, schedule
 from comfyui_otca.trainer.families.base import FlowModel, frame_size, noise_levels
 from comfyui_otca.trainer.families.condition import Condition
-from comfyui_otca.trainer.families.folder import check_model_folder
+from comfyui_otca.trainer.families.folder import check_model_folder, identity
 from comfyui_otca.trainer.policy.adapters import Adapter, PeftAdapters
 from comfyui_otca.trainer.types import SamplerSettings
 
@@ -53,7 +53,6 @@ def _pictures(latents: Tensor) -> Tensor:
 class ToyModel(FlowModel):
     """The handle. Pictures are the latents, enlarged; a prompt is numbers drawn by its text."""
 
-    EXPERTS = {"transformer": ""}
     guidance_is_embedded = True
 
     def __init__(self, path: Path):
@@ -68,6 +67,10 @@ class ToyModel(FlowModel):
     @property
     def source(self) -> str:
         return str(self.path.resolve())
+
+    @property
+    def identity(self) -> str:
+        return identity(self.path)
 
     @property
     def device(self) -> torch.device:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...host import devices, distributed
 from ...host.devices import Resident
 from ..memo import Memos
+from ..policy.layouts import Network
 from ..policy.policy import Policy
 from ..types import MEMORY_SHARE, NextRollout
 from .condition import Condition
@@ -90,8 +91,6 @@ class FlowModel(Resident, ABC):
         memo: what the parts of a method remember of it between iterations.
     """
 
-    EXPERTS: Mapping[str, str]  # the networks that are trained, and what their adapters' files are called
-
     def __init__(self, experts: Mapping[str, Any], adapters: Mapping[str, Adapters], dtype: torch.dtype):
         self.experts, self.adapters = experts, adapters
         self.dtype = dtype  # to compute in; what is trained is held in float32
@@ -106,6 +105,11 @@ class FlowModel(Resident, ABC):
     @abstractmethod
     def source(self) -> str:
         """What was loaded, by which a person knows it and two models can be told apart."""
+
+    @property
+    def identity(self) -> str:
+        """Tells the base model by its content, wherever it lies and whatever it is called."""
+        return self.source
 
     @property
     @abstractmethod
@@ -160,6 +164,10 @@ class FlowModel(Resident, ABC):
     @abstractmethod
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
         """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+
+    def layers(self, expert: str) -> Network:
+        """What files call the layers of a network."""
+        return Network(self.adapters[expert].shapes(), {})
 
     @abstractmethod
     def lora_key(self, name: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..policy.files import NETWORKS, opened
+from ..policy import layouts
+from ..policy.files import NETWORKS, files_of
 from ..types import SamplerSettings
 from ..workflow.problem import Misfit
-from .folder import check_model_folder, read_object
+from . import names
+from .folder import check_model_folder, read_object, tensors
 from .options import FlowModelError
 from .sizes import RULES, Checkpoint, LatentGrid
 
@@ -90,15 +92,35 @@ def _some_size(grid: LatentGrid) -> tuple[int, int]:
     return grid.unit, grid.unit
 
 
-def modules(folder: Path) -> tuple[set[str], set[str]]:
-    """Names of a network's modules by the headers of its weight files: those with a matrix, and all others."""
-    layers, others = set(), set()
-    for file in sorted(folder.glob("*.safetensors")):
-        with opened(file, "np") as content:
-            for key in content.keys():
-                module, _, kind = key.rpartition(".")
-                if kind == "weight" and len(content.get_slice(key).get_shape()) > 1:
-                    layers.add(module)
-                parts = module.split(".")
-                others |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    return layers, others - layers
+def check_start(folder: Path, adapter: Path, rank: int, targets: str | None) -> None:
+    """Looks whether an adapter of that rank and those targets, on the networks of a folder, can begin with an adapter's files.
+
+    Without targets they are known later.
+
+    Raises:
+        FileNotFoundError, ValueError: as `lora.load` would, from the headers alone.
+    """
+    from ..policy.adapters import Adapter  # imports torch, as the next one
+    from . import family_class
+
+    family = check_model_folder(folder)
+    kind = family_class(family)
+    ends = Adapter(rank, rank, targets or "").ends(kind.LORA_TARGETS)
+    networks = [name for name in kind.EXPERTS if (folder / name).is_dir()]
+    for name, file in files_of(networks, adapter).items():
+        shapes = modules(folder / name)[0]
+        trained = [layer for layer in shapes if targets is None or any(f".{layer}".endswith(f".{end}") for end in ends)]
+        if wrong := layouts.misfit(file, layouts.parts(file, names.network(family, shapes)), rank, trained):
+            raise ValueError(wrong)
+
+
+def modules(folder: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """A network's modules by the headers of its weight files: those with a matrix and its shape, and names of all others."""
+    layers, others = {}, set()
+    for key, shape in tensors(folder).items():
+        module, _, kind = key.rpartition(".")
+        if kind == "weight" and len(shape) > 1:
+            layers[module] = shape
+        parts = module.split(".")
+        others |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return layers, others - layers.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pkgutil
 import re
@@ -10,12 +11,15 @@ from typing import Any
 
 from ...host import extras
 from ...host.search import SINGLE_FILE, is_single_file
-from ..policy.files import opened
+from ..policy.files import NETWORKS as TRAINED
+from ..policy.files import shapes
 from .options import FlowModelError
 from .sizes import NETWORKS, RULES, SCHEDULER
 
 LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
 _LAYERS = re.compile(r"num_.*(layers|blocks)|layers_per_block|.*depth|.*block_types|block_out_channels")
+_WEIGHTS = re.compile(r"(?P<stem>diffusion_pytorch_model|model)(\.(?P<variant>\w+))?(-\d+-of-\d+)?\.safetensors")
+_SAMPLED = 64  # bytes of a tensor by which `identity` tells it from another one; of the last, which may have fewer, what there is
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "processor", "feature_extractor"}
 
 
@@ -55,10 +59,8 @@ def check_model_folder(path: Path) -> str:
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
             continue
-        weights = sorted((path / component).glob("*.safetensors"))
-        if not weights:
-            raise FlowModelError(f"{path / component} has no .safetensors weights. Fix: copy the whole folder again")
-        _check_layers(path / component / "config.json", sum(map(_check_header, weights)))
+        shapes = tensors(path / component)
+        _check_layers(path / component / "config.json", len(shapes))
     scheduler = path / SCHEDULER / "scheduler_config.json"
     if not read_object(scheduler):
         raise FlowModelError(f"{scheduler} says nothing. Fix: copy the whole model folder again")
@@ -141,10 +143,47 @@ def _foreign(index: Path, component: str, source: object) -> FlowModelError:
     )
 
 
-def _check_header(file: Path) -> int:
-    """How many tensors the file has."""
+def weights(folder: Path) -> tuple[list[Path], str]:
+    """The files of a network's weights that are loaded, and their variant: "" where there are plain ones, else one that is there.
+
+    Raises:
+        FlowModelError: there is no such file, or not every one that the index names.
+    """
+    named = {file.name: match for file in folder.glob("*.safetensors") if (match := _WEIGHTS.fullmatch(file.name))}
+    if not named:
+        raise FlowModelError(f"{folder} has no .safetensors weights. Fix: copy the whole folder again")
+    variant = min(match["variant"] or "" for match in named.values())
+    kept = {name: match for name, match in named.items() if (match["variant"] or "") == variant}
+    stem, end = next(iter(kept.values()))["stem"], f".{variant}" if variant else ""
+    index = folder / f"{stem}.safetensors.index{end}.json"
+    parts = read_object(index).get("weight_map") if index.is_file() else None
+    wanted = set(map(str, parts.values())) if isinstance(parts, dict) else {f"{stem}{end}.safetensors"}
+    if missing := sorted(wanted - kept.keys()):
+        by = f", which {index.name} names" if index.is_file() else f" and no {index.name}"
+        raise FlowModelError(f"{folder} has no {missing[0]}{by}. Fix: copy that file again, or the whole folder")
+    return [folder / name for name in sorted(wanted)], variant
+
+
+def tensors(folder: Path) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of a network's weights, by their files' headers. Raises FlowModelError as `weights`, and for damaged ones."""
     try:
-        with opened(file, "np") as content:
-            return len(content.keys())
+        return {name: shape for file in weights(folder)[0] for name, shape in shapes(file).items()}
     except ValueError as error:
         raise FlowModelError(str(error)) from error
+
+
+def identity(path: Path) -> str:
+    """Tells the networks that are trained by their content: what the headers say of each tensor, and bytes from its middle."""
+    digest = hashlib.sha256()
+    for network in filter(Path.is_dir, (path / name for name in TRAINED)):
+        parts: dict[str, bytes] = {}
+        for file in weights(network)[0]:
+            with file.open("rb") as content:
+                length = int.from_bytes(content.read(8), "little")
+                for name, entry in json.loads(content.read(length)).items():
+                    if name != "__metadata__":
+                        content.seek(8 + length + sum(entry["data_offsets"]) // 2)
+                        described = json.dumps([network.name, name, entry["dtype"], entry["shape"]]).encode()
+                        parts[name] = described + content.read(_SAMPLED)
+        digest.update(b"".join(parts[name] for name in sorted(parts)))
+    return f"files-{digest.hexdigest()[:16]}"

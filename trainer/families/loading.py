@@ -10,7 +10,7 @@ import torch
 
 from ...host import devices, extras
 from ...host.text import shorten_logs, shortened
-from .folder import LIBRARIES, library_class, read_index, read_object
+from .folder import LIBRARIES, library_class, read_index, read_object, weights
 from .options import FlowModelError
 from .sizes import RULES
 
@@ -181,7 +181,8 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
 
 def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
     network = library_class(folder, library, name)
-    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    options["variant"] = weights(folder)[1] or None
     if library == "transformers":
         options["trust_remote_code"] = False  # else it would ask in a terminal whether to run the folder's own
     try:

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from ...host import devices
 from ..policy.adapters import PeftAdapters
+from ..policy.layouts import Network
+from . import names
 from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
+from .folder import identity
 from .sizes import Checkpoint
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class PipelineModel(FlowModel):
     PIPELINE: str  # the class's name in diffusers
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
-    EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    EXPERTS: tuple[str, ...] = ("transformer",)  # the networks that are trained
     REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
     LORA_PREFIX = "transformer."
     LATENTS = "hidden_states"  # what the networks call the noisy latents
@@ -48,7 +51,7 @@ class PipelineModel(FlowModel):
         self.pipeline = pipeline
         self.transformer = pipeline.transformer
         self.visitors: set[str] = set()  # components that are on the device only while they work
-        self.path = path
+        self.path, self._identity = path, identity(path)  # while its files are there
         self.max_sequence_length = max_sequence_length
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
@@ -86,16 +89,21 @@ class PipelineModel(FlowModel):
     def encode_images(self, images: Tensor) -> Tensor:
         """Pictures [B, (F,) H, W, 3] in [0, 1] to [B, C, (F,) h, w]."""
 
-    @classmethod
-    def lora_key(cls, name: str) -> str:
-        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
-        return cls.LORA_PREFIX + name
+    def lora_key(self, name: str) -> str:
+        return self.LORA_PREFIX + name
+
+    def layers(self, expert: str) -> Network:
+        return names.network(self.PIPELINE, self.adapters[expert].shapes())
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
     @property
     def source(self) -> str:
         return str(self.path.resolve())
+
+    @property
+    def identity(self) -> str:
+        return self._identity
 
     @property
     def checkpoint(self) -> Checkpoint:

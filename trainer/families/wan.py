@@ -7,8 +7,8 @@ Prompts of Wan 2.2-TI2V-5B may give the first frame: it is a part of the conditi
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -26,23 +26,13 @@ from .pipeline import PipelineModel
 
 FIRST = "first"  # latents of the first frame, where a picture gives it
 
-# diffusers' names on the left, Wan's own, which ComfyUI's LoraLoader knows, on the right.
-_WAN_NAMES = {
-    r"\.attn1\.": ".self_attn.",
-    r"\.attn2\.": ".cross_attn.",
-    r"\.to_([qkv])\.": r".\1.",
-    r"\.to_out\.0\.": ".o.",
-    r"\.ffn\.net\.0\.proj\.": ".ffn.0.",
-    r"\.ffn\.net\.2\.": ".ffn.2.",
-}
-
 
 class Wan(NormalizedModel):
     """`diffusers.WanPipeline`."""
 
     PIPELINE = "WanPipeline"
     COMPONENTS = ("transformer", "transformer_2", "vae", "text_encoder")
-    EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
+    EXPERTS = ("transformer", "transformer_2")
     LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
     LORA_PREFIX = "diffusion_model."
 
@@ -140,11 +130,14 @@ class Wan(NormalizedModel):
         pictures = np.stack([given.picture(*json.loads(key)) for key in keys])
         return Condition({FIRST: self.encode(torch.from_numpy(pictures).float() / 255, batch_size=1)})
 
-    @classmethod
-    def lora_key(cls, name: str) -> str:
-        for pattern, replacement in _WAN_NAMES.items():
-            name = re.sub(pattern, replacement, name)
-        return cls.LORA_PREFIX + name
+    def lora_key(self, name: str) -> str:
+        """ComfyUI's LoraLoader knows Wan's own names and not diffusers', whose loader knows both."""
+        layer, dot, end = name.partition(".lora_")
+        return super().lora_key(self._published.get(layer, layer) + dot + end)
+
+    @functools.cached_property
+    def _published(self) -> dict[str, str]:
+        return {rows[0].layer: name for name, rows in self.layers("transformer").names.items()}
 
 
 def _beside_both(condition: Condition, pictures: Tensor) -> Condition:

@@ -10,36 +10,18 @@ import contextlib
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear
 
 from ...host.paths import ASSETS
 from ..families.configured import modules
-from ..policy.adapters import TRAINED, Adapter, Adapters
+from ..policy.adapters import TRAINED, Adapter, Adapters, Pair
 from ..policy.files import NETWORKS, opened
+from ..policy.layouts import Shapes
 from .frozen import is_linear
 
 A, B = "lora_A.weight", "lora_B.weight"
-
-
-@dataclass
-class Pair:
-    """A [rank, in] and B [out, rank] of one layer, in float32."""
-
-    a: torch.nn.Parameter
-    b: torch.nn.Parameter
-    scale: float
-
-    def added_to(self, result: Tensor, x: Tensor) -> Tensor:
-        """result + alpha/rank·B·A·x in the memory of `result` [B, N, out], which no other code may hold."""
-        inner, b = linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)  # [B, N, rank], [out, rank]
-        if result.ndim == 3 and result.dtype == x.dtype:
-            return result.baddbmm_(inner, b.t().expand(len(inner), *b.t().shape), alpha=self.scale)
-        return result + linear(inner, b) * self.scale
 
 
 class NativeAdapters(Adapters):
@@ -58,7 +40,7 @@ class NativeAdapters(Adapters):
         self.use(name)
 
     def _pair(self, layer: torch.nn.Module, adapter: Adapter) -> Pair:
-        width, height = (int(vars(layer)[name]) for name in ("in_features", "out_features"))
+        height, width = _shape(layer)
         # On the CPU, so that every device begins with the same numbers; as peft draws them.
         a, b = torch.empty(adapter.rank, width), torch.zeros(height, adapter.rank)
         torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))
@@ -88,35 +70,19 @@ class NativeAdapters(Adapters):
         )
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {
-            f"{layer}.{key}": parameter
-            for layer, pair in self._adapters.get(TRAINED, {}).items()
-            for key, parameter in ((A, pair.a), (B, pair.b))
-        }
+        pairs = self._adapters.get(TRAINED, {}).items()
+        return {f"{layer}.{key}": half for layer, pair in pairs for key, half in ((A, pair.a), (B, pair.b))}
 
     def of(self, block: str) -> list[torch.nn.Parameter]:
         """What acts now within the block of that name."""
         pairs = [pair for layer, pair in self.acting.items() if layer.startswith(f"{block}.") or layer == block]
         return [parameter for pair in pairs for parameter in (pair.a, pair.b)]
 
-    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
-        return {
-            f"{layer}.{key}": tensor.detach()
-            for layer, pair in self._adapters[name].items()
-            for key, tensor in ((A, pair.a), (B, pair.b))
-        }
+    def pairs(self, name: str = TRAINED) -> Mapping[str, Pair]:
+        return self._adapters[name]
 
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor], name: str = TRAINED) -> None:
-        for layer, pair in self._adapters[name].items():
-            pair.a.copy_(state[f"{layer}.{A}"])
-            pair.b.copy_(state[f"{layer}.{B}"])
-
-    def scale(self, name: str = TRAINED) -> float:
-        return next(iter(self._adapters[name].values())).scale
-
-    def modules(self) -> list[str]:
-        return list(self._layers)
+    def shapes(self) -> Shapes:
+        return {name: _shape(layer) for name, layer in self._layers.items()}
 
     def move(self, device: torch.device) -> None:
         self.device = device
@@ -125,6 +91,10 @@ class NativeAdapters(Adapters):
                 for parameter in (pair.a, pair.b):
                     parameter.data = parameter.data.to(device)
                     parameter.grad = None
+
+
+def _shape(layer: torch.nn.Module) -> tuple[int, int]:
+    return vars(layer)["out_features"], vars(layer)["in_features"]
 
 
 # -- which layers get one -----------------------------------------------------------------------------------------------------

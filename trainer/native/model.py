@@ -17,9 +17,10 @@ from torch import Tensor
 from ...host import devices
 from ...host.devices import moving
 from .. import schedule
-from ..families import given
+from ..families import given, names
 from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
 from ..memory import fitting
+from ..policy.layouts import Network, Rows, plain
 from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable, trial
 from .checkpointing import Mutable
@@ -73,8 +74,6 @@ class NativeOptions:
 class NativeModel(FlowModel):
     """What ComfyUI loaded, through ComfyUI's own path: its samplers' functions, its memory management, its nodes' patches."""
 
-    EXPERTS = {HIGH: "high_noise", LOW: "low_noise"}
-
     def __init__(
         self, model: ModelPatcher, clip: CLIP, vae: VAE, low_noise: ModelPatcher | None, options: NativeOptions
     ):
@@ -122,7 +121,8 @@ class NativeModel(FlowModel):
                 if type(parameter.data) is torch.Tensor
             }
             for name in list(weights)[:: max(1, len(weights) // WEIGHTS_SEEN)]:
-                part = weights[name].detach().flatten()[:64].float().abs().sum().item()
+                # In float64 on the CPU, where a sum is the same for every device.
+                part = weights[name].detach().flatten()[:64].cpu().double().abs().sum().item()
                 digest.update(f"{name} {tuple(weights[name].shape)} {part:.5e}".encode())
         return f"{type(self._first.core).__name__}-{digest.hexdigest()[:12]}"
 
@@ -475,6 +475,20 @@ class NativeModel(FlowModel):
 
     def lora_key(self, name: str) -> str:
         return f"diffusion_model.{name}"
+
+    def layers(self, expert: str) -> Network:
+        """With the names that ComfyUI's own loader takes, which may be of slices; and those of Wan that it does not know."""
+        import comfy.lora
+
+        shapes = self.adapters[expert].shapes()
+        known = names.of_wan(shapes)
+        for name, place in comfy.lora.model_lora_keys_unet(self.wrapped[expert].core, {}).items():
+            weight, rows, *turned = (place, None) if isinstance(place, str) else place
+            layer = weight.removeprefix("diffusion_model.").removesuffix(".weight")
+            if layer in shapes and not turned:
+                _, first, count = rows or (0, 0, shapes[layer][0])
+                known[plain(name)] = [Rows(layer, 0, min(count, shapes[layer][0] - first), first)]
+        return Network(shapes, known, names.field(type(self._first.core.model_config).__name__))
 
 
 def _alike(condition: NativeCondition, network: str, levels: Tensor, is_alone: bool) -> list[list[int]]:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+from .layouts import Shapes
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -41,6 +44,26 @@ class Adapter:
                 f"lora_targets {self.targets[:80]!r} names no layer. Fix: leave it empty, or use {', '.join(usual)}"
             )
         return named or list(usual)
+
+
+@dataclass
+class Pair:
+    """A [rank, in, …] and B [out, rank, …] of one layer, in float32; ΔW = scale·B·A."""
+
+    a: torch.nn.Parameter
+    b: torch.nn.Parameter
+    scale: float
+
+    def added_to(self, result: Tensor, x: Tensor) -> Tensor:
+        """result + scale·B·A·x in the memory of `result` [B, N, out], which no other code may hold."""
+        inner, b = linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)  # [B, N, rank], [out, rank]
+        if result.ndim == 3 and result.dtype == x.dtype:
+            return result.baddbmm_(inner, b.t().expand(len(inner), *b.t().shape), alpha=self.scale)
+        return result + linear(inner, b) * self.scale
+
+
+def _weight(layer: torch.nn.Module) -> torch.nn.Parameter:
+    return layer.get_parameter("weight")
 
 
 class Adapters(ABC):
@@ -75,20 +98,12 @@ class Adapters(ABC):
         """A and B of all that can be trained, by name."""
 
     @abstractmethod
-    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
-        """`<module>.lora_A.weight` [r, in] and `<module>.lora_B.weight` [out, r] of one adapter."""
+    def pairs(self, name: str = TRAINED) -> Mapping[str, Pair]:
+        """A and B of one adapter, by the names of the layers that it is on."""
 
     @abstractmethod
-    def load(self, state: Mapping[str, Tensor], name: str = TRAINED) -> None:
-        """Puts in what `state` returned."""
-
-    @abstractmethod
-    def scale(self, name: str = TRAINED) -> float:
-        """alpha / rank."""
-
-    @abstractmethod
-    def modules(self) -> list[str]:
-        """Names of the modules of the network."""
+    def shapes(self) -> Shapes:
+        """[out, in, …] of the network's layers with a weight, by their names in it."""
 
 
 class PeftAdapters(Adapters):
@@ -151,22 +166,24 @@ class PeftAdapters(Adapters):
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
 
-    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
-        from peft.utils import get_peft_model_state_dict
+    def pairs(self, name: str = TRAINED) -> dict[str, Pair]:
+        from peft.tuners.lora import LoraLayer
 
-        return get_peft_model_state_dict(self.network, adapter_name=name)
+        layers = ((layer, part) for layer, part in self.network.named_modules() if isinstance(part, LoraLayer))
+        return {
+            layer: Pair(_weight(part.lora_A[name]), _weight(part.lora_B[name]), part.scaling[name])
+            for layer, part in layers
+            if name in part.lora_A
+        }
 
-    def load(self, state: Mapping[str, Tensor], name: str = TRAINED) -> None:
-        from peft.utils import set_peft_model_state_dict
-
-        set_peft_model_state_dict(self.network, dict(state), adapter_name=name)
-
-    def scale(self, name: str = TRAINED) -> float:
-        config = self.network.peft_config[name]
-        return config.lora_alpha / config.r
-
-    def modules(self) -> list[str]:
-        return [name for name, _ in self.network.named_modules()]
+    def shapes(self) -> Shapes:
+        found: dict[str, tuple[int, ...]] = {}
+        for name, layer in self.network.named_modules():
+            if isinstance(layer, torch.nn.Linear):  # whose weight is packed where it is quantized
+                found[name] = layer.out_features, layer.in_features
+            elif isinstance(layer, torch.nn.modules.conv._ConvNd):
+                found[name] = tuple(layer.weight.shape)
+        return {name.removesuffix(".base_layer"): shape for name, shape in found.items() if ".lora_" not in name}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,14 @@ ADAPTER = "lora.safetensors"
 # The last two are those of a model with two networks.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
+
+
+def files_of(networks: Sequence[str], path: Path) -> dict[str, Path]:
+    """An adapter's file for each network that is trained: `path`, or beside it `<stem>_high_noise`, `<stem>_low_noise`."""
+    if len(networks) == 1:
+        return {networks[0]: path}
+    noises = zip(networks, ("high", "low"), strict=True)
+    return {network: path.with_name(f"{path.stem}_{noise}_noise{path.suffix}") for network, noise in noises}
 
 
 @contextlib.contextmanager
@@ -44,6 +52,12 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The texts in the file's header. Raises ValueError as `opened`."""
     with opened(path) as content:
         return content.metadata() or {}
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of the tensors in a safetensors file, by its header. Raises ValueError as `opened`."""
+    with opened(path, "np") as content:
+        return {key: tuple(content.get_slice(key).get_shape()) for key in content.keys()}
 
 
 def header(metadata: Mapping[str, object]) -> dict[str, str]:

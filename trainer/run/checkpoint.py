@@ -88,6 +88,7 @@ def save(
             "processes": distributed.world(),
             "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
+            "base": model.identity,
             "lora_alpha": policy.adapter.alpha if policy.adapter is not None else None,
             "loss_scale": [policy.loss_scale.value, policy.loss_scale.good],
         }
@@ -151,9 +152,8 @@ def restore(model: FlowModel, folder: Path) -> int:
         try:
             return _restore(model, checkpoint, state)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{error}. Fix: resume with the model, rank and targets of the run, or delete {checkpoint} to use the one before"
-            ) from error
+            fix = "resume with the model, rank and targets of the run, or begin a new run with start_from = its lora.safetensors"
+            raise ValueError(f"{error}. Fix: {fix}") from error
     if problems:
         raise ValueError(f"{'; '.join(problems)}. Fix: put the files back, or begin again in another folder")
     return 0
@@ -220,6 +220,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     alpha = state.get("lora_alpha", policy.adapter.alpha) if policy.adapter is not None else 1.0
     if not NUMBER[1](alpha) or alpha <= 0:
         raise Damaged(checkpoint / STATE, f"has lora_alpha = {alpha!r}, which is not a number above 0", _FIX)
+    if state.get("base", model.identity) != model.identity:  # of equal shapes; files of before did not say
+        raise ValueError(f"{checkpoint} was made with another base model than {model.source}")
     policy.load_trained_state(adapter)
     if state["optimizer"]:
         policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
@@ -239,13 +241,11 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
     if state["processes"] != distributed.world() and distributed.is_main():
-        logger.warning(
+        message = (
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
-            "their last digits from those that the run would have had",
-            checkpoint,
-            state["processes"],
-            distributed.world(),
+            "their last digits from those that the run would have had"
         )
+        logger.warning(message, checkpoint, state["processes"], distributed.world())
     return state["iteration"]
 
 
@@ -255,9 +255,8 @@ def complete(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    places = [
-        place for place in folder.glob("[0-9]*") if place.name.isdecimal()
-    ]  # not a copy, as a file manager names it
+    # Not a copy, as a file manager names it.
+    places = [place for place in folder.glob("[0-9]*") if place.name.isdecimal()]
     return sorted(places, key=lambda place: int(place.name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -204,6 +205,48 @@ def tuned_model(family: str) -> dict:
         found["keys"], found["patches"] = len(state), sum(map(len, loaded.patches.values()))
     found["base"] = apart(stock_velocity(made, made.tiny.model, noise, 0.6, text), untrained)
     return found
+
+
+@torch.no_grad()
+def layouts(family: str) -> dict:
+    """ΔW of all layers that have a name in a layout of ComfyUI's loader, of a file in it: as read here, and as read there."""
+    import comfy.lora
+    import comfy.utils
+
+    made = make(family)
+    model, patcher = made.model, made.tiny.model
+    known = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    shapes, worst, groups = model.layers("model").shapes, 0.0, {}
+    for name, place in known.items():
+        weight, rows, *turned = (place, None) if isinstance(place, str) else place
+        layer = weight.removeprefix("diffusion_model.").removesuffix(".weight")
+        if layer in shapes and not turned and not (rows and rows[1] + rows[2] > shapes[layer][0]):
+            start = re.match(r"(lora_unet|lora_transformer|lycoris)_|([a-z_]+\.)??(?=[a-z_]+\.\d+\.)|", name)[0]
+            group = groups.setdefault(start, {})
+            if (layer, rows) not in group.values():  # of two names of one place the last would count
+                group[name] = (layer, rows)
+    for start, names in groups.items():
+        generator, state = torch.Generator().manual_seed(1), {}
+        down, up = ("lora_down", "lora_up") if start.endswith("_") else ("lora_A", "lora_B")
+        for name, (layer, rows) in names.items():
+            state[f"{name}.{down}.weight"] = torch.randn(2, *shapes[layer][1:], generator=generator)
+            state[f"{name}.{up}.weight"] = torch.randn(rows[2] if rows else shapes[layer][0], 2, generator=generator)
+            state |= {f"{name}.alpha": torch.tensor(5.0)} if start.endswith("_") else {}
+        clone = patcher.clone()
+        clone.add_patches(comfy.lora.load_lora(state, known, log_missing=False), 1.0)
+        with tempfile.TemporaryDirectory() as folder:
+            comfy.utils.save_torch_file(state, str(Path(folder) / "a.safetensors"))
+            lora.put_on(model, Path(folder) / "a.safetensors")
+        for layer, pair in model.adapters["model"].pairs().items():
+            key = f"diffusion_model.{layer}.weight"
+            theirs = comfy.lora.calculate_weight(clone.patches[key], torch.zeros(shapes[layer]), key)
+            worst = max(worst, (theirs - pair.scale * pair.b @ pair.a).abs().max().item() / theirs.abs().max().item())
+    patterns = {re.sub(r"\.\d+\.", ".#.", name, count=1) for name in known}
+    return {
+        "layouts": {start: len(names) for start, names in groups.items()},
+        "worst": worst,
+        "names": sorted(patterns),
+    }
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ import logging
 import shutil
 
 import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
 
 from comfyui_otca.host.text import LONGEST_LINE
 from comfyui_otca.trainer.families.configured import read_configuration
@@ -76,6 +78,24 @@ def test_a_part_within_a_configuration_is_counted_too(tiny_folder, tmp_path):
     config = folder / "text_encoder" / "config.json"
     rewritten(config, lambda content: content["text_config"].update(num_hidden_layers=100_000))
     refused(folder, "num_hidden_layers = 100000")
+
+
+@pytest.mark.parametrize("shards", ["10GB", "40KB"])
+def test_a_variant_that_is_alone_is_loaded_and_known_as_the_same_model(tiny_folder, tmp_path, shards):
+    """Seen before: "holds other weights than its config.json describes", where nothing is wrong with the folder."""
+    whole, folder = tiny_folder("sd3"), tmp_path / "model"
+    pipeline = StableDiffusion3Pipeline.from_pretrained(whole)
+    pipeline.save_pretrained(folder, variant="fp16", max_shard_size=shards)
+    assert all(".fp16" in file.name for file in folder.glob("*/*.safetensors"))
+    read_configuration(folder)
+    one, other = load_flow_model(whole, device="cpu"), load_flow_model(folder, device="cpu")
+    assert one.identity == other.identity, "by its tensors, whatever the files are called"
+    for name, value in one.transformer.state_dict().items():
+        assert torch.equal(value, other.transformer.state_dict()[name])
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    part = max((broken / "transformer").glob("*.safetensors"))
+    part.unlink()
+    refused(broken, part.name if shards == "40KB" else "no .safetensors weights")
 
 
 def test_what_a_library_logs_of_a_prompt_is_one_short_line(tiny_folder, monkeypatch):

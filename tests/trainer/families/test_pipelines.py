@@ -302,8 +302,9 @@ def test_recomputed_log_probs_are_the_rollouts(still, sample, settings, family):
 
 
 @pytest.mark.anywhere
-def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path, caplog):
-    lora.save(still, tmp_path / "a.safetensors", {})
+def test_saved_it_is_the_same_here_and_in_its_own_pipeline(still, load, settings, tmp_path, caplog):
+    """Also of a scale that is not 1, and in each of two networks."""
+    paths = lora.save(still, tmp_path / "a.safetensors", {})
     fresh, again, asked = load(), load(), settings()
     x = noise_for(still, asked).to(still.device)
     lora.load(again, tmp_path / "a.safetensors")
@@ -314,6 +315,15 @@ def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path, caplog
         torch.testing.assert_close(loaded, trained, rtol=0, atol=2e-6)
         assert (before - trained).abs().max() > 1e-4
     assert "distilled" not in caplog.text, "an undistilled checkpoint warns of nothing"
+    if not hasattr(still.pipeline, "load_lora_weights"):
+        return  # Qwen-Image 2.1, whose pipeline has no loader
+    theirs = type(still.pipeline).from_pretrained(still.path)
+    for expert, path in zip(still.experts, paths, strict=True):
+        second = {"load_into_transformer_2": True} if expert == "transformer_2" else {}
+        theirs.load_lora_weights(path.parent, weight_name=path.name, adapter_name=expert, **second)
+        for layer, pair in still.adapters[expert].pairs().items():
+            change = getattr(theirs, expert).get_submodule(layer).get_delta_weight(expert)
+            torch.testing.assert_close(change, (pair.scale * pair.b @ pair.a).to(change.device), rtol=0, atol=1e-6)
 
 
 def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, family):

@@ -186,6 +186,14 @@ def test_another_alpha_keeps_what_was_learned(model, load_model, step, tmp_path)
         torch.testing.assert_close(after[name], value * 0.25**power if "lora_B" in key else value, rtol=1e-6, atol=0)
 
 
+def test_another_base_of_the_same_shapes_is_refused(load_model, flux_folder, tmp_path):
+    checkpoint.save(load_model(), tmp_path, 1)
+    copy = shutil.copytree(flux_folder, tmp_path / "elsewhere")
+    assert checkpoint.restore(load_model(copy), tmp_path) == 1, "a copy is the same model"
+    with pytest.raises(ValueError, match="another base model than .*scenes-flux. Fix: .*start_from"):
+        checkpoint.restore(load_model(flux_folder.with_name("scenes-flux")), tmp_path)
+
+
 def test_another_adapter_is_refused(model, load_model, tmp_path):
     checkpoint.save(model, tmp_path, 1)
     other = load_model(lora_rank=8)
