@@ -95,9 +95,9 @@ class Part:
 
 
 def _plain_pattern(pattern: str) -> str:
-    """Only such as are matched in no time, whoever wrote them."""
+    """Returns a pattern that is matched in no time: a stranger may have written it."""
     if len(re.findall(r"[*+{?]", re.compile(pattern).pattern)) > 2 or re.search(r"\)[*+{]", pattern):
-        raise ValueError(f"{pattern[:40]!r} is no name of layers")
+        raise ValueError(f"{pattern[:40]!r} does not name layers")
     return pattern
 
 
@@ -182,17 +182,17 @@ def misfit(path: Path, layers: Mapping[str, Sequence[Part]], rank: int, trained:
 
 
 def _alphas(path: Path) -> dict[str, float]:
-    """{layer: alpha} by the tensors of that name. Raises ValueError where one is no number."""
+    """{layer: alpha} by the tensors of that name. Raises ValueError where one is not a number."""
     with opened(path) as content:
         tensors = {key: content.get_tensor(key) for key in content.keys() if key.endswith(".alpha")}
     for key, alpha in tensors.items():
         if alpha.numel() != 1 or not math.isfinite(alpha.item()):
-            raise ValueError(f"{path} is damaged: {key} is no number. Fix: copy or download that file again")
+            raise ValueError(f"{path} is damaged: {key} is not a number. Fix: copy or download that file again")
     return {key.removesuffix(".alpha"): float(alpha) for key, alpha in tensors.items()}
 
 
 def _configuration(path: Path) -> _Configuration:
-    """As diffusers writes it into the header, or peft beside the file. Raises ValueError where it is no such configuration."""
+    """As diffusers writes it into the header, or peft beside the file. Raises ValueError for anything else."""
     text = read_metadata(path).get("lora_adapter_metadata")
     try:
         if text is None and path.name == PEFT:

@@ -187,7 +187,7 @@ def test_the_scale_is_the_one_that_the_writers_loader_reads(model, tmp_path, cha
             {f"transformer.{LAYER}.lora_{side}.{name}.weight": (2, 2) for side in "AB" for name in ("one", "two")},
             "has two",
         ),
-        ({f"transformer.{LAYER}.alpha": (2,)}, "alpha is no number"),
+        ({f"transformer.{LAYER}.alpha": (2,)}, "alpha is not a number"),
     ],
 )
 def test_what_is_no_lora_of_it_is_refused_by_what_it_is(model, state, tmp_path, more, told):
