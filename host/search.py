@@ -8,7 +8,7 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import paths
+from . import environment, paths
 from .access import permissions
 from .access.addresses import is_hub_id
 from .places import place
@@ -17,6 +17,16 @@ SINGLE_FILE = (
     "is a single file, and Load Flow Model loads folders of diffusers. Fix: load the file by ComfyUI's own nodes and connect "
     "Make Trainable (headless: otca train --comfyui FOLDER), or give the model's folder in diffusers' layout"
 )
+
+
+OFFLINE, BY_US = "HF_HUB_OFFLINE", "yes"  # a user who sets it writes 1 or true, and means downloads too
+
+
+def stay_offline() -> None:
+    """Keeps this process, and those that it starts, from asking the hub, whatever a package does while it is imported. Only
+    `download` asks. It comes before the first import of huggingface_hub; where the user has set the variable, that stands.
+    """
+    environment.write_default(OFFLINE, BY_US)
 
 
 def is_single_file(path: Path) -> bool:
@@ -103,12 +113,17 @@ def download(name: str) -> Path:
     Raises:
         NotAllowed: the user has not allowed it.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     permissions.check(permissions.Want(permissions.DOWNLOAD, name, "a model"))
     # Not the one-file copies that some keep beside the folders.
     wanted = ["*.json", "*.txt", "*.model", "*/*.safetensors"]
-    return Path(snapshot_download(name, allow_patterns=wanted))
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before and environment.read(OFFLINE) != BY_US
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def weights(name: str, kind: str) -> Path:
