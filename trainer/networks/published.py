@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -163,6 +163,15 @@ def from_folder(kind: type[P], path: Path, dtype: torch.dtype) -> P:
         f"{path} cannot be loaded as a {kind.__name__} ({reason}). Fix: get the whole checkpoint again, with its config.json "
         "and .safetensors"
     )
+
+
+def number_of(path: Path, name: str) -> float:
+    """Returns a single number among the weights of a folder that was loaded, as it is filed: in 16 bits exp(4.6052) is 98.9."""
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            if name in weights.keys():  # noqa: SIM118 it is no mapping
+                return float(weights.get_tensor(name))
+    raise RewardError(f"{path} has no {name} in its .safetensors. Fix: get the whole checkpoint again")
 
 
 def transformers_class(name: str) -> type:

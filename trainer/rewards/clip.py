@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from ...host import search
 from ..networks import RewardError
 from ..networks.features import MARKER, VIT_L, Clip
-from ..networks.published import ALL, Published, scoring_head
+from ..networks.published import ALL, Published, number_of, scoring_head
 from ..types import metadata_of
 from .base import NetworkReward
 from .sources import Sources
@@ -188,6 +189,7 @@ class PickScore(ClipReward):
         folder = PICKSCORE.find_folder(path, "config.json")
         source = find_processor(processor, folder)
         super().__init__(name, Clip, folder, {} if source == folder else {"processor": source}, **use)
+        self.scale = math.exp(number_of(folder, "logit_scale"))
 
     def of(self, features: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self.network.model.logit_scale.float().exp() * self.cosine(features, prompts)
+        return self.scale * self.cosine(features, prompts)

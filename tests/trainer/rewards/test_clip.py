@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
+import safetensors.torch
 import torch
 
 from comfyui_otca.tests.tiny import reference_rewards
@@ -135,6 +137,17 @@ def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, t
         shutil.copy(tiny / "clip" / name, whole)
     judge = PickScore(path=str(whole), processor="nowhere")
     assert torch.equal(judge.score(images, prompts), pickscore(tiny).score(images.clone(), prompts))
+
+
+def test_the_scale_is_the_filed_one_in_every_precision(tiny):
+    """log(100) in bfloat16 is 4.59375, whose exponential is 98.86."""
+    state = safetensors.torch.load_file(tiny / "pickscore" / "model.safetensors")
+    expected = math.exp(float(state["logit_scale"]))
+    for dtype in ("float32", "bfloat16"):
+        assert pickscore(tiny, dtype=dtype).scale == pytest.approx(expected, rel=1e-7)
+    assert abs(float(state["logit_scale"].bfloat16().float().exp()) - expected) > 1e-3 * expected, (
+        "which rounding would show"
+    )
 
 
 # --- direction --------------------------------------------------------------------------------------------------------
