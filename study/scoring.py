@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..host.files import read_bytes
-from ..trainer.pictures.media import PICTURES, VIDEOS, read
+from ..trainer.pictures.media import PICTURES, VIDEOS, frame_rate, read
 from ..trainer.prompts import FILE_NAME, KEYS, TABLES, decoded, identity, prompt_of_row, read_prompts, rows
 from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
@@ -190,12 +190,15 @@ def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Seque
     check_names([reward.name for reward in rewards])
     scores = torch.full((len(files), len(rewards)), torch.nan)
     for numbers, batch in batches(files, batch_size):
+        for reward in rewards:
+            reward.file_fps = frame_rate(files[numbers[0]])
         scores[numbers] = score(rewards, batch, [prompts[number] for number in numbers])
     return scores
 
 
 def batches(files: Sequence[Path], size: int) -> Iterator[tuple[list[int], Tensor]]:
-    """(their numbers, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1]) of files that follow each other.
+    """(their numbers, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1]) of files that follow each other,
+    of one size and frame rate.
 
     A file that cannot be read is left out, with a line in the log that names it.
 
@@ -211,7 +214,8 @@ def batches(files: Sequence[Path], size: int) -> Iterator[tuple[list[int], Tenso
         except ValueError as error:
             logger.warning("%s: it is left out", error)
             continue
-        if samples and (sample.shape != samples[0].shape or len(samples) == size):
+        same = samples and (sample.shape, frame_rate(file)) == (samples[0].shape, frame_rate(files[numbers[0]]))
+        if samples and (not same or len(samples) == size):
             yield numbers, _floats(samples)
             numbers, samples = [], []
         read_any = True

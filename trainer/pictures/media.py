@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
+BT709 = 1  # of matrix, primaries and transfer, in H.264's tables (ITU-T H.273)
 MOST_PIXELS = 64_000_000  # of one picture, or one frame
 MOST_TOGETHER = 4 * MOST_PIXELS  # of all pictures and frames of one request: 768 MB
 SIGNS = {"png": (0, b"\x89PNG\r\n\x1a\n"), "mp4": (4, b"ftyp")}  # where a file says what it is, and how
@@ -52,6 +53,16 @@ def read(file: Path) -> np.ndarray:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ValueError(f"{file} cannot be read: it {error}") from error
+
+
+def frame_rate(file: Path) -> float:
+    """Returns the frames a second that a video's file says, on average; 0 of a picture, and where it says none."""
+    import av
+
+    if file.suffix.lower() not in VIDEOS:
+        return 0.0
+    with av.open(file, "r") as container:
+        return float(container.streams.video[0].average_rate or 0)
 
 
 def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
@@ -214,6 +225,7 @@ def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
         quality: 0 … 10, the best.
     """
     import av
+    from av.video.reformatter import ColorRange, Colorspace
 
     height, width = (side // 2 * 2 for side in frames.shape[1:3])
     content = io.BytesIO()
@@ -222,7 +234,12 @@ def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
         options = {"crf": str(round((10 - quality) * 5.1))}
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        # Players take BT.601 or BT.709 by the size of a file that says neither.
+        context = stream.codec_context
+        context.colorspace = context.color_primaries = context.color_trc = BT709
+        context.color_range = ColorRange.MPEG
         for frame in frames[:, :height, :width]:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+            container.mux(stream.encode(picture.reformat(format="yuv420p", dst_colorspace=Colorspace.ITU709)))
         container.mux(stream.encode())
     return content.getvalue()

@@ -36,6 +36,7 @@ class Reward(Resident, ABC):
         reads_prompt: a word more in the prompt can change its score.
         asks_comfyui: it computes with models that ComfyUI manages, and so never while others are sampled with.
         meaning: what its score is, where a table says so beside its name: an answer of a judge, as its templates name them.
+        file_fps: frames a second of the video files that are being scored; 0 where the samples are no files.
         tolerance: by how much `differentiable` may differ from `score`; of scores beyond ±1, as a share of them.
     """
 
@@ -44,6 +45,7 @@ class Reward(Resident, ABC):
     reads_prompt: bool = True
     asks_comfyui: bool = False
     meaning: str = ""
+    file_fps: float = 0.0
     tolerance: float = 1e-3
 
     def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):

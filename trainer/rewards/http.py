@@ -48,7 +48,7 @@ class HTTPReward(ServerReward):
         retries: further tries after a connection that failed, a timeout, a status of 5xx or 429.
         batch_size: samples to one request; 0: all at once.
         token_variable: the environment variable that holds a bearer token; empty: none is sent.
-        fps: frames a second of the videos that are sent.
+        fps: frames a second of the videos that are sent; of files, what they say.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HTTPReward(ServerReward):
         """The scores of pictures or videos; `groups` are sent along where they are given."""
         said = json.dumps([dict(metadata_of(prompt)) for prompt in prompts], sort_keys=True)
         asked = (tuple(prompts), said, None if groups is None else tuple(groups))
-        columns = self.server.once(batch, asked, lambda: self.server.scores(batch, prompts, groups))
+        columns = self.server.once(batch, asked, lambda: self.server.scores(batch, prompts, groups, self.file_fps))
         if self.score_key not in columns:
             names = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
             fix = f"set score_key to one of {names}" if any(columns) else "leave score_key empty"
@@ -100,13 +100,14 @@ class ScoreServer(Server):
         self.batch_size, self.fps = batch_size, fps
 
     def scores(
-        self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None
+        self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None, file_fps: float = 0.0
     ) -> dict[str, list[float | None]]:
         """{name of a score: one a sample}; the name is empty where the server gives only one.
 
         Args:
             batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
             groups: the number of each sample's group, where the server is to know.
+            file_fps: frames a second of these videos, where they have their own.
 
         Raises:
             NotAllowed: the user has not allowed that host, or not that it gets the token.
@@ -114,13 +115,14 @@ class ScoreServer(Server):
         """
         frames = media.eight_bits(batch).numpy()
         kind = "mp4" if batch.ndim == 5 else "png"
-        encoded = [media.mp4(clip, self.fps) if kind == "mp4" else png(clip) for clip in frames]
+        fps = file_fps or self.fps
+        encoded = [media.mp4(clip, fps) if kind == "mp4" else png(clip) for clip in frames]
         numbers, places, sources = [None] * len(encoded), [None] * len(encoded), []
         if groups is not None:
             numbers = groups
             sources, places = _sources(prompts)
         samples = [_sample(*of) for of in zip(prompts, encoded, numbers, places, strict=True)]
-        head: dict[str, Any] = {"version": VERSION, "media": kind, "fps": self.fps if kind == "mp4" else None}
+        head: dict[str, Any] = {"version": VERSION, "media": kind, "fps": fps if kind == "mp4" else None}
         head |= {"sources": sources} if sources else {}
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]

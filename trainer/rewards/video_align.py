@@ -28,6 +28,7 @@ CHAT = (
 # Settings of model_config.json whose other values ask for other prompts or frames than those made here.
 ONLY = {"prompt_template_type": "detailed_special", "sample_type": "uniform", "num_frames": None}
 LEAST_FRAMES, MOST_FRAMES = 4, 768
+FPS = 16.0  # Wan 2.1's
 LEAST_PIXELS = 128 * 28 * 28  # of a frame
 
 
@@ -38,7 +39,7 @@ class VideoAlign(VideoReward):
         dimension: vq, mq or ta.
         model: folder or cached hub id of the checkpoint: model_config.json, and checkpoint-*/ or model*.safetensors.
         base: the same of the Qwen2-VL that it was trained from, for what the checkpoint's folder lacks.
-        fps: frames per second of the videos to score.
+        fps: frames per second of the videos to score; 0: what the file says, and FPS where that says nothing.
     """
 
     network: VideoAlignNetwork
@@ -51,7 +52,7 @@ class VideoAlign(VideoReward):
         dimension: str = "vq",
         model: str = CHECKPOINT,
         base: str = BASE,
-        fps: float = 16.0,
+        fps: float = 0.0,
         **use,
     ):
         folder = find(model)
@@ -60,7 +61,7 @@ class VideoAlign(VideoReward):
         self.reads_prompt = dimension == "ta"  # the network reads it after it has judged the others
 
     def frames(self, total: int) -> list[int]:
-        return sampled_frames(total, self.fps, self.network.fps)
+        return sampled_frames(total, self.fps or self.file_fps or FPS, self.network.fps)
 
 
 def find(model: str) -> Path:

@@ -44,6 +44,27 @@ def test_a_larger_picture_is_scaled_until_it_just_covers():
     assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= 1
 
 
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "skin": (200, 120, 40)}
+
+
+@pytest.mark.parametrize("size", [(832, 480), (1280, 720)])
+def test_a_video_says_its_colours_and_rate(tmp_path, size):
+    """Chromium takes H.264 that says no matrix for BT.601 up to 719 lines, and for BT.709 above."""
+    import av
+
+    for name, colour in COLOURS.items():
+        file = tmp_path / f"{name}.mp4"
+        file.write_bytes(media.mp4(np.full((3, size[1], size[0], 3), colour, np.uint8), 24.0))
+        with av.open(str(file)) as container:
+            context = container.streams.video[0].codec_context
+            assert (context.colorspace, context.color_primaries, context.color_trc, context.color_range) == (1, 1, 1, 1)
+            luma = next(container.decode(video=0)).to_ndarray()[0, 0]  # its first plane
+        weights = np.array([0.2126, 0.7152, 0.0722])  # of ITU-R BT.709
+        assert luma == pytest.approx(16 + 219 * weights @ colour / 255, abs=1.5)
+        assert np.abs(media.read(file)[1].astype(int) - colour).max() <= 3
+        assert media.frame_rate(file) == 24.0
+
+
 @pytest.mark.parametrize(("orientation", "red_is"), [(1, "left"), (3, "right"), (6, "top"), (8, "bottom")])
 def test_a_photo_is_upright_as_it_is_shown(orientation, red_is):
     pixels = np.zeros((16, 16, 3), np.uint8)

@@ -6,13 +6,16 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from comfyui_otca.host import paths
+from comfyui_otca.study.scoring import score_files
 from comfyui_otca.tests.tiny.video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
+from comfyui_otca.trainer.pictures import media
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score
 from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within
@@ -213,6 +216,24 @@ def test_two_frames_a_second():
     ):
         assert sampled_frames(total, fps, 2.0) == expected
     assert len(sampled_frames(10_000, 16, 2.0)) == 768, "at most"
+
+
+def test_a_file_is_judged_at_its_own_rate(made, tmp_path, monkeypatch):
+    """Seen before: every file was taken to have 16 frames a second."""
+    clip = np.random.default_rng(0).integers(0, 256, (24, 40, 56, 3), np.uint8)
+    files = [tmp_path / f"{fps}.mp4" for fps in (4, 8, 24)]
+    for file in files:
+        file.write_bytes(media.mp4(clip, float(file.stem)))
+    (ours,) = rewards(made())[:1]
+    counts = []
+    counting = lambda videos, prompts: counts.append(videos.shape[1]) or torch.zeros(len(videos), 3)  # noqa: E731
+    monkeypatch.setattr(ours.network, "score", counting)
+    score_files([ours], files, [""] * 3, 8)
+    assert counts == [12, 6, 4], "two frames a second, an even number"
+    counts.clear()
+    ours.fps = 8.0
+    score_files([ours], files, [""] * 3, 8)
+    assert counts == [6, 6, 6], "as the user says"
 
 
 def test_resized_frames_are_whole_numbers_within_bounds():
