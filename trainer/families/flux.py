@@ -51,7 +51,7 @@ class Flux(ImageModel):
         with self.autocast():
             packed = self.transformer(
                 hidden_states=seen,
-                timestep=devices.upload(levels.to(dtype), x.device),
+                timestep=self.times(levels),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,
@@ -103,7 +103,7 @@ class Flux2(PipelineModel):
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(self.dtype)),
-                timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
+                timestep=self.times(levels),
                 guidance=self._guidance(len(x), guidance),
                 encoder_hidden_states=tokens,
                 # Made in main memory by the pipeline, and the same for each sample.

@@ -36,7 +36,7 @@ class Krea2(NormalizedModel):
             patches = self.transformer(
                 hidden_states=packed(x.to(self.dtype)),
                 encoder_hidden_states=tokens,
-                timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
+                timestep=devices.upload(((levels * 1000).float() / 1000).to(self.dtype), x.device),
                 position_ids=devices.upload(places, x.device),
                 encoder_attention_mask=condition.mask("tokens"),
                 return_dict=False,

@@ -48,7 +48,7 @@ class QwenImage(NormalizedModel):
         with self.autocast():
             tokens = self.transformer(
                 hidden_states=with_sources(packed(x.to(self.dtype)), condition),
-                timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
+                timestep=self.times(levels),
                 encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
                 encoder_hidden_states_mask=condition.mask("tokens"),
                 img_shapes=[[(1, height // 2, width // 2), *((1, *size) for size in sources)]] * len(x),
@@ -162,7 +162,7 @@ class QwenImage21(NormalizedModel):
         with self.autocast():
             tokens = self.transformer(
                 hidden_states=x.to(self.dtype).flatten(2).mT,
-                timestep=devices.upload((levels * 1000).float() / 1000, x.device),  # rounded as the pipeline rounds it
+                timestep=self.times(levels),
                 encoder_hidden_states=text,
                 encoder_hidden_states_mask=condition.mask("tokens"),
                 img_shapes=[[(1, height, width)]] * len(x),
