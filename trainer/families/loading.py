@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .options import LoadOptions
     from .pipeline import PipelineModel
 
+# Of a kind of block, at most: gradient or not, one sample or several, adapter on, off or merged, the first block or a later one.
+GRAPHS = 2 * 2 * 3 * 2
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -176,6 +178,11 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
                 f"attention {options.attention!r}: {kind} computes attention in one way only. Fix: auto"
             )
     if options.compile:
+        import torch._dynamo.config as dynamo
+
+        if not network._repeated_blocks:
+            raise FlowModelError(f"compile: diffusers names no blocks of {type(network).__name__}. Fix: switch it off")
+        dynamo.recompile_limit = max(GRAPHS, dynamo.recompile_limit)  # what comes after it runs uncompiled for good
         network.compile_repeated_blocks()
 
 
