@@ -1,13 +1,14 @@
 """Seconds of one training iteration against its floor: the same transformer calls, bare.
 
-    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K]
+    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K] [--row NAME]
     python bench/iteration.py --families [--rounds N] [--threads N]
     python bench/iteration.py --waits [WORKFLOW]
 
 The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
 with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
 medians are shown. Rows whose update computes something else, fewer steps or half of the gradient, are measured against
-the same floor: below it is what they save.
+the same floor: below it is what they save. Seconds are those by the clock; with one thread on a CPU, those of the processor.
+A workflow with ComfyUI's loaders wants `--comfyui PATH`, and the Python that starts it.
 
 `--families` does this for a tiny checkpoint of every family, each in a process of its own. They are so small that what surrounds
 the model calls weighs far more than it does on real ones: the ratio is an upper bound.
@@ -30,13 +31,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import torch
 
 from comfyui_otca.bench.common import PHASES, WORKFLOW, give_back, table, wait
-from comfyui_otca.commands.options import quiet_libraries
+from comfyui_otca.commands.options import change, node_classes, quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.tiny import models as tiny
@@ -58,6 +60,9 @@ def main() -> None:
     parser.add_argument(
         "--families", action="store_true", help="a tiny checkpoint of every family, instead of a workflow"
     )
+    parser.add_argument("--row", action="append", help="these rows alone")
+    parser.add_argument("--comfyui", metavar="PATH")
+    parser.set_defaults(custom_nodes=[], device="cpu")
     parser.add_argument("--waits", action="store_true", help="what a GPU would wait for, instead of seconds")
     options = parser.parse_args()
     if options.families:
@@ -69,14 +74,16 @@ def main() -> None:
     quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
-    workflow = Workflow.load(options.workflow, NODE_CLASS_MAPPINGS)
-    for change in options.set:
-        workflow.set(*change.split("=", 1))
+    graph = Workflow.load(options.workflow, NODE_CLASS_MAPPINGS).graph
+    workflow = Workflow(graph, *node_classes(options, graph))
+    change(workflow, options.set)
     model, step = trained_model(workflow), only(workflow, *STEP_NODES)
     sampler = only(workflow, "OTCA_SDESampler")
     inputs, prompts = workflow.graph[sampler]["inputs"], workflow.graph[only(workflow, "OTCA_PromptDataset")]["inputs"]
     samples = prompts["prompts_per_iteration"] * inputs["group_size"]
     modes = _modes(model, inputs["guidance"], options.sampled_steps, samples)
+    modes = {name: modes[name] for name in options.row or modes}
+    clock = time.process_time if torch.get_num_threads() == 1 and model.device.type == "cpu" else time.perf_counter
     seconds: dict[str, list[float]] = {"floor": []} | {mode: [] for mode in modes}
     phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in modes}
     memory: dict[str, float] = {}
@@ -90,10 +97,10 @@ def main() -> None:
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = None if number else Peak(model)
             with peak or contextlib.nullcontext():
-                started = time.perf_counter()
+                started = clock()
                 report = workflow.run(overrides=overrides, targets=[step])[step][1]
                 wait(model.device)
-                elapsed = time.perf_counter() - started
+                elapsed = clock() - started
             trajectories = report.trajectories
             if peak is not None:
                 memory[mode] = peak.megabytes
@@ -103,7 +110,7 @@ def main() -> None:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
             model.memo.keep(NextRollout())
-        bare = floor(model, trajectories)
+        bare = floor(model, trajectories, clock=clock)
         if number:
             seconds["floor"].append(bare)
     _print(trajectories, seconds, phases, memory)
@@ -128,7 +135,7 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     return modes
 
 
-def floor(model, trajectories, batch_size: int = 0) -> float:
+def floor(model, trajectories, batch_size: int = 0, clock: Callable[[], float] = time.perf_counter) -> float:
     """T bare forwards and T' bare forward + backward passes of all samples, so many or all at once, in seconds."""
     settings = trajectories.settings
     condition = model.condition(trajectories.prompts, settings)
@@ -137,7 +144,7 @@ def floor(model, trajectories, batch_size: int = 0) -> float:
     rows = [(x[part], condition.rows(groups[part])) for part in parts]
     gc.collect()
     wait(model.device)
-    started = time.perf_counter()
+    started = clock()
     with torch.no_grad():
         for sigma in trajectories.sigmas[:-1]:
             for part, own in rows:
@@ -146,7 +153,7 @@ def floor(model, trajectories, batch_size: int = 0) -> float:
         for part, own in rows:
             model.velocity(part, trajectories.sigmas[step], own, settings.guidance).sum().backward()
     wait(model.device)
-    elapsed = time.perf_counter() - started
+    elapsed = clock() - started
     for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     return elapsed

@@ -24,6 +24,7 @@ from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
 from ..trainer.policy.files import ADAPTER
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
+from ..trainer.rewards import hps
 from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE, Prompt, metadata_of
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
@@ -86,7 +87,8 @@ def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
         run["run_name"] = plain_name(run_name or run.get("run_name"))
     except ValueError as error:
         raise ValueError(f"run_name = {run_name or run.get('run_name')!r} {error}") from error
-    collector = _Collector(workflow, Contents(graph, run["run_name"]))
+    comfyui = foreign.needs(graph, workflow.node_classes)
+    collector = _Collector(workflow, Contents(graph, run["run_name"], comfyui=comfyui))
     for node_id in graph:
         collector.take(node_id)
     collector.finish()
@@ -164,7 +166,6 @@ class _Collector:
     def finish(self) -> None:
         """What is known of the graph as a whole."""
         contents = self.contents
-        contents.comfyui = foreign.needs(contents.graph, self.workflow.node_classes)
         for kind, name in contents.comfyui.files if contents.comfyui else ():
             contents.models.append(Model(name, kind, found.of_comfyui(kind, name)))
         for want in wants.wants_of(contents.graph, self.workflow.node_classes):
@@ -200,6 +201,8 @@ class _Collector:
             return self._copy_adapter(value)
         if want.why in (GUIDE_WHY, PICTURES):
             raise ValueError(f"{want.why} is not bundled. Fix: leave out the node")
+        if self.contents.comfyui and want.input == "tokenizer" and hps.is_comfyuis(value):
+            return value
         path = found.model(value, want.why)
         if self.workflow.nodes[node_id].class_type == "OTCA_RewardMyTaste" and want.input == "path":
             return self._copy_taste(node_id, value, path)

@@ -288,7 +288,8 @@ def test_comfyui_can_offer_every_file_that_a_loader_names(name):
 def test_its_note_begins_with_what_it_needs(name):
     """Counted as `otca memory` counts, on an RTX 4090 of 80 TFLOP/s in use: two operations a parameter and token."""
     note = (ROOT / "tools" / "notes" / f"{name}.md").read_text(encoding="utf-8")
-    first = r"\*\*Needs about (\d+) GB of GPU memory and (\d+) GB of RAM; a Run is (\d+) forwards, about ([\d.]+) (s|min) on an"
+    first = r"\*\*Needs about (\d+) GB of GPU memory and (\d+) GB of RAM; "
+    first += r"a Run is (\d+) forwards \(.*\), about ([\d.]+) (s|min) on an"
     gpu, ram, forwards, time, unit = re.match(rf"# .*\n\n{first}", note).groups()
     case, _ = needs.read(graph(name))
     assert int(gpu) == math.ceil(case.needs.total / GB)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import folder_paths
+from safetensors import safe_open
 
 import nodes
 
@@ -20,7 +21,8 @@ spec.loader.exec_module(tiny)
 
 def stood_in(folder: str, name: str):
     """The tiny family that a file names."""
-    return tiny.build(Path(folder_paths.get_full_path_or_raise(folder, name)).read_text(encoding="utf-8"))
+    with safe_open(folder_paths.get_full_path_or_raise(folder, name), "pt") as file:
+        return tiny.build(file.metadata()["tiny"])
 
 
 # ComfyUI lets no custom node replace one of its own, so their functions are.

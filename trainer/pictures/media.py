@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
-BT709 = 1  # of matrix, primaries and transfer, in H.264's tables (ITU-T H.273)
+# Said in every video: players take BT.601 or BT.709 by the size of one that says neither.
+COLOURS = {"colorspace": "bt709", "color_primaries": "bt709", "color_trc": "bt709", "color_range": "tv"}
 MOST_PIXELS = 64_000_000  # of one picture, or one frame
 MOST_TOGETHER = 4 * MOST_PIXELS  # of all pictures and frames of one request: 768 MB
 SIGNS = {"png": (0, b"\x89PNG\r\n\x1a\n"), "mp4": (4, b"ftyp")}  # where a file says what it is, and how
@@ -225,19 +226,15 @@ def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
         quality: 0 … 10, the best.
     """
     import av
-    from av.video.reformatter import ColorRange, Colorspace
+    from av.video.reformatter import Colorspace
 
     height, width = (side // 2 * 2 for side in frames.shape[1:3])
     content = io.BytesIO()
     with av.open(content, "w", format="mp4") as container:
         # libx264's quantizer goes from 51, the worst, to 0.
-        options = {"crf": str(round((10 - quality) * 5.1))}
+        options = {"crf": str(round((10 - quality) * 5.1))} | COLOURS
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001), options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        # Players take BT.601 or BT.709 by the size of a file that says neither.
-        context = stream.codec_context
-        context.colorspace = context.color_primaries = context.color_trc = BT709
-        context.color_range = ColorRange.MPEG
         for frame in frames[:, :height, :width]:
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
             container.mux(stream.encode(picture.reformat(format="yuv420p", dst_colorspace=Colorspace.ITU709)))

@@ -36,7 +36,7 @@ class Reward(Resident, ABC):
         reads_prompt: a word more in the prompt can change its score.
         asks_comfyui: it computes with models that ComfyUI manages, and so never while others are sampled with.
         meaning: what its score is, where a table says so beside its name: an answer of a judge, as its templates name them.
-        file_fps: frames a second of the video files that are being scored; 0 where the samples are no files.
+        file_fps: frames a second of the video files that are being scored; 0 where the samples come from no file.
         tolerance: by how much `differentiable` may differ from `score`; of scores beyond ±1, as a share of them.
     """
 

@@ -153,9 +153,14 @@ def clean(text: str) -> str:
     return html.unescape(html.unescape(text)).strip()
 
 
+def is_comfyuis(tokenizer: str) -> bool:
+    """Whether every ComfyUI brings the tokenizer of that name."""
+    return tokenizer == TOKENIZER.source
+
+
 def find_tokenizer(name: str) -> Path:
-    """The folder of a CLIP tokenizer, as `search.model` finds it. ComfyUI brings the published one. Raises FileNotFoundError."""
-    ours = paths.clip_tokenizers() if name == TOKENIZER.source else []
+    """The folder of a CLIP tokenizer, as `search.model` finds it. Raises FileNotFoundError."""
+    ours = paths.clip_tokenizers() if is_comfyuis(name) else []
     return TOKENIZER.find_folder(name, "tokenizer_config.json", *ours)
 
 

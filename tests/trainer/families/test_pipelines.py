@@ -187,9 +187,7 @@ def theirs(case, folder, model, asked, dtype):
 @pytest.mark.anywhere
 @pytest.mark.parametrize(("guided", "negative"), [(0.0, ""), (3.5, ""), (3.5, "a blue square")])
 @pytest.mark.parametrize(("columns", "rows"), [(2, 2), (3, 1)])
-def test_the_deterministic_sampler_is_the_pipelines(
-    family, folder, load, settings, guided, negative, columns, rows
-):
+def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settings, guided, negative, columns, rows):
     case, model = CASES[family], load()
     width, height = columns * case.unit, rows * case.unit
     asked = settings(guidance=case.off + guided, negative_prompt=negative, width=width, height=height)
