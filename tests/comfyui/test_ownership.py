@@ -10,7 +10,7 @@ import pytest
 from comfyui_otca.tests.training import untimed
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
-COMPARED = ["otca", "vipo", "mix_grpo", "stepwise_flow_grpo"]
+COMPARED = ["otca", "matching"]
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 2},
     "OTCA_SDESampler": {"group_size": 4, "steps": 5},
@@ -32,16 +32,12 @@ def open_template(canvas, name, run_name):
         canvas.set({f"{node}.{key}": value for key, value in inputs.items()})
 
 
-def test_templates_one_after_the_other_each_begin_fresh(canvas, once, everything, tmp_path):
-    """R1: they trained on top of each other, since all have the same loader. Equal to a fresh process's to the bit.
-
-    All five in `make test-all`, else the first two.
-    """
+def test_templates_one_after_the_other_each_begin_fresh(canvas, once, tmp_path):
+    """R1: they trained on top of each other, since all have the same loader. Equal to a fresh process's to the bit."""
     if canvas.renderer != "classic":
         pytest.skip("the same in both renderers")
     comfyui, asked = canvas.comfyui, []
-    templates = COMPARED if everything else COMPARED[:2]
-    for name in templates:
+    for name in COMPARED:
         open_template(canvas, name, f"r1-{name}")
         prompt = canvas.prompt()
         (execution,) = canvas.run_and_wait()
@@ -55,7 +51,7 @@ def test_templates_one_after_the_other_each_begin_fresh(canvas, once, everything
     fresh = [comfyui.installation.python, Path(__file__).with_name("fresh.py")]
     done = subprocess.run(fresh, input="".join(asked), env=comfyui.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in templates:
+    for name in COMPARED:
         assert untimed(comfyui.run_folder(f"r1-{name}")) == untimed(tmp_path / name), name
 
 

@@ -163,12 +163,7 @@ TEMPLATES = {
         Template("six_rewards", "22 Six rewards at once - CPU"),
         Template("otca", "31 Method - OTCA, the graph of the paper"),
         Template("matching", "32 Method - Matching"),
-        Template("mix_grpo", "33 Method - MixGRPO"),
-        Template("stepwise_flow_grpo", "34 Method - Stepwise-Flow-GRPO"),
-        Template("vipo", "35 Method - VIPO"),
         Template("reward_gradient", "36 Method - Reward gradient"),
         Template("otca_flux", "41 Model folder - FLUX.1"),
-        Template("otca_sd3", "42 Model folder - SD3.5"),
-        Template("otca_wan22_video", "43 Model folder - Wan 2.2 video"),
     )
 }
