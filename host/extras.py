@@ -26,6 +26,7 @@ EXTRAS = {
     "ocr": ("rapidocr>=3.10", "onnxruntime>=1.17"),
     "quantize": ("bitsandbytes>=0.46",),
     "wandb": ("wandb",),
+    "media": ("imageio>=2.36",),
 }
 
 

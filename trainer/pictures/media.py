@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ...host import extras
+
 if TYPE_CHECKING:
-    from av import VideoFrame
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # of PICTURES, as PIL calls them
+LIGHT = {b"v/1\x01": "EXR", b"#?RADIANCE": "HDR", b"#?RGBE": "HDR"}  # of PICTURES by their beginning; PIL reads neither
 # Said in every video: players take BT.601 or BT.709 by the size of one that says neither.
 COLOURS = {"colorspace": "bt709", "color_primaries": "bt709", "color_trc": "bt709", "color_range": "tv"}
 MOST_PIXELS = 64_000_000  # of one picture, or one frame
@@ -91,10 +93,10 @@ def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
         yield pixels
 
 
-def _within(size: Image.Image | VideoFrame, left: float, kind: str = "a picture") -> None:
-    pixels = size.width * size.height
-    if pixels > MOST_PIXELS:
-        raise TooLarge(f"has {size.width} x {size.height} pixels, and {kind} may have {MOST_PIXELS:,}")
+def _within(size: tuple[int, int], left: float, kind: str = "a picture") -> None:
+    width, height = size
+    if (pixels := width * height) > MOST_PIXELS:
+        raise TooLarge(f"has {width} x {height} pixels, and {kind} may have {MOST_PIXELS:,}")
     if pixels > left:
         raise TooLarge(
             f"is one too many: all pictures and frames of one request may have {MOST_TOGETHER:,} pixels together"
@@ -118,7 +120,7 @@ def _frames(file: Path | io.BytesIO, kind: str | None, left: float) -> Iterator[
             stream.codec_context.options = {"max_pixels": str(MOST_PIXELS + 2**22)}
             frame = None
             for frame in container.decode(stream):
-                _within(frame, left, "a frame")
+                _within((frame.width, frame.height), left, "a frame")
                 left -= frame.width * frame.height
                 # The stored picture, which players turn as the file says: counterclockwise, by so many degrees.
                 yield np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
@@ -151,7 +153,7 @@ def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS,
         ValueError: it is not one of `formats`, is damaged, or would take too much memory. The text continues a sentence.
     """
     with _decoding(content, formats) as picture:
-        _within(picture, left)
+        _within(picture.size, left)
         if name and (frames := _frames_of(picture)) > 1:
             logger.warning("%s has %d pictures, of which the first is taken", name, frames)
         texts = {key: text for key, text in picture.info.items() if isinstance(text, str)}
@@ -163,15 +165,21 @@ def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS,
 def stored_size(file: BinaryIO) -> tuple[int, int]:
     """Returns the width and height that the head of a picture's file says, as it lies there. Raises ValueError as `upright`."""
     with _decoding(file, FORMATS) as picture:
-        _within(picture, math.inf)
+        _within(picture.size, math.inf)
         return picture.size
 
 
 @contextlib.contextmanager
 def _decoding(file: bytes | BinaryIO, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Opens a picture. Whatever its decoder raises, the documented and the other, is a ValueError about the file."""
+    content = io.BytesIO(file) if isinstance(file, bytes) else file
+    beginning = content.read(10)
+    content.seek(0)
+    kind = next((kind for sign, kind in LIGHT.items() if formats == FORMATS and beginning.startswith(sign)), None)
+    if kind and (lack := extras.wrong(f"is of the kind {kind}, which", "media")):
+        raise ValueError(lack)
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=[*formats]) as picture:
+        with _light(content.read(), kind) if kind else Image.open(content, formats=[*formats]) as picture:
             yield picture
     except (TooLarge, MemoryError):
         raise
@@ -181,12 +189,27 @@ def _decoding(file: bytes | BinaryIO, formats: Sequence[str]) -> Iterator[Image.
         raise ValueError(f"is damaged ({error})") from error
 
 
+def _light(content: bytes, kind: str) -> Image.Image:
+    """Returns what EXR and HDR show: their light as sRGB has it (IEC 61966-2-1), 1 as white, on white where it is transparent."""
+    import imageio.v3 as imageio
+
+    how = {"extension": f".{kind.lower()}", "plugin": "pyav"}
+    height, width = imageio.improps(content, **how).shape[1:3]
+    _within((width, height), math.inf)
+    green, blue, red, alpha = imageio.imread(content, format="gbrapf32le", **how)[0]  # [H, W] each
+    light = np.nan_to_num(np.stack([red, green, blue], axis=-1) + (1 - alpha[..., None])).clip(0, 1)
+    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return Image.fromarray((shown * 255).round().astype(np.uint8))
+
+
 def _frames_of(picture: Image.Image) -> int:
     """How many pictures a file has that is shown as an animation: the second one of a telephone's JPEG (MPO) is not shown."""
     return 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
 
 
 def _on_white(picture: Image.Image) -> Image.Image:
+    if picture.mode == "F":  # grey in [0, 1], as float TIFF has it
+        picture = Image.fromarray((np.nan_to_num(np.asarray(picture)).clip(0, 1) * 255).round().astype(np.uint8))
     if picture.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
         levels, clear = np.asarray(picture), picture.info.get("transparency")
         picture = Image.fromarray((levels // 257).astype(np.uint8))

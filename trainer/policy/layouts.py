@@ -196,7 +196,7 @@ def _configuration(path: Path) -> _Configuration:
     text = read_metadata(path).get("lora_adapter_metadata")
     try:
         if text is None and path.name == PEFT:
-            return _Configuration.model_validate_json(path.with_name("adapter_config.json").read_bytes())
+            return _Configuration.model_validate_json(path.with_name("adapter_config.json").read_text("utf-8"))
         values = {name.removeprefix("transformer."): value for name, value in json.loads(text or "{}").items()}
         return _Configuration.model_validate(values)
     except (OSError, ValueError, AttributeError, RecursionError, re.error) as error:

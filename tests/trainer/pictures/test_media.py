@@ -138,6 +138,36 @@ def test_what_is_clear_lies_on_white(kind):
     assert np.array_equal(np.asarray(media.upright(ON_WHITE[kind])), expected)
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [(np.uint16([[0, 25700, 65535]]), [0, 100, 255]), (np.float32([[-1, 0.4, np.nan]]), [0, 102, 0])],
+)
+def test_tiff_of_many_bits_keeps_its_brightness(tmp_path, values, shown):
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    assert media.read(tmp_path / "a.tif").tolist() == [[[level] * 3 for level in shown]]
+
+
+# A pixel of 0.5 in red and one of 2: mantissas of 8 bits and one exponent, 128 more than it is.
+HDR = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 1 +X 2\n" + bytes([128, 0, 0, 128, 128, 128, 128, 130])
+
+
+def test_light_is_shown_as_srgb_with_imageio_and_named_without(tmp_path, monkeypatch):
+    (tmp_path / "a.hdr").write_bytes(HDR)
+    with monkeypatch.context() as patched:
+        patched.setattr("comfyui_otca.host.extras.installed", lambda name: None)
+        with pytest.raises(ValueError, match=r"a\.hdr .*is of the kind HDR, which needs imageio.*Fix: .*pip install"):
+            media.read(tmp_path / "a.hdr")
+    pytest.importorskip("imageio")
+    assert media.read(tmp_path / "a.hdr").tolist() == [[[188, 0, 0], [255, 255, 255]]]
+    (tmp_path / "a.hdr").write_bytes(HDR[:-30])
+    with pytest.raises(ValueError, match=r"a\.hdr cannot be read: it is damaged"):
+        media.read(tmp_path / "a.hdr")
+    monkeypatch.setattr(media, "MOST_PIXELS", 1)
+    (tmp_path / "a.hdr").write_bytes(HDR)
+    with pytest.raises(media.TooLarge, match="has 2 x 1 pixels"):
+        media.upright(HDR)
+
+
 def test_half_clear_is_half_white_in_colour_and_grey():
     """Straight alpha of 51 / 255 = 0.2: 0.2 · 100 + 0.8 · 255 = 224."""
     assert (
