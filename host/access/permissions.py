@@ -39,7 +39,7 @@ BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remember
 # What a want is for that reads a prompt file, a folder of pairs, or a folder of pictures.
 PROMPTS, PAIRS, PICTURES = "prompts", "pairs", "pictures"
 PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_LISTED = 600  # characters of the folders in a refusal
 MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2

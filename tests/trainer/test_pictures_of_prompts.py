@@ -12,12 +12,14 @@ from PIL import Image
 
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.study import scoring
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.training import rows, train, whole_and_resumed
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import given
 from comfyui_otca.trainer.pictures import media
 from comfyui_otca.trainer.prompts import PromptError, file_state, read_prompts
+from comfyui_otca.trainer.rewards import folder as ranked
 from comfyui_otca.trainer.types import Prompt, metadata_of
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -54,6 +56,37 @@ def test_sources_are_the_files_pictures_in_their_order(folder):
     shutil.copy(folder / "a.png", folder / "b.png")
     assert given.sources(one)[0].shape == (24, 50, 3) and given.pictures(one) != before, "the file has changed"
     assert given.pictures(one) == given.pictures(Prompt("z", {"image": "a.png"})), "equal by content"
+
+
+# One picture, black beside white, as people's files have it; what is clear has other colours below it.
+SEEN = np.repeat(np.repeat(np.uint8([[0, 255]]), 3, axis=1), 4, axis=0)[..., None].repeat(3, axis=-1)  # [4, 6, 3]
+CLEAR = np.dstack([np.where(SEEN == 255, 77, SEEN), 255 - SEEN[..., 0]])  # [4, 6, 4]
+TURNED = Image.Exif()
+TURNED[0x112] = 6
+KINDS = {
+    "turned.png": (np.rot90(SEEN), {"exif": TURNED}),
+    "clear.png": (CLEAR, {}),
+    "clear.webp": (CLEAR, {"lossless": True, "exact": True}),
+    "animated.webp": (SEEN, {"lossless": True, "save_all": True, "append_images": [Image.new("RGB", (6, 4), "blue")]}),
+    "sixteen.png": (SEEN[..., 0].astype(np.uint16) * 257, {}),
+    "sixteen.tif": (SEEN[..., 0].astype(np.uint16) * 257, {}),
+    "ink.tiff": (Image.fromarray(SEEN).convert("CMYK"), {}),
+}
+PLACES = {
+    "otca score": lambda file: (next(scoring.batches([file], 1))[1][0] * 255).round().byte().numpy(),
+    "an edit": lambda file: given.sources(Prompt("x", {"image": file.name}))[0].numpy(),
+    "pairs": lambda file: media.fitted(file.read_bytes(), 6, 4),
+    "a folder that a reward ranks": lambda file: np.asarray(ranked.read(file.parent, file.name)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_picture_is_the_same_pixels_everywhere(folder, kind, place):
+    picture, options = KINDS[kind]
+    picture = picture if isinstance(picture, Image.Image) else Image.fromarray(np.ascontiguousarray(picture))
+    picture.save(folder / kind, **options)
+    assert np.array_equal(PLACES[place](folder / kind), SEEN)
 
 
 def test_decoded_pictures_take_a_bounded_memory(folder, monkeypatch):

@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ...host import extras
+from ...host.access.permissions import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
+PICTURES = PICTURE_SUFFIXES
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # of PICTURES, as PIL calls them
 LIGHT = {b"v/1\x01": "EXR", b"#?RADIANCE": "HDR", b"#?RGBE": "HDR"}  # of PICTURES by their beginning; PIL reads neither
