@@ -87,7 +87,8 @@ def test_a_template_runs_with_the_files_of_its_list(downloaded, name):
     rows = downloaded.metrics(name)
     assert all(row["gradient_norm"] > 0 for row in rows)
     first, later = (row["forwards/all"] + BACKWARD * row["forwards/with_gradient"] for row in rows)
-    assert f"a Run is {later:.0f} forwards (the first {first:.0f}" in TEMPLATES[name].notes["Read me"] and later <= MOST
+    said = f"a Run is {later:.0f} forwards (the first {first:.0f}"
+    assert said in TEMPLATES[name].notes["Read me"] and later <= MOST, said
     saved = {path.name for path in (downloaded.base / "models" / "loras").glob(f"{name}_lora*.safetensors")}
     experts = ("_high_noise", "_low_noise") if name == "wan22_14b" else ("",)
     assert saved == {f"{name}_lora{expert}.safetensors" for expert in experts}

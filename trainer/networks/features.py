@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def _pooled(output) -> Tensor:
     return getattr(output, "pooler_output", output)  # transformers before 5 returns the tensor itself
 
 
+KNOWN = "DINOv2, SigLIP (SigLIP 2 of a fixed size), ViT, BEiT, AIMv2 or CLIP"  # asked for both in the tests of transformers 5
+ANY_PICTURE = torch.full((1, 32, 32, 3), 0.5)
 AT_ONCE = 32  # pictures to one forward pass, where each has many patches
 
 
@@ -147,6 +150,19 @@ class _Vision(Network):
     def _networks(self) -> list[torch.nn.Module]:
         return [self.model]
 
+    @contextlib.contextmanager
+    def _asked_for(self, what: str) -> Iterator[None]:
+        """Within it the network is asked once: some classes that AutoModel loads want more than pixels, or give other things."""
+        try:
+            yield
+        except ImportError as error:
+            raise RewardError(f"{self.path} cannot prepare its pictures ({error}). Fix: install torchvision") from error
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            name = type(self.model).__name__
+            raise RewardError(
+                f"{self.path} holds a {name}, which gives no {what} ({type(error).__name__}: {error}). Fix: choose {KNOWN}"
+            ) from error
+
 
 class Encoder(_Vision):
     """An image encoder; the picture's point is its pooled output."""
@@ -154,8 +170,10 @@ class Encoder(_Vision):
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(path, device, dtype)
         name = self.preprocessor["image_processor_type"].removesuffix("Fast").removesuffix("Pil")
-        self.processor = pillow_processor(name).from_pretrained(path, local_files_only=True)
-        self.settle(device)
+        with self._asked_for("point of a picture"), torch.no_grad():
+            self.processor = pillow_processor(name).from_pretrained(path, local_files_only=True)
+            self.settle(device)
+            self.pictures(ANY_PICTURE)
 
     def pictures(self, images: Tensor) -> Tensor:
         """[B, D] float32."""
@@ -178,17 +196,14 @@ class PatchFeatures(_Vision):
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(path, device, dtype)
-        config = self.model.config
-        if not hasattr(config, "patch_size"):
-            name = type(self.model).__name__
-            raise RewardError(
-                f"{path} holds a {name}, which has no patches. Fix: choose a vision transformer such as DINOv2"
+        with self._asked_for("patches"):
+            config = self.model.config
+            self.patch, self.size = config.patch_size, _side(self.preprocessor, config.image_size) // config.patch_size
+            self.mean, self.std = (
+                torch.tensor(self.preprocessor[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std")
             )
-        self.patch, self.size = config.patch_size, _side(self.preprocessor, config.image_size) // config.patch_size
-        self.mean, self.std = (
-            torch.tensor(self.preprocessor[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std")
-        )
-        self.settle(device)
+            self.settle(device)
+            self.patches(ANY_PICTURE)
 
     @torch.no_grad()
     def patches(self, images: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -57,11 +59,66 @@ def test_what_dinov2_sees_has_a_gradient(dinov2):
     assert images.grad[0].norm() > 0 and images.grad[1].norm() == 0
 
 
-def test_a_model_without_patches(tmp_path):
-    from transformers import ResNetConfig, ResNetModel
+LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SQUARE = LAYERS | {"image_size": 32, "patch_size": 8}
+STAGES = {
+    "embedding_size": 8,
+    "embed_dim": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+    "num_stages": 2,
+}
+# class of transformers: (sizes, whether it gives a point of a picture, whether it gives patches)
+KINDS = {
+    "Dinov2Model": (SQUARE, True, True),
+    "Dinov2WithRegistersModel": (SQUARE, True, True),
+    "SiglipVisionModel": (SQUARE, True, True),
+    "ViTModel": (SQUARE, True, True),
+    "BeitModel": (SQUARE, True, True),
+    "Aimv2VisionModel": (SQUARE, True, True),
+    "IJepaModel": (SQUARE, False, True),
+    "ViTMAEModel": (SQUARE, False, False),
+    "Siglip2VisionModel": (LAYERS | {"patch_size": 8, "num_patches": 16}, False, False),
+    "SwinModel": (STAGES | {"image_size": 32, "patch_size": 4, "window_size": 4}, True, False),
+    "ConvNextModel": (STAGES, True, False),
+    "ResNetModel": (STAGES, True, False),
+}
 
-    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 4], depths=[1, 1])
-    ResNetModel(config).save_pretrained(tmp_path)
-    (tmp_path / features.MARKER).write_text("{}")
-    with pytest.raises(RewardError, match=r"ResNetModel, which has no patches. Fix: choose a vision transformer"):
-        PatchFeatures(tmp_path, CPU, torch.float32)
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_gives_what_is_asked_or_is_refused_by_its_name(kind, tmp_path):
+    """Seen before: a traceback at the first sample. The table in docs/rewards.md is this one."""
+    import transformers
+
+    sizes, points, patches = KINDS[kind]
+    made = getattr(transformers, kind)
+    made(made.config_class(**sizes)).save_pretrained(tmp_path)
+    size = {"height": 32, "width": 32}
+    prepared = {
+        "image_processor_type": "ViTImageProcessor",
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": size,
+    }
+    (tmp_path / features.MARKER).write_text(json.dumps(prepared))
+    pictures = torch.rand(2, 40, 32, 3, generator=torch.Generator().manual_seed(0))
+
+    def refused(ask, what):
+        with pytest.raises(RewardError, match=rf"{kind}, which gives no {what}.* Fix: choose DINOv2"):
+            ask()
+
+    def load():
+        return features.Encoder(tmp_path, CPU, torch.float32)
+
+    def load_patches():
+        return PatchFeatures(tmp_path, CPU, torch.float32)
+
+    if points:
+        assert load().pictures(pictures).shape[0] == 2
+    else:
+        refused(load, "point of a picture")
+    if patches:
+        assert load_patches().patches(pictures).shape[:3] == (2, 4, 4)
+    else:
+        refused(load_patches, "patches")
