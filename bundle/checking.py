@@ -53,7 +53,7 @@ def check(
     roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
     findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, with_hashes, progress)]
     if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
-        findings.append(Finding("error", lack))
+        findings.append(Finding("error", str(lack)))
     findings += [*_python(wanted), *_disk(folder), *_gpus(wanted)]
     return [*findings, *(Finding("ok", line) for line in wanted.estimate)]
 

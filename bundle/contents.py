@@ -17,30 +17,28 @@ from typing import Any
 
 from ..host import paths
 from ..host.access import opening, permissions, wants
-from ..host.access.permissions import PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
+from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
-from ..trainer.policy.files import ADAPTER
+from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
 from ..trainer.rewards import hps
-from ..trainer.types import MODEL_NODES, PICTURES_NODE, RUN_NODE, VOTE_NODE, Prompt, metadata_of
+from ..trainer.types import RUN_NODE, Prompt, metadata_of
 from ..trainer.workflow import foreign
-from ..trainer.workflow.graph import constants, is_link
+from ..trainer.workflow.graph import constants
 from ..trainer.workflow.problem import Problem, WorkflowError
 from ..trainer.workflow.running import Workflow
 from . import found
 from .found import MODELS, Model
 
-INPUTS, REWARDS, LORAS, OWN_MODELS, VOTES = "inputs", "rewards", "loras", "models", "votes"
-ADAPTER_WHY, GUIDE_WHY = "an adapter", "a guide"
-PROMPT_TEXTS = {"evaluation_prompts"}  # inputs whose lines may name pictures, as those of a prompt file may
-UPLOADED = "image_upload"  # the option of an input of ComfyUI's that takes a picture of the input folder
+INPUTS, REWARDS, LORAS, OWN_MODELS, OF_VOTES = "inputs", "rewards", "loras", "models", "votes"
 HERE, ELSEWHERE = " [input]", (" [output]", " [temp]")  # behind a name in ComfyUI: in which of its folders
 KEY = re.compile(r"api[-_ ]?key|secret|passw|authorization|bearer|(access|auth)[-_ ]?token", re.IGNORECASE)
 
 Source = Path | bytes
+Inputs = dict[str, Any]  # of a node, which are changed in place
 
 
 @dataclass
@@ -104,25 +102,16 @@ def begun_from_runs(workflow: Workflow) -> Workflow:
         WorkflowError: that run is not here, or it has saved no adapter.
     """
     graph = copy.deepcopy(workflow.graph)
-    for node_id, entry in graph.items():
-        inputs = entry["inputs"]
-        name = inputs.get("resume_run")
-        if entry["class_type"] not in MODEL_NODES or not isinstance(name, str) or not name:
+    for want in wants.named(graph, workflow.node_classes):
+        if want.why != wants.RUN_BEFORE or want.linked:
             continue
         try:
-            adapter = guidance.find(str(paths.runs_folder().resolve() / plain_name(name)))
+            adapter = guidance.find(str(paths.runs_folder().resolve() / plain_name(want.what)))
         except (OSError, ValueError) as error:
-            fix = "leave resume_run empty, or say by OTCA_RUNS which folder holds that run"
-            raise WorkflowError([workflow.problem(node_id, "resume_run", name, str(error), fix)]) from error
-        inputs["resume_run"], inputs["start_from"] = "", str(adapter)
+            fix = f"leave {want.input} empty, or say by OTCA_RUNS which folder holds that run"
+            raise WorkflowError([workflow.problem(want.node, want.input, want.what, str(error), fix)]) from error
+        graph[want.node]["inputs"] |= {want.input: "", "start_from": str(adapter)}
     return Workflow(graph, workflow.node_classes, workflow.display_names, workflow.addresses)
-
-
-def problems_of(workflow: Workflow, processes: int = 1) -> list[Problem]:
-    """What keeps so many processes from training it, as `otca validate` says it."""
-    from ..trainer.checks import preflight
-
-    return preflight.problems(workflow, processes)
 
 
 class _Collector:
@@ -134,29 +123,19 @@ class _Collector:
         self._named: dict[tuple[str, Path], str] = {}  # (folder in the bundle or MODELS, path here): its name there
 
     def take(self, node_id: str) -> None:
-        entry, cls = self.contents.graph[node_id], self.workflow.node_class(node_id)
-        declared = self.workflow.nodes[node_id].declared
-        refused = set()
-        for name, value in constants(entry).items():
-            if not isinstance(value, str) or not value:
+        entry, declared = self.contents.graph[node_id], self.workflow.nodes[node_id].declared
+        inputs, refused = entry["inputs"], set()
+        for want in wants.of_node(self.workflow.node_class(node_id), inputs):
+            bundled = OF_FILES.get(want.why) if want.kind == READ else OF_KINDS.get(want.kind)
+            if want.linked or bundled is None:
                 continue
-            want = None if getattr(cls, "FOREIGN", False) else _asked(cls, entry, name)
             try:
-                if want:
-                    entry["inputs"][name] = self._renamed(node_id, want, value)
-                elif name in declared and declared[name].options.get(UPLOADED):
-                    entry["inputs"][name] = self._copy_picture(value)
-                elif name in PROMPT_TEXTS:
-                    entry["inputs"][name] = "\n".join(as_line(self._with_pictures(prompt)) for prompt in lines(value))
+                bundled(self, want, inputs)
             except (OSError, ValueError, opening.Refused) as error:
                 message, _, fix = str(error).partition(" Fix: ")
-                self._refuse(node_id, name, value, message, fix or "name a file that can be read")
-                refused.add(name)
-        if entry["class_type"] == VOTE_NODE:
-            self._votes(entry["inputs"])
-        if entry["class_type"] == PICTURES_NODE and not entry["inputs"].get("folder"):
-            self._opinions(entry["inputs"])
-        self._secrets(node_id, entry)
+                value = None if want.kind in (POST, wants.SECRET) else inputs.get(want.input)  # which may hold a key
+                self._refuse(node_id, want.input, value, message, fix or "name a file that can be read")
+                refused.add(want.input)
         for name, value in constants(entry).items():
             is_prose = name in declared and bool(declared[name].options.get("multiline"))
             if name not in refused and not is_prose and _is_of_this_machine(value):
@@ -168,14 +147,6 @@ class _Collector:
         contents = self.contents
         for kind, name in contents.comfyui.files if contents.comfyui else ():
             contents.models.append(Model(name, kind, found.of_comfyui(kind, name)))
-        for want in wants.wants_of(contents.graph, self.workflow.node_classes):
-            if want.kind == POST and not want.linked:
-                host = want.what.rpartition(":")[0]
-                if permissions.is_loopback(host):
-                    note = f"A server has to answer at {want.what} on the machine that trains"
-                    contents.notes.append(f"{note}: the workflow sends {want.why} there.")
-                else:
-                    contents.hosts.append(want.what)
         contents.hosts = list(dict.fromkeys(contents.hosts))
         contents.notes = list(dict.fromkeys(contents.notes))
         home = str(Path.home())
@@ -187,43 +158,29 @@ class _Collector:
 
     # --- one input --------------------------------------------------------------------------------------------------
 
-    def _renamed(self, node_id: str, want: Want, value: str) -> str:
-        if want.kind == RUN:
-            return self._copy_python(value)
-        if want.kind != READ or value == getattr(self.workflow.node_class(node_id), "FOLDERS_OWN", None):
-            return value
-        if want.why == PROMPTS:
-            return self._copy_prompts(value)
-        if want.why == PAIRS:
-            opinions = self.workflow.nodes[node_id].class_type == PICTURES_NODE
-            return self._copy_opinions(value, "") if opinions else self._copy_pairs(value)
-        if want.why == ADAPTER_WHY:
-            return self._copy_adapter(value)
-        if want.why in (GUIDE_WHY, PICTURES):
-            raise ValueError(f"{want.why} is not bundled. Fix: leave out the node")
-        if self.contents.comfyui and want.input == "tokenizer" and hps.is_comfyuis(value):
-            return value
-        path = found.model(value, want.why)
-        if self.workflow.nodes[node_id].class_type == "OTCA_RewardMyTaste" and want.input == "path":
-            return self._copy_taste(node_id, value, path)
-        return self._expect(value, path)
-
-    def _copy_python(self, value: str) -> str:
-        source = permissions.python_file(value)  # which also says whether it may be run
+    def _python(self, want: Want, inputs: Inputs) -> None:
+        source = permissions.python_file(want.what)  # which also says whether it may be run
         self.contents.notes.append(
             f"Reward: Python runs {REWARDS}/{source.name}. Other files that it imports, and packages, are not in this bundle."
         )
-        return self._copy(source, REWARDS)
+        inputs[want.input] = self._copy(source, REWARDS)
 
-    def _copy_prompts(self, value: str) -> str:
-        """Copies prompts, with the pictures that they work on, and returns their file's name in the bundle."""
-        path, prompts = read_source(value)
+    def _prompts(self, want: Want, inputs: Inputs) -> None:
+        """Copies prompts, with the pictures that they work on."""
+        path, prompts = read_source(want.what)
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
-            return own
-        if not any(map(metadata_of, prompts)) and path.suffix == ".txt":
-            return self._copy(path, INPUTS)
-        rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
-        return self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
+            inputs[want.input] = own
+        elif not any(map(metadata_of, prompts)) and path.suffix == ".txt":
+            inputs[want.input] = self._copy(path, INPUTS)
+        else:
+            rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
+            inputs[want.input] = self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
+
+    def _prompt_lines(self, want: Want, inputs: Inputs) -> None:
+        inputs[want.input] = "\n".join(as_line(self._with_pictures(prompt)) for prompt in lines(want.what))
+
+    def _uploaded(self, want: Want, inputs: Inputs) -> None:
+        inputs[want.input] = self._copy_picture(want.what)
 
     def _with_pictures(self, prompt: str) -> Prompt:
         """The prompt with its pictures' names in the bundle, into which they are copied."""
@@ -242,30 +199,26 @@ class _Collector:
         path, descriptor = permissions.open_prompts(name.removesuffix(HERE), picture=True)
         return self._copy(path, INPUTS, opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
 
-    def _copy_pairs(self, value: str) -> str:
-        taken = reading.read_folder(value)
+    def _pairs(self, want: Want, inputs: Inputs) -> None:
+        taken = reading.read_folder(want.what)
         if own := _name_in_pack(taken.path, paths.ASSETS / "prompts"):
-            return own
-        name = self._name(taken.path, INPUTS)
+            inputs[want.input] = own
+            return
+        name = inputs[want.input] = self._name(taken.path, INPUTS)
         below = f"{INPUTS}/{name}"
         self.contents.copied[f"{below}/{reading.FILE}"] = taken.as_lines().encode()
         for pair in taken.pairs:
             for file in pair.files:
                 taken.picture(pair, file)  # a link out of the folder is refused here
                 self.contents.copied[f"{below}/{os.path.normpath(file)}"] = taken.path / file
-        return name
 
-    def _opinions(self, inputs: dict[str, Any]) -> None:
-        """The opinions of this machine become a folder of the bundle."""
-        inputs["folder"] = self._copy_opinions("", inputs.get("tag") or "")
-        inputs["tag"] = ""
-
-    def _copy_opinions(self, value: str, tag: str) -> str:
-        """Copies opinions and those of their pictures that can be read, and returns the name of their folder in the bundle."""
-        source = plan.read_source(value, tag)
-        if value and (own := _name_in_pack(Path(source.name), paths.ASSETS / "prompts")):
-            return own
-        name = self._name(Path(source.name) if value else Path("my_pictures"), INPUTS)
+    def _opinions(self, want: Want, inputs: Inputs) -> None:
+        """Copies opinions and those of their pictures that can be read; those of this machine without what the tag leaves out."""
+        source = plan.read_source(want.what, "" if want.what else inputs.get("tag") or "")
+        if want.what and (own := _name_in_pack(Path(source.name), paths.ASSETS / "prompts")):
+            inputs[want.input] = own
+            return
+        name = inputs[want.input] = self._name(Path(source.name) if want.what else Path("my_pictures"), INPUTS)
         rows = []
         for each in dict.fromkeys(each for opinion in source.opinions for each in opinion.pictures):
             known = source.pictures.get(each, kinds.Picture(each))
@@ -279,42 +232,54 @@ class _Collector:
             rows.append(kinds.line(replace(known, path=file)))
         text = "".join(f"{row}\n" for row in (*rows, *map(kinds.line, source.opinions)))
         self.contents.copied[f"{INPUTS}/{name}/{plan.FILE}"] = text.encode()
-        return name
+        if not want.what:
+            inputs["tag"] = ""
 
-    def _copy_adapter(self, value: str) -> str:
-        adapter = guidance.find(value)
+    def _adapter(self, want: Want, inputs: Inputs) -> None:
+        adapter = guidance.find(want.what)
         # A run's adapter has the same name in every run: here it gets the run's.
-        is_run = adapter.name == ADAPTER
+        is_run = adapter.name == RUNS_ADAPTER
         name = self._name(adapter.parent / f"{adapter.parent.name}{adapter.suffix}" if is_run else adapter, LORAS)
         for file in guidance.files_of(adapter):
             ending = file.stem.removeprefix(adapter.stem)
             self.contents.copied[f"{LORAS}/{Path(name).stem}{ending}{file.suffix}"] = file
-        return name
+        inputs[want.input] = name
 
-    def _copy_taste(self, node_id: str, value: str, path: Path | None) -> str:
+    def _taste(self, want: Want, inputs: Inputs) -> None:
         from ..trainer.networks import features
         from ..trainer.rewards.taste import Head
 
+        path = found.model(want.what, want.why)
         if path is None:
-            raise FileNotFoundError(f"{value} was not found")
-        inputs = self.contents.graph[node_id]["inputs"]
+            raise FileNotFoundError(f"{want.what} was not found")
         if not inputs.get("encoder"):  # then the file names it, by the name that it has here
             encoder = Head.load(path).encoder
             inputs["encoder"] = self._expect(encoder, features.find(encoder))
-        return self._copy(path, OWN_MODELS)
+        inputs[want.input] = self._copy(path, OWN_MODELS)
 
-    def _votes(self, inputs: Mapping[str, Any]) -> None:
-        name = inputs.get("votes")
-        if not isinstance(name, str) or not (folder := paths.votes_folder() / plain_name(name)).is_dir():
+    def _votes(self, want: Want, inputs: Inputs) -> None:
+        name = plain_name(want.what)
+        folder = paths.votes_folder() / name
+        if not folder.is_dir():
             return
         for file in sorted(folder.rglob("*")):
             if file.is_symlink():
                 raise ValueError(f"{file} is a link. Fix: put the file itself there, or move the link elsewhere")
             if file.is_file():
-                self.contents.copied[f"{VOTES}/{name}/{file.relative_to(folder).as_posix()}"] = file
+                self.contents.copied[f"{OF_VOTES}/{name}/{file.relative_to(folder).as_posix()}"] = file
         self.contents.notes.append(
-            f"To go on with the votes of this bundle: python ComfyUI-OTCA vote --folder {VOTES}/NAME, in this folder."
+            f"To go on with the votes of this bundle: python ComfyUI-OTCA vote --folder {OF_VOTES}/NAME, in this folder."
         )
+
+    def _model(self, want: Want, inputs: Inputs) -> None:
+        inputs[want.input] = self._expect(want.what, found.model(want.what, want.why))
+
+    def _tokenizer(self, want: Want, inputs: Inputs) -> None:
+        if not (self.contents.comfyui and hps.is_comfyuis(want.what)):  # which ComfyUI brings
+            self._model(want, inputs)
+
+    def _stays_here(self, want: Want, inputs: Inputs) -> None:
+        raise ValueError(f"{want.why} is not bundled. Fix: leave out the node")
 
     def _expect(self, value: str, path: Path | None) -> str:
         """Notes a model, and returns its name: the graph's own, or for a path the file's or folder's."""
@@ -351,34 +316,43 @@ class _Collector:
 
     # --- what must not leave ----------------------------------------------------------------------------------------
 
-    def _secrets(self, node_id: str, entry: Mapping) -> None:
-        """An address with a query and further fields of a request may hold a key; tokens are named, and named alone."""
-        inputs, cls = constants(entry), self.workflow.node_class(node_id)
-        if variable := inputs.get("token_variable"):
-            self.contents.variables += [str(variable), f"{variable}_HOST"]
-        if inputs.get("wandb_project"):
-            self.contents.variables.append("WANDB_API_KEY")
-        for name, value in inputs.items():
-            if not isinstance(value, str) or getattr(cls, "FOREIGN", False):
-                continue
-            want = _asked(cls, entry, name)
-            if want and want.kind == POST and name == "url" and ("?" in value or "#" in value):
-                message = "carries a query, which may hold a key"
-                fix = "give the address without it, and a token by token_variable"
-                self._refuse(node_id, name, value.split("?")[0].split("#")[0], message, fix)
-            if name == "extra" and KEY.search(value):
-                self._refuse(node_id, name, None, "looks like it holds a key", "give it by token_variable")
+    def _address(self, want: Want, inputs: Inputs) -> None:
+        if not want.what:
+            raise ValueError(
+                "carries a query, which may hold a key, or is no address. Fix: give it alone, and a token by token_variable"
+            )
+        if permissions.is_loopback(want.what.rpartition(":")[0]):
+            note = f"A server has to answer at {want.what} on the machine that trains"
+            self.contents.notes.append(f"{note}: the workflow sends {want.why} there.")
+        else:
+            self.contents.hosts.append(want.what)
+
+    def _secret(self, want: Want, inputs: Inputs) -> None:
+        """Tokens are named, and named alone; further fields of a request may hold a key."""
+        if want.why == wants.FIELDS and KEY.search(want.what):
+            raise ValueError("looks like it holds a key. Fix: give it by token_variable")
+        if want.why != wants.FIELDS:
+            self.contents.variables += [want.what, *([f"{want.what}_HOST"] if want.why == wants.TOKEN else [])]
 
     def _refuse(self, node_id: str, name: str | None, value: Any, message: str, fix: str) -> None:
         self.problems.append(self.workflow.problem(node_id, name, value, message, fix))
 
 
-def _asked(cls: type, entry: Mapping, name: str) -> Want | None:
-    """What naming something in this input asks for. Asked as if it were linked, since a plain name asks for nothing."""
-    if not hasattr(cls, "WANTS"):
-        return None
-    given = {key: None if is_link(value) else value for key, value in entry["inputs"].items() if key != "cls"}
-    return next((want for want in cls.WANTS(**{**given, name: None}) if want.input == name), None)
+# What becomes of a file that a node names, by what it is for, and of anything else, by its kind.
+OF_FILES = {
+    **dict.fromkeys((wants.MODEL, wants.REWARD_MODEL, wants.ENCODER), _Collector._model),
+    **dict.fromkeys((wants.GUIDE, PICTURES), _Collector._stays_here),
+    PROMPTS: _Collector._prompts,
+    PAIRS: _Collector._pairs,
+    OPINIONS: _Collector._opinions,
+    wants.PROMPT_LINES: _Collector._prompt_lines,
+    wants.UPLOADED: _Collector._uploaded,
+    wants.VOTES: _Collector._votes,
+    wants.ADAPTER: _Collector._adapter,
+    wants.TASTE: _Collector._taste,
+    wants.TOKENIZER: _Collector._tokenizer,
+}
+OF_KINDS = {RUN: _Collector._python, POST: _Collector._address, wants.SECRET: _Collector._secret}
 
 
 def _name_in_pack(path: Path, folder: Path) -> str | None:

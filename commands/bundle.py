@@ -38,11 +38,12 @@ def bundle(arguments: argparse.Namespace) -> int:
             "no workflow or no --output. Fix: otca bundle WORKFLOW --output FOLDER, or otca bundle --check FOLDER"
         )
     from ..bundle import contents, making
+    from ..trainer.checks import preflight
 
     options.quiet_libraries()
     making.check_target(arguments.output)
     workflow = contents.begun_from_runs(options.load(arguments))
-    problems = contents.problems_of(workflow, arguments.gpus)
+    problems = preflight.problems(workflow, arguments.gpus)
     if options.print_problems(problems):
         return options.EXIT_BAD_INPUT
     held = contents.collect(workflow, arguments.run_name)

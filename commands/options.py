@@ -218,7 +218,7 @@ def node_classes(
     from ..trainer.workflow.foreign import needs_comfyui
 
     folder: str = arguments.comfyui or environment.read("COMFYUI_PATH")
-    if not arguments.comfyui and not (folder and needs_comfyui(graph, NODE_CLASS_MAPPINGS)):
+    if not arguments.comfyui and not (folder and (extras.lean() or needs_comfyui(graph, NODE_CLASS_MAPPINGS))):
         return NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..host import headless_comfyui
     from ..host.foreign_nodes import NodeClasses
@@ -312,12 +312,12 @@ def user_names(*paths: str | Path | None) -> None:
 def allow_rewards(texts: list[str]) -> None:
     """Allows models and servers that --reward names, since the user typed them."""
     from ..host.access import permissions
-    from ..host.access.wants import posts
+    from ..host.access.wants import SENDING
 
     for text in texts:
         for part in text.partition(":")[2].split(","):
             value = part.partition("=")[2]
-            permissions.user_wants(posts(value, "pictures and prompts", "url"))
+            permissions.user_wants(want for want in SENDING.wants(value, "url") if not want.plain)
             permissions.user_named(value)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .comfyui import is_ours
 
@@ -33,6 +33,17 @@ EXTRAS = {
 SEVERAL = ("diffusers", "accelerate")  # what joins processes
 
 
+class Lack(NamedTuple):
+    """What a feature lacks here."""
+
+    message: str
+    command: str
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.message}. Fix: {self.command}, and start again. {self.change}"
+
+
 class MissingPackage(ValueError):
     """A feature whose package is not here or is too old, with the command that changes that."""
 
@@ -40,10 +51,10 @@ class MissingPackage(ValueError):
 def check(feature: str, extra: str, *names: str) -> None:
     """Raises MissingPackage where an extra, or those packages of it, cannot be used here."""
     if problem := wrong(feature, extra, *names):
-        raise MissingPackage(problem)
+        raise MissingPackage(str(problem))
 
 
-def wrong(feature: str, extra: str, *names: str) -> str | None:
+def wrong(feature: str, extra: str, *names: str) -> Lack | None:
     """What a feature lacks of an extra, or of those packages of it; None if all is here. Says of a package that is too old what
     is here and what is needed, and what the command that mends it changes.
     """
@@ -58,10 +69,8 @@ def wrong(feature: str, extra: str, *names: str) -> str | None:
     # Named with the version that is here, a package stays as it is, and pip takes what fits to it.
     kept = [f"{one.name}=={here[one.name]}" for one in needed if one.name in fits]
     changes = f"raises {', '.join(raised)}, which other packs may not take" if raised else "keeps what is here"
-    return (
-        f"{feature} needs {told}. All else goes on working. Fix: {command(*map(str, lacking), *kept)}, and start again. "
-        f"It {changes}; with --dry-run at its end it only lists what it would change"
-    )
+    change = f"It {changes}; with --dry-run at its end it only lists what it would change"
+    return Lack(f"{feature} needs {told}. All else goes on working", command(*map(str, lacking), *kept), change)
 
 
 def requirements(extra: str, *names: str) -> list[Requirement]:
@@ -74,19 +83,16 @@ def requirements(extra: str, *names: str) -> list[Requirement]:
 def wanted(
     graph: Mapping[str, Mapping], node_classes: Mapping[str, type], processes: int = 1
 ) -> Iterator[tuple[str, ...]]:
-    """What a graph needs, as its nodes say it by NEEDS and MAY_NEED, to be trained by so many processes: an extra, and those
+    """What a graph needs, as its nodes say it by `needs` and MAY_NEED, to be trained by so many processes: an extra, and those
     packages of it, of none all."""
     yield ("plots",)
     if processes > 1:
         yield SEVERAL
     for entry in graph.values():
         node = node_classes.get(entry["class_type"])
-        yield from filter(None, (getattr(node, "NEEDS", ()), getattr(node, "MAY_NEED", ())))
-        inputs = entry["inputs"] if is_ours(entry) else {}
-        if inputs.get("wandb_project"):
-            yield ("wandb",)
-        if inputs.get("quantize", "none") != "none":
-            yield ("quantize",)
+        if node is not None and is_ours(entry):
+            inputs = {name: value for name, value in entry["inputs"].items() if name != "cls"}
+            yield from filter(None, (*node.needs(**inputs).values(), node.MAY_NEED))
 
 
 def installed(name: str) -> str | None:
@@ -95,6 +101,11 @@ def installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def lean() -> bool:
+    """Whether diffusers lacks: ComfyUI's own classes then read the embedded models, in a training of its own as on the canvas."""
+    return not installed("diffusers")
 
 
 def older(name: str, version: str) -> bool:

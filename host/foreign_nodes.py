@@ -16,6 +16,7 @@ from typing import Any
 from . import comfyui
 from .access import permissions
 from .access.permissions import READ, Want
+from .access.wants import UPLOADED
 from .text import shortened
 
 # The input of a loader, and the folder of ComfyUI's `models` that its files lie in. A class's own row wins.
@@ -39,6 +40,7 @@ FOLDERS = {
 CORE = ("nodes", "comfy_extras", "comfy_api_nodes")  # modules of ComfyUI itself; the rest is `custom_nodes.<pack>`
 PURE = "comfy_extras.nodes_primitive"  # whose nodes hand on what was typed into them
 MATCHED = "COMFY_MATCHTYPE_V3"  # V3: the type of whatever is connected
+UPLOAD = {f"{kind}_upload" for kind in ("image", "video", "audio", "file")}  # options of a choice
 WHY = "a file for one of ComfyUI's nodes"
 
 
@@ -140,9 +142,14 @@ class ForeignNode:
 
     @classmethod
     def WANTS(cls, **values: Any) -> list[Want]:
-        """Chosen files that lie elsewhere: ComfyUI leaves the choices to nodes that take uploads, and some take any path."""
+        """Chosen files that lie elsewhere, since ComfyUI leaves the choices to nodes that take uploads, and what was uploaded."""
         declared = {name: row for section in cls.INPUT_TYPES_OF(values).values() for name, row in section.items()}
-        return [Want(READ, value, WHY, name) for name, value in values.items() if _leads_out(declared.get(name), value)]
+        leading = [
+            Want(READ, value, WHY, name) for name, value in values.items() if _leads_out(declared.get(name), value)
+        ]
+        uploads = [name for name, row in declared.items() if len(row) > 1 and UPLOAD.intersection(row[1])]
+        given = [name for name in uploads if isinstance(values.get(name), str)]
+        return leading + [Want(READ, values[name], UPLOADED, name, plain=True) for name in given]
 
     def run(self, **inputs: Any) -> Any:
         """What the node returns, computed as ComfyUI does it.
@@ -153,7 +160,7 @@ class ForeignNode:
         """
         import torch
 
-        for want in self.WANTS(**inputs):
+        for want in (want for want in self.WANTS(**inputs) if not want.plain):
             permissions.check(want)
         if getattr(self.node, "INPUT_IS_LIST", False):
             inputs = {name: [value] for name, value in inputs.items()}

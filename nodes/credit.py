@@ -2,6 +2,7 @@
 
 from ..canvas import payloads, results
 from ..host import devices, search
+from ..host.access.wants import ENCODER, Naming
 from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES
 from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
@@ -80,7 +81,7 @@ class TCDWeights(_Credit):
         ),
         "model": socket("OTCA_MODEL").tip("The model that sampled. Every measure of progress but latents needs it."),
         "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. The measure measured_gain needs them."),
-        "features": text("shapes-clip", suggest="encoders", label="image encoder").tip(
+        "features": text("shapes-clip", suggest="encoders", label="image encoder", names=Naming(ENCODER)).tip(
             "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
             "of one, or a hub id in the local cache."
         ),
@@ -99,10 +100,8 @@ class TCDWeights(_Credit):
         return wrong or True
 
     @classmethod
-    def WANTS(cls, proxy="latents", features="", **_):
-        from ..host.access.wants import reads
-
-        return reads(features, "an image encoder", "features") if proxy in (None, "image_features") else []
+    def WANTS(cls, proxy="latents", **inputs):
+        return super().WANTS(**inputs) if proxy in (None, "image_features") else []
 
     @devices.outside_inference
     def weigh(self, trajectories, proxy="latents", model=None, scores=None, features="shapes-clip", node_id="", **how):
@@ -215,7 +214,7 @@ class SpatialCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "model": text("shapes-clip", suggest="encoders").tip(
+        "model": text("shapes-clip", suggest="encoders", names=Naming(ENCODER)).tip(
             "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
             "facebook/dinov2-base."
         ),
@@ -238,12 +237,6 @@ class SpatialCredit(_Credit):
         from ..trainer.networks.features import MARKER
 
         return complaint("model", search.model, model, MARKER) or True
-
-    @classmethod
-    def WANTS(cls, model="", **_):
-        from ..host.access.wants import reads
-
-        return reads(model, "an image encoder", "model")
 
     @devices.outside_inference
     def weigh(self, trajectories, model, device="auto", dtype="auto", credit=None, node_id="", **how):

@@ -2,6 +2,8 @@
 
 from ..canvas import results
 from ..host import devices, stopping
+from ..host.access.permissions import OPINIONS, PAIRS, PROMPTS, READ, Want
+from ..host.access.wants import Naming
 from ..trainer.types import FORMS, SamplerSettings
 from .inputs import Node, choice, complaint, counter, integer, lines, number, seed, socket, switch, text
 from .rewards.stack import reward_sockets
@@ -33,7 +35,9 @@ class PromptDataset(Node):
         "seed": seed(advanced=True).tip("Seed of the shuffling."),
     }
     OPTIONAL = {
-        "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
+        "file": text(
+            suggest="prompt_files", hint="prompts.txt, in the input folder", names=Naming(PROMPTS, asks="always")
+        ).tip(
             "A .txt file with one prompt per line; a .jsonl file whose objects have a `prompt`, and for edits or image to "
             "video an `image` or `images`; or a folder with a picture and its text for each prompt (a.png, a.txt). In "
             "ComfyUI's input folder or one that you allow. Used instead of the text box."
@@ -47,13 +51,6 @@ class PromptDataset(Node):
         if file is None or (prompts is None and not file):
             return True  # linked: what comes is known only when the graph runs
         return complaint("file" if file else "prompts", read_prompts, prompts or "", file, PRESET) or True
-
-    @classmethod
-    def WANTS(cls, file="", **_):
-        from ..host.access.permissions import PROMPTS
-        from ..host.access.wants import reads
-
-        return reads(file, PROMPTS, "file", always=True)
 
     @classmethod
     def IS_CHANGED(cls, file="", **_):
@@ -89,7 +86,9 @@ class PreferencePairs(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL"),
-        "folder": text(suggest="pair_folders", hint="a folder with pairs.jsonl").tip(
+        "folder": text(
+            suggest="pair_folders", hint="a folder with pairs.jsonl", names=Naming(PAIRS, asks="always")
+        ).tip(
             "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
             "ComfyUI's input folder, or one that you allow."
         ),
@@ -124,13 +123,6 @@ class PreferencePairs(Node):
         from ..trainer.pairs.reading import read_folder
 
         return complaint("folder", read_folder, folder) or True
-
-    @classmethod
-    def WANTS(cls, folder="", **_):
-        from ..host.access.permissions import PAIRS
-        from ..host.access.wants import reads
-
-        return reads(folder, PAIRS, "folder", always=True)
 
     @classmethod
     def IS_CHANGED(cls, folder="", prompt=None, **_):
@@ -195,7 +187,9 @@ class MyPictures(Node):
         "tag": text(hint="all of them", advanced=True).tip(
             "Only pictures with this tag. Empty: all that you have an opinion about."
         ),
-        "folder": text(suggest="pair_folders", hint="my own opinions", advanced=True).tip(
+        "folder": text(
+            suggest="pair_folders", hint="my own opinions", advanced=True, names=Naming(OPINIONS, asks="always")
+        ).tip(
             "A folder with opinions.jsonl and its pictures, as a bundle has it. Empty: what you clicked in the gallery."
         ),
         "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share", advanced=True).tip(
@@ -223,10 +217,9 @@ class MyPictures(Node):
 
     @classmethod
     def WANTS(cls, folder="", **_):
-        from ..host.access.permissions import PAIRS
-        from ..host.access.wants import reads
-
-        return reads(folder, PAIRS, "folder", always=True)
+        if folder == "":  # those of this machine
+            return [Want(READ, "", OPINIONS, "folder", plain=True)]
+        return super().WANTS(folder=folder)
 
     @classmethod
     def IS_CHANGED(cls, folder="", prompt=None, **_):

@@ -1,6 +1,7 @@
 """Beside training: what was learned, put together at inference."""
 
 from ..host import devices
+from ..host.access.wants import GUIDE, Naming
 from ..trainer.types import SamplerSettings
 from .inputs import Node, complaint, integer, lines, seed, socket
 from .sampling import BATCH_SIZE, FRAMES, GUIDANCE, GUIDANCE_2, HEIGHT, NEGATIVE_PROMPT, SHIFT, WIDTH, as_images
@@ -55,13 +56,12 @@ class ImplicitRewardGuidance(Node):
 
     @classmethod
     def WANTS(cls, guides="", **_):
-        from ..host.access.wants import reads
         from ..inference.guidance import parse_lines
 
         if guides is None:
-            return reads(None, "a guide", "guides")
+            return Naming(GUIDE).wants(None, "guides")
         try:
-            return [want for guide in parse_lines(str(guides)) for want in reads(guide.source, "a guide", "guides")]
+            return [want for one in parse_lines(str(guides)) for want in Naming(GUIDE).wants(one.source, "guides")]
         except ValueError:  # it is refused anyway
             return []
 

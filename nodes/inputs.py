@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..host import extras
+from ..host.access.permissions import Want
+from ..host.access.wants import Naming
 from ..trainer.types import DTYPES
 
 Options = dict[str, Any]
@@ -28,22 +31,23 @@ class Input(NamedTuple):
 
     type: Type
     options: Options
+    names: Naming | None = None  # what its value names outside of the graph
 
     def tip(self, text: str) -> Input:
         """The same with its tooltip, which says the paper's term."""
-        return Input(self.type, {**self.options, "tooltip": text})
+        return self._replace(options={**self.options, "tooltip": text})
 
     def advanced(self) -> Input:
         """The same behind the button, for a node where it matters less than on others."""
-        return Input(self.type, {**self.options, "advanced": True})
+        return self._replace(options={**self.options, "advanced": True})
 
-    def named(self, name: str) -> Input:
+    def named(self, name: str) -> tuple[list[str] | str, Options]:
         """The same with its label, or else its name, as the shown name; the tooltip tells a name that the label hides."""
         type_ = self.type() if callable(self.type) else self.type
         label: str = self.options.get("display_name", "")
         told = f" In files and messages: {name}." if label else ""
         shown = label or name.replace("_", " ")
-        return Input(type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told})
+        return type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told}
 
 
 class Node:
@@ -53,13 +57,31 @@ class Node:
     REQUIRED: Mapping[str, Input] = {}
     OPTIONAL: Mapping[str, Input] = {}
     HIDDEN: Mapping[str, str] = {}
-    NEEDS: tuple[str, ...] = ()  # an extra of host/extras.py, and those packages of it that it needs; of none: all
-    MAY_NEED: tuple[str, ...] = ()  # the same, where it needs them for some inputs only, and says so when it meets one
+    NEEDS: tuple[str, ...] = ()  # what `needs` says whatever the inputs are
+    MAY_NEED: tuple[str, ...] = ()  # the same, for what only the run shows: it says so when it meets it
 
     @classmethod
     def inputs(cls) -> tuple[Mapping[str, Input], Mapping[str, Input]]:
         """(required, optional)."""
         return cls.REQUIRED, cls.OPTIONAL
+
+    @classmethod
+    def WANTS(cls, **inputs: Any) -> list[Want]:
+        """All that it names outside of the graph with these inputs: files, hosts, code, secrets. None: it is linked."""
+        declared = {**cls.inputs()[0], **cls.inputs()[1]}
+        named = [(name, declared[name].names) for name in inputs if name in declared]
+        return [want for name, names in named if names for want in names.wants(inputs[name], name)]
+
+    @classmethod
+    def needs(cls, **inputs: Any) -> dict[str, tuple[str, ...]]:
+        """{input: an extra of host/extras.py, and those packages of it that it needs with these inputs; of none: all}."""
+        return {next(iter(cls.inputs()[0])): cls.NEEDS} if cls.NEEDS else {}
+
+    @classmethod
+    def lacks(cls, **inputs: Any) -> tuple[str, extras.Lack] | None:
+        """(input, what is not here of what it needs), for its VALIDATE_INPUTS and for the page. An input None: it is linked."""
+        lacks = ((name, extras.wrong(cls.TITLE, *needs)) for name, needs in cls.needs(**inputs).items())
+        return next(((name, lack) for name, lack in lacks if lack), None)
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, dict[str, Any]]:
@@ -69,10 +91,16 @@ class Node:
 
 
 def _input(
-    type_: Type, options: Options, *, label: str | None = None, hint: str | None = None, advanced: bool = False
+    type_: Type,
+    options: Options,
+    *,
+    label: str | None = None,
+    hint: str | None = None,
+    advanced: bool = False,
+    names: Naming | None = None,
 ) -> Input:
     shown = {"display_name": label, "placeholder": hint, "advanced": advanced or None}
-    return Input(type_, {name: value for name, value in {**options, **shown}.items() if value is not None})
+    return Input(type_, {name: value for name, value in {**options, **shown}.items() if value is not None}, names)
 
 
 def integer(

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from .. import canvas
 from ..host import claim, comfyui, devices, extras, files, paths, search
+from ..host.access.wants import ADAPTER as ADAPTER_FILE
+from ..host.access.wants import MODEL, RUN_BEFORE, Naming, downloads
 from ..host.text import plain_name, quoted
-from ..trainer.flow import FOLDERS, LoadOptions
+from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
 from .inputs import DEVICE, Node, choice, dtype, found, integer, number, seed, socket, switch, text
@@ -15,6 +17,8 @@ from .training import RL, TRAIN
 # Families by which people look for a loader.
 MODELS = ("flux", "sd3", "wan", "z-image", "qwen-image")
 MARKER = "model_index.json"
+USUAL = {"dtype": "auto", "lora_targets": "", "max_sequence_length": 0, "training": "lora"}  # of a new Load Flow Model
+INSTEAD = "Or have ComfyUI's own classes read this embedded model: add --comfyui PATH"
 EDITS = "edit-flux"  # embedded; listed last, since the first one is what a new node begins with, and this one needs pictures
 MOST_RANK = 1024
 
@@ -25,13 +29,13 @@ ADAPTER = {
     ),
     "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
 }
-RESUME_RUN = found(lambda: ["", *paths.list_runs()], "").tip(
+RESUME_RUN = found(lambda: ["", *paths.list_runs()], "", names=Naming(RUN_BEFORE, asks="never")).tip(
     "On the canvas: start from this run's last checkpoint. Give Training Run the same name to resume it, another to branch "
     "off. Empty: a fresh adapter. Headlessly: --resume."
 )
-START_FROM = found(lambda: ["", *paths.list_adapters()], "", label="start from adapter").tip(
-    "A LoRA file, or a run's adapter, to begin a new run with, of at most this rank. Empty: a fresh adapter."
-)
+START_FROM = found(
+    lambda: ["", *paths.list_adapters()], "", label="start from adapter", names=Naming(ADAPTER_FILE)
+).tip("A LoRA file, or a run's adapter, to begin a new run with, of at most this rank. Empty: a fresh adapter.")
 
 
 class LoadFlowModel(Node):
@@ -48,10 +52,9 @@ class LoadFlowModel(Node):
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
     FUNCTION = "load"
     NEEDS = ("diffusers",)
-    COMFYUI_INSTEAD = True  # for the embedded models, see `_by_comfyui`
 
     REQUIRED = {
-        "model": found(lambda: sorted(paths.list_models(MARKER), key=EDITS.__eq__)).tip(
+        "model": found(lambda: sorted(paths.list_models(MARKER), key=EDITS.__eq__), names=Naming(MODEL)).tip(
             "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."
         ),
         **ADAPTER,
@@ -61,7 +64,7 @@ class LoadFlowModel(Node):
         ),
     }
     OPTIONAL = {
-        "path": text(label="another model folder", hint="a folder, or owner/name").tip(
+        "path": text(label="another model folder", hint="a folder, or owner/name", names=Naming(MODEL)).tip(
             "A model folder anywhere else. Used instead of model when not empty."
         ),
         "lora_targets": text(
@@ -100,23 +103,34 @@ class LoadFlowModel(Node):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
         source = None if path is None else path or model  # linked, it is known later
+        lack = cls.lacks(model, path, training, lora_targets or "")
         return (
             wrong_adapter(lora_rank, lora_targets)
             or (resume_run and not start_from and wrong_resume(resume_run))
             or _wrong_model(model, path, download)
             or (start_from and wrong_start(start_from, resume_run, training, lora_rank, lora_targets, source))
+            or (lack and "{}: {}".format(*lack))
             or True
         )
 
     @classmethod
-    def WANTS(cls, model="", path="", download=False, start_from="", **_):
-        from ..host.access.wants import downloads, reads
+    def lacks(cls, model="", path="", training="lora", lora_targets="", **_):  # the rest is said when it loads
+        lacks = super().lacks()
+        if lacks is None or None in (model, path) or not (path or model):  # known only when the graph runs
+            return None
+        lack = lacks[1]
+        with contextlib.suppress(OSError, ValueError):  # it is not here, which `_wrong_model` says
+            by_comfyui = not _takes_diffusers({"training": training, "lora_targets": lora_targets})
+            if by_comfyui and _is_embedded(search.model(path or model, MARKER)):
+                if comfyui.comfy_loaded():
+                    return None
+                lack = lack._replace(change=f"{lack.change}. {INSTEAD}")
+        return "path" if path else "model", lack
 
-        return [
-            *(reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")),
-            *reads(start_from, "an adapter", "start_from"),
-            *downloads(path, download, "path"),
-        ]
+    @classmethod
+    def WANTS(cls, model="", path="", download=False, **inputs):
+        own = {"path": path} if path != "" else {"model": model}
+        return [*super().WANTS(**own, **inputs), *downloads(path, download, "path")]
 
     @devices.outside_inference
     def load(self, model, path="", device="auto", download=False, resume_run="", memory=None, start_from="", **options):
@@ -133,9 +147,14 @@ class LoadFlowModel(Node):
         return (loaded,)
 
 
-def _in_comfyui(folder):
-    """Whether that is an embedded model within ComfyUI, whose own networks can stand in for diffusers'."""
-    return comfyui.comfy_loaded() and folder.resolve().parent == paths.ASSETS.resolve()
+def _is_embedded(folder):
+    """Whether that is an embedded model, which ComfyUI's own networks can read in place of diffusers'."""
+    return folder.resolve().parent == paths.ASSETS.resolve()
+
+
+def _takes_diffusers(inputs):
+    """Whether an input asks of an embedded model what only diffusers gives."""
+    return any(inputs.get(name) not in (None, usual) for name, usual in USUAL.items())
 
 
 def _by_comfyui(folder, lora_rank, lora_alpha, seed, device, memory, **options):
@@ -145,11 +164,9 @@ def _by_comfyui(folder, lora_rank, lora_alpha, seed, device, memory, **options):
     """
     from ..trainer.families.loading import resolve_device
 
-    usual = {"dtype": "auto", "lora_targets": "", "max_sequence_length": 0, "training": "lora"}
-    elsewhere = memory or any(options.get(name, value) != value for name, value in usual.items())
-    elsewhere = elsewhere or resolve_device(device) != resolve_device("auto")
-    readable = not extras.older("transformers", "5") and not extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)
-    if elsewhere or not _in_comfyui(folder) or readable:
+    elsewhere = memory or _takes_diffusers(options) or resolve_device(device) != resolve_device("auto")
+    readable = not extras.older("transformers", "5") and not extras.wrong("", *LoadFlowModel.NEEDS)
+    if elsewhere or readable or not comfyui.comfy_loaded() or not _is_embedded(folder):
         return None
     from ..trainer.native import embedded, loading
     from ..trainer.policy.adapters import Adapter
@@ -231,7 +248,7 @@ def _wrong_model(model, path, download):
     name = "path" if path else "model"
     try:
         if search.may_download(path, download):
-            return extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)  # it may not be here yet
+            return None  # it may not be here yet
         folder = search.model(source, MARKER)
         check_model_folder(folder)
     except FileNotFoundError as error:
@@ -239,7 +256,7 @@ def _wrong_model(model, path, download):
         return f"{name}: {error}" + (", or switch download on" if to_download else "")
     except (ValueError, PermissionError) as error:
         return f"{name}: {error}"
-    return None if _in_comfyui(folder) else extras.wrong(FOLDERS, *LoadFlowModel.NEEDS)
+    return None
 
 
 class ModelMemory(Node):
@@ -278,6 +295,17 @@ class ModelMemory(Node):
             "into one. Loading takes main memory for each process. On one GPU it does nothing."
         ),
     }
+
+    @classmethod
+    def needs(cls, quantize="none", **_):
+        return {"quantize": ("quantize",)} if quantize not in (None, "none") else {}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, quantize):
+        if quantize not in (None, *QUANTIZATIONS):
+            return f"quantize: {quoted(quantize)} is unknown. Fix: choose one of {', '.join(QUANTIZATIONS)}"
+        lack = cls.lacks(quantize=quantize)
+        return "{}: {}. Or choose none".format(*lack) if lack else True
 
     def choose(self, **options):
         return (options,)

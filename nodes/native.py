@@ -73,12 +73,6 @@ class MakeTrainable(Node):
             or True
         )
 
-    @classmethod
-    def WANTS(cls, start_from="", **_):
-        from ..host.access.wants import reads
-
-        return reads(start_from, "an adapter", "start_from")
-
     @devices.outside_inference
     def make(
         self,

@@ -8,6 +8,8 @@ import weakref
 from .. import canvas
 from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
+from ..host.access.permissions import Want
+from ..host.access.wants import ACCOUNT, PROMPT_LINES, SECRET, Naming, figures_go_out
 from ..host.text import plain_name
 from ..trainer.types import ARTEFACTS, RunSettings
 from .inputs import Node, choice, complaint, dtype, integer, lines, socket, text
@@ -43,6 +45,7 @@ class TrainingRun(Node):
             RunSettings.evaluation_prompts,
             hint="Evaluation prompts, one per line; empty: the first iteration's",
             advanced=True,
+            names=Naming(PROMPT_LINES, asks="never"),
         ).tip("Prompts of evaluations, one per line. Empty: the first iteration's."),
         "evaluation_seeds": integer(RunSettings.evaluation_seeds, 1, 1024, label="seeds per prompt", advanced=True).tip(
             "Number of fixed seeds to each evaluation prompt."
@@ -82,20 +85,25 @@ class TrainingRun(Node):
         from ..trainer import prompts
 
         def may_send(project):
-            for want in cls.WANTS(wandb_project=project):
+            for want in figures_go_out(project):
                 check(want)
 
+        lack = cls.lacks(wandb_project=wandb_project)
         return (
             complaint("wandb_project", may_send, wandb_project)
+            or (lack and "{}: {}".format(*lack))
             or complaint("evaluation_prompts", prompts.lines, evaluation_prompts or "")
             or _plain_name("run_name", run_name)
         )
 
     @classmethod
-    def WANTS(cls, wandb_project="", **_):
-        from ..host.access.wants import figures_go_out
+    def needs(cls, wandb_project="", **_):
+        return {"wandb_project": ("wandb",)} if wandb_project else {}
 
-        return figures_go_out(wandb_project)
+    @classmethod
+    def WANTS(cls, wandb_project="", **inputs):
+        account = [Want(SECRET, "WANDB_API_KEY", ACCOUNT, "wandb_project", plain=True)] if wandb_project else []
+        return [*super().WANTS(**inputs), *figures_go_out(wandb_project), *account]
 
     @devices.outside_inference
     def record(self, model, run_name, iterations, report=None, prompt=None, extra_pnginfo=None, node_id="", **settings):

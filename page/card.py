@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import contents
+from ..host.access import wants
 from ..host.comfyui import is_ours
 from ..host.files import write_text
+from ..nodes import NODE_CLASS_MAPPINGS
 from ..study import prove
 from ..study.statistics import number, plus_minus, table
 from ..trainer.policy.files import ADAPTERS, header, read_metadata, read_tensors, write_tensors
 from ..trainer.policy.lora import workflow_metadata
 from ..trainer.run import budget
 from ..trainer.run.folder import EVALUATIONS, METRICS, SAMPLES, WORKFLOW, RunError, json_line, read_lines
-from ..trainer.types import LOAD_NODE, SAMPLER_NODE, STEP_NODES
+from ..trainer.types import SAMPLER_NODE, STEP_NODES
 from ..trainer.workflow import graph as api
 from ..trainer.workflow.running import Workflow
 from . import proof
@@ -102,7 +104,8 @@ def adapters(run: Path) -> list[Path]:
 
 def bases(collected: contents.Contents) -> list[tuple[str, str, str]]:
     """(name, id on the hub or "", what its licence restricts) of what was trained."""
-    names = [str(e["inputs"].get("model")) for e in collected.graph.values() if e["class_type"] == LOAD_NODE]
+    named = wants.named(collected.graph, NODE_CLASS_MAPPINGS)
+    names = [want.what for want in named if want.why == wants.MODEL and not want.linked]
     names += [model.name for model in collected.models if model.where in _BASES]
     found = []
     for name in dict.fromkeys(names):

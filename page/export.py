@@ -16,6 +16,7 @@ from aiohttp import web
 from ..host import files
 from ..host.paths import BUNDLES
 from ..host.text import plain_name, quoted, shortened
+from ..trainer.checks import preflight
 from ..trainer.pictures.media import PICTURES
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
@@ -51,8 +52,9 @@ def commands(filename: str, name: str, needs: Needs | None = None, wanted: Itera
                 f'pip install -e "{CLONE}[{",".join(sorted({"diffusers", "plots", *wanted}))}]"',
                 "export OTCA_MODELS=/path/to/models",
             ],
-            "note": "OTCA_MODELS: the folders, separated by colons, that hold the models' own folders under the names that "
-            "the graph gives them. Nothing is downloaded. A file of prompts must lie where the command is typed.",
+            "note": "Load Flow Model runs by diffusers, which is among these; an embedded model also by ComfyUI, --comfyui PATH. "
+            "OTCA_MODELS: the folders, separated by colons, that hold the models' own folders under the names that the graph "
+            "gives them. Nothing is downloaded. A file of prompts must lie where the command is typed.",
         },
         {"title": "Check it", "lines": [f"python {CLONE} {check}"]},
         {
@@ -120,7 +122,7 @@ class Bundles:
             raise Refused(409, "another bundle is being written. Fix: wait until it is there")
         try:
             workflow = contents.begun_from_runs(self.jobs.read(prompt))
-            if problems := errors(contents.problems_of(workflow)):
+            if problems := errors(preflight.problems(workflow)):
                 raise WorkflowError(problems)
             held = contents.collect(workflow, name)
             # Pictures of opinions are named by where they are here, since in the bundle they have no names of their own.

@@ -333,7 +333,7 @@ class Jobs:
             command = ["prove", *files_of_run, "--hours", f"{prove.facts(run.folder).hours:g}"]
         else:
             command = ["train", *files_of_run, "--iterations", str(iterations), *arguments]
-        if _lean():
+        if extras.lean():
             command += ["--comfyui", str(headless_comfyui.folder_of_server())]
         self.make_room()
         try:
@@ -373,7 +373,7 @@ class Jobs:
             FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
-            **(headless_comfyui.of_this_server(needs.packs if needs else ()) if needs or _lean() else {}),
+            **(headless_comfyui.of_this_server(needs.packs if needs else ()) if needs or extras.lean() else {}),
         }
 
     def _wait(self, process: processes.Process, run: Run) -> None:
@@ -402,11 +402,6 @@ class Jobs:
         except Refused:
             return None
         return next((problem.node_id for problem in problems if problem.severity == "error" and problem.node_id), None)
-
-
-def _lean() -> bool:
-    """Whether this Python lacks diffusers: ComfyUI then reads the embedded models, in a training of its own as on the canvas."""
-    return not extras.installed("diffusers")
 
 
 def _is_queued(run: Run) -> bool:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..host.access import wants
 from ..host.files import Damaged, beside
+from ..nodes import NODE_CLASS_MAPPINGS
 from ..trainer.run.folder import NOTES, WORKFLOW, read_own
 from ..trainer.run.status import REMOTE
-from ..trainer.types import MODEL_NODES
 from .jobs import Jobs
 from .remote.watching import forget_token
 from .requests import Field, Refused, text
@@ -95,8 +96,8 @@ def _begins_with(other: Run, run: Run) -> bool:
         graph = read_own(other.folder, WORKFLOW) or {}
     except Damaged:
         return False
-    names = [entry["inputs"].get("start_from") for entry in graph.values() if entry["class_type"] in MODEL_NODES]
-    return any(isinstance(name, str) and name and _names(Path(name), run) for name in names)
+    named = wants.named(graph, NODE_CLASS_MAPPINGS)
+    return any(_names(Path(want.what), run) for want in named if want.why == wants.ADAPTER and not want.linked)
 
 
 def _names(path: Path, run: Run) -> bool:

@@ -6,6 +6,7 @@
   VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of them on inputs that
   have nothing to do with it. The page that queued the prompt is told of the inputs, by an event. A node that is not listed,
   since the user has not allowed it, is named as that.
+* A graph of ours that lacks a package is refused before anything of it runs.
 * Our templates are listed by their names, and not as the disk has them.
 
 Each is a middleware of aiohttp's or a handler that ComfyUI calls for a queued prompt; nothing of ComfyUI's is replaced.
@@ -14,7 +15,9 @@ Each is a middleware of aiohttp's or a handler that ComfyUI calls for a queued p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -23,8 +26,13 @@ from aiohttp import web
 
 from ..host.comfyui import canvas_of, has_our_nodes
 from ..nodes import NODE_CLASS_MAPPINGS, WITHHELD
+from ..trainer.workflow import lineage
 from ..trainer.workflow.checking import input_of
 from ..trainer.workflow.foreign import canvas_nodes
+from ..trainer.workflow.graph import constants
+from ..trainer.workflow.reading import api_graph
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
@@ -89,15 +97,10 @@ def name_withheld(prompt_server) -> None:
 
 def _with_classes(prompt: dict[str, Any], canvas: Mapping) -> dict[str, Any]:
     """A queued graph with the classes of those of WITHHELD, by the ids that these have in the canvas or in a subgraph of it."""
-    withheld = {
-        str(node.get("id")): node.get("type") for node in canvas_nodes(canvas) if str(node.get("type")) in WITHHELD
-    }
-    return {
-        name: {**entry, "class_type": withheld[name.rpartition(":")[2]]}
-        if isinstance(entry, dict) and "class_type" not in entry and name.rpartition(":")[2] in withheld
-        else entry
-        for name, entry in prompt.items()
-    }
+    withheld = {str(node.get("id")): node["type"] for node in canvas_nodes(canvas) if str(node.get("type")) in WITHHELD}
+    lacking = [name for name, entry in prompt.items() if isinstance(entry, dict) and "class_type" not in entry]
+    kinds = {name: withheld.get(name.rpartition(":")[2]) for name in lacking}
+    return prompt | {name: {**prompt[name], "class_type": kind} for name, kind in kinds.items() if kind}
 
 
 def sort_templates(prompt_server, pack: str) -> None:
@@ -116,24 +119,31 @@ def sort_templates(prompt_server, pack: str) -> None:
 
 
 def say_refusals_once(prompt_server) -> None:
-    """Puts ComfyUI's answers to queued prompts right from now on, and tells the page of the inputs that were refused."""
+    """Puts ComfyUI's answers to queued prompts right from now on, and tells the page of the inputs that were refused.
+
+    A graph whose nodes lack a package is refused here: of one that is partly wrong ComfyUI would run the rest.
+    """
 
     @web.middleware
-    async def after_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
-        response = await handler(request)
-        asked = request.method == "POST" and request.path in ("/prompt", "/api/prompt")
-        if asked and isinstance(response, web.Response) and response.content_type == "application/json":
+    async def around_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
+        if request.method != "POST" or request.path not in ("/prompt", "/api/prompt"):
+            return await handler(request)
+        queued, refusal, packages = {}, None, []
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # no graph, which ComfyUI refuses
+            queued = json.loads(await request.text())
+            refusal, packages = _refusal(api_graph(queued["prompt"]))
+        response = web.json_response(refusal, status=400) if refusal else await handler(request)
+        if isinstance(response, web.Response) and response.content_type == "application/json":
             answer = json.loads(response.text or "null")
             if isinstance(answer, dict) and (answer.get("node_errors") or answer.get("error")):
-                answer = put_right(answer)
+                answer = refusal or put_right(answer)
                 response.text = json.dumps(answer)
-                if inputs := _refused(answer):
-                    page = json.loads(await request.text()).get("client_id")  # a script's has none, and nobody is told
-                    if isinstance(page, str):
-                        prompt_server.send_sync("otca.refused", {"inputs": inputs}, page)
+                page, inputs = queued.get("client_id"), _refused(answer)
+                if inputs and isinstance(page, str):  # a script's has none, and nobody is told
+                    prompt_server.send_sync("otca.refused", {"inputs": inputs, "packages": packages}, page)
         return response
 
-    prompt_server.app.middlewares.append(after_prompt)
+    prompt_server.app.middlewares.append(around_prompt)
 
 
 def _refused(answer: dict) -> dict[str, list[str]]:
@@ -144,6 +154,25 @@ def _refused(answer: dict) -> dict[str, list[str]]:
         ]
         for node, told in answer["node_errors"].items()
     }
+
+
+def _refusal(graph: Mapping[str, Mapping]) -> tuple[dict | None, list[dict[str, str]]]:
+    """(answer, what the page is told) to a graph of which output nodes of ours need nodes that lack packages; else (None, [])."""
+    classes = {node: NODE_CLASS_MAPPINGS.get(entry["class_type"]) for node, entry in graph.items()}
+    outputs = [node for node, cls in classes.items() if getattr(cls, "OUTPUT_NODE", False)]
+    told, packages, lines = {}, [], []
+    for node in dict.fromkeys(node for output in outputs for node in lineage.above(graph, output)):
+        if not (cls := classes[node]) or not (lacks := cls.lacks(**constants(graph[node]))):
+            continue
+        name, lack = lacks
+        error = {"type": KIND, "message": name, "details": str(lack), "extra_info": {"input_name": name}}
+        told[node] = {"errors": [error], "dependent_outputs": [], "class_type": graph[node]["class_type"]}
+        packages.append({"node": node, "text": lack.message, "command": lack.command})
+        lines.append(f"{name}: {lack}")
+        logger.warning("%s", lack)
+    summary = {"message": "Prompt outputs failed validation", "details": "\n".join(lines), "extra_info": {}}
+    error = {"type": "prompt_outputs_failed_validation", **summary}
+    return {"error": error, "node_errors": told} if told else None, packages
 
 
 def put_right(answer: dict) -> dict:

@@ -427,6 +427,15 @@ export function onRefusedInputs(callback) {
 }
 
 /**
+ * Calls back with the packages that a graph of this page's lacks, where the server has refused it for that.
+ *
+ * @param {(missing: Missing[]) => void} callback
+ */
+export function onMissingPackages(callback) {
+  api.addEventListener("otca.refused", ({ detail: { packages } }) => packages?.length && callback(packages));
+}
+
+/**
  * Presses the button by which Nodes 2.0 shows a node's advanced inputs. Returns whether there is one: it says what it will do, and
  * does not hear of what is set otherwise.
  *

@@ -15,6 +15,7 @@ import { votePanel } from "./vote/panel.js";
 import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
+import { showMissing } from "./widgets/missing.js";
 import { newRunWidget } from "./widgets/newrun.js";
 import { ownWidget } from "./widgets/own.js";
 import { ownerWidget } from "./widgets/owner.js";
@@ -166,6 +167,7 @@ comfy.app.registerExtension({
     comfy.onGraphChanged(foreseeSoon);
     comfy.onGraphChanged(lightSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
+    comfy.onMissingPackages((missing) => showMissing(comfy, missing));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
     const votes = votePanel(comfy, { stop: comfy.interrupt });

@@ -166,6 +166,13 @@ interface Shown {
 
 // ---- What our server sends ------------------------------------------------------------------------------------------
 
+/** What a node lacks of packages, and the line that installs it. */
+interface Missing {
+  node: string;
+  text: string;
+  command: string;
+}
+
 /** A graph in ComfyUI's API format. */
 type Prompt = Record<string, { class_type: string; inputs: Record<string, any>; _meta?: { title?: string } }>;
 

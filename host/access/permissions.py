@@ -37,7 +37,7 @@ _VARIABLES = {READ: (FOLDERS, os.pathsep), POST: (HOSTS, ","), DOWNLOAD: (DOWNLO
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 # What a want is for that reads a prompt file, a folder of pairs, or a folder of pictures.
-PROMPTS, PAIRS, PICTURES = "prompts", "pairs", "pictures"
+PROMPTS, PAIRS, PICTURES, OPINIONS = "prompts", "pairs", "pictures", "opinions"
 PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
 HOMES = ("/home", "/Users")  # above those of other people
@@ -59,6 +59,7 @@ class Want:
         why: what it is for.
         input, node: where the graph names it.
         linked: whether it is known only when the graph runs.
+        plain: whether it can only mean something in the known folders, so that nobody need be asked.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Want:
     input: str = ""
     node: str = ""
     linked: bool = False
+    plain: bool = False
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def folders(why: str) -> list[str]:
 def known_folders(why: str) -> list[str]:
     """Folders that need no permission, the one where a command was typed among them. For prompts, pairs and pictures they are
     few: the hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
-    of_purpose = {PROMPTS: paths.input_folders, PAIRS: paths.input_folders, PICTURES: paths.picture_folders}
+    of_purpose = dict.fromkeys((PROMPTS, PAIRS, OPINIONS), paths.input_folders) | {PICTURES: paths.picture_folders}
     readable = of_purpose.get(why, _model_folders)()
     if not comfyui.in_comfyui() and not environment.has(FROM_PAGE) and not too_wide(os.getcwd()):
         readable.append(Path.cwd())

@@ -6,50 +6,70 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from .. import environment
 from .addresses import host_of, is_hub_id, wandb_host
 from .opening import shown
 from .permissions import DOWNLOAD, POST, READ, Want, is_plain
 
+# What a file is for, besides those of `permissions`: by this a bundle knows what to do with it.
+MODEL, REWARD_MODEL, TASTE, ENCODER = "the model", "a reward model", "a taste", "an image encoder"
+ADAPTER, RUN_BEFORE, GUIDE, VOTES, TOKENIZER = "an adapter", "a run before", "a guide", "votes", "a tokenizer of CLIP"
+UPLOADED, PROMPT_LINES = "a picture of the input folder", "prompts, a line each"
+TOKEN, FIELDS, ACCOUNT = "a token", "fields of a request", "an account"
+SECRET = "secret"  # a kind of which nobody is asked: a variable of the environment, or a text that may hold a key
 
-def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
-    """What the nodes of a graph in API form ask for, by WANTS of their classes. An input that is missing asks for nothing."""
+
+@dataclass(frozen=True)
+class Naming:
+    """What an input names, as a Want says it; `asks`: when the user is, since a plain name stays in the known folders."""
+
+    why: str
+    kind: str = READ
+    asks: Literal["paths", "always", "never"] = "paths"
+
+    def wants(self, value: object, input: str) -> list[Want]:
+        if value is None:
+            return [Want(self.kind, "", self.why, input, plain=self.asks == "never")]
+        if not isinstance(value, str) or not value:
+            return []
+        unasked = self.asks == "never" or (self.asks == "paths" and self.kind == READ and is_plain(value))
+        if self.kind == POST:
+            try:
+                value = host_of(value)
+            except ValueError:  # it is refused anyway
+                value, unasked = "", True
+        return [Want(self.kind, value, self.why, input, plain=unasked)]
+
+
+SENDING = Naming("pictures and prompts", POST)  # of a server that scores
+
+
+def of_node(cls: type, inputs: Mapping) -> list[Want]:
+    """All that a node names, by WANTS of its class. An input that is missing names nothing."""
+    links = {name: value for name, value in inputs.items() if isinstance(value, list)}
+    values = {name: value for name, value in inputs.items() if name != "cls" and value is not None}
+    wants = cls.WANTS(**values | dict.fromkeys(links)) if hasattr(cls, "WANTS") else ()
+    # What comes through a link is known only when the graph runs.
+    handed = {name: f"what node {shown(*link[:1] or [''])} hands over" for name, link in links.items()}
+    return [replace(want, what=handed[want.input], linked=True) if want.input in links else want for want in wants]
+
+
+def named(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
+    """All that the nodes of a graph in API form name, each with its node."""
     wants: dict[Want, None] = {}
     for node_id, entry in graph.items():
         cls, inputs = node_classes.get(entry.get("class_type", "")), entry.get("inputs")
-        if cls is None or not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
-            continue
-        links = {name: value for name, value in inputs.items() if isinstance(value, list)}
-        constants = {name: value for name, value in inputs.items() if name != "cls" and value is not None}
-        values = constants | dict.fromkeys(links)  # None: what comes is known only when the graph runs
-        for want in cls.WANTS(**values):
-            if want.input in links:
-                source = f"what node {shown(*links[want.input][:1] or [''])} hands over"
-                want = replace(want, what=source, linked=True)
-            wants[replace(want, node=node_id)] = None
+        if cls is not None and isinstance(inputs, Mapping):
+            wants |= {replace(want, node=node_id): None for want in of_node(cls, inputs)}
     return list(wants)
 
 
-def reads(value: object, why: str, input: str, always: bool = False) -> list[Want]:
-    """For WANTS of an input that names a model or a file. A plain name can only mean a file in the known folders, so it is
-    listed only if `always` is set."""
-    if value is None:
-        return [Want(READ, "", why, input)]
-    if not isinstance(value, str) or not value:
-        return []
-    return [] if is_plain(value) and not always else [Want(READ, value, why, input)]
-
-
-def posts(url: object, why: str, input: str) -> list[Want]:
-    """For WANTS of an input that names an address."""
-    if url is None:
-        return [Want(POST, "", why, input)]
-    try:
-        return [Want(POST, host_of(url), why, input)]
-    except ValueError:
-        return []  # it is refused anyway
+def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
+    """What the nodes of a graph ask the user for."""
+    return [want for want in named(graph, node_classes) if not want.plain]
 
 
 def downloads(name: object, switch: object, input: str) -> list[Want]:

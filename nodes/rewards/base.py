@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
-from ...host import devices, extras
+from ...host import devices
+from ...host.access.wants import REWARD_MODEL, Naming
 from ..inputs import DEVICE, Input, Node, complaint, dtype, integer, number, switch, text
 
 REWARD = ("reward", "reward model", "score image", "objective")
+WEIGHTS = Naming(REWARD_MODEL)  # of inputs that name a model's folder or file
 JUDGE = ("preference", "human preference", "quality", "image quality")
 
 
@@ -20,7 +22,6 @@ class RewardNode(Node):
     KIND: str
     HELD_OUT = False
     COMPARES = False  # whether it scores a picture against the others of its group
-    MODEL_INPUTS: tuple[str, ...] = ()  # inputs that name a model's folder or file
 
     NETWORK: Mapping[str, Input] = {}  # the inputs of a network
 
@@ -43,17 +44,11 @@ class RewardNode(Node):
         return {**cls.REQUIRED, "coefficient": coefficient}, optional
 
     @classmethod
-    def WANTS(cls, **inputs):
-        from ...host.access.wants import reads
-
-        return [want for name in cls.MODEL_INPUTS for want in reads(inputs.get(name, ""), "a reward model", name)]
-
-    @classmethod
     def VALIDATE_INPUTS(cls, clip=""):
         from ...trainer.rewards import parse_bounds
 
-        lacking = extras.wrong(cls.TITLE, *cls.NEEDS) if cls.NEEDS else None
-        return lacking or complaint("clip", parse_bounds, clip) or True
+        lack = cls.lacks()
+        return ("{}: {}".format(*lack) if lack else complaint("clip", parse_bounds, clip)) or True
 
     @classmethod
     def announced(cls, name="", held_out=None, **inputs):

@@ -4,9 +4,10 @@ import re
 
 from ...host import files
 from ...host.access import permissions
+from ...host.access.wants import FIELDS, SECRET, SENDING, TOKEN, VOTES, Naming
 from ...trainer.types import JUDGE_ANSWERS, JUDGE_TEMPLATES
 from ..inputs import choice, complaint, integer, lines, miswired, number, socket, switch, text
-from .base import JUDGE, REWARD, RewardNode, SeveralRewards
+from .base import JUDGE, REWARD, WEIGHTS, RewardNode, SeveralRewards
 
 
 def wrong_address(url, token_variable):
@@ -33,14 +34,8 @@ class _ServerReward(RewardNode):
         )
         return required, optional
 
-    @classmethod
-    def WANTS(cls, url="", **_):
-        from ...host.access.wants import posts
 
-        return posts(url, "pictures and prompts", "url")
-
-
-TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
+TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN", names=Naming(TOKEN, SECRET, asks="never")).tip(
     "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
     "only to the host that the variable of that name and _HOST names."
 )
@@ -56,7 +51,7 @@ class RewardHTTP(_ServerReward):
     KIND = "http"
 
     REQUIRED = {
-        "url": text("http://127.0.0.1:8189/score", label="address").tip(
+        "url": text("http://127.0.0.1:8189/score", label="address", names=SENDING).tip(
             "Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
             "allow any machine but this one."
         )
@@ -100,7 +95,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
     OUTPUT_TOOLTIPS = tuple(f"The answer to line {end} of questions." for end in ENDS)
 
     REQUIRED = {
-        "url": text("http://127.0.0.1:8000/v1", label="address").tip(
+        "url": text("http://127.0.0.1:8000/v1", label="address", names=SENDING).tip(
             "Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
             "any machine but this one."
         ),
@@ -129,9 +124,12 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         "frames": integer(4, 1, 64, advanced=True).tip("Frames of a video that it sees, evenly spread."),
         "timeout": number(120, 0.1, 86400, step=1, advanced=True).tip("Seconds that one question may take."),
         "token_variable": TOKEN_VARIABLE.advanced(),
-        "extra": text(label="more request fields", hint='{"temperature": 0}', advanced=True).tip(
-            "More fields of the request, as a JSON object: for example those that stop a model from thinking first."
-        ),
+        "extra": text(
+            label="more request fields",
+            hint='{"temperature": 0}',
+            advanced=True,
+            names=Naming(FIELDS, SECRET, asks="never"),
+        ).tip("More fields of the request, as a JSON object: for example those that stop a model from thinking first."),
     }
 
     LOCAL = {
@@ -195,8 +193,8 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         return None
 
     @classmethod
-    def WANTS(cls, url="", judge="", **_):
-        return [] if judge is None else super().WANTS(url)  # None: it is connected
+    def WANTS(cls, judge="", **inputs):
+        return [] if judge is None else super().WANTS(**inputs)  # None: it is connected
 
     @classmethod
     def only_of_groups(cls, groups_only=False, compare=False, template=OWN, **_):
@@ -263,7 +261,7 @@ class RewardPython(RewardNode):
     KIND = "python"
 
     REQUIRED = {
-        "file": text("my_reward.py").tip(
+        "file": text("my_reward.py", names=Naming("a reward", permissions.RUN)).tip(
             "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing."
         ),
         "function": text("score").tip(
@@ -274,10 +272,6 @@ class RewardPython(RewardNode):
     @classmethod
     def VALIDATE_INPUTS(cls, file, clip=""):
         return complaint("file", permissions.python_file, file) or super().VALIDATE_INPUTS(clip)
-
-    @classmethod
-    def WANTS(cls, file="", **_):
-        return [permissions.Want(permissions.RUN, file if isinstance(file, str) else "", "a reward", "file")]
 
     @classmethod
     def IS_CHANGED(cls, file, **_):
@@ -294,19 +288,19 @@ class RewardVote(RewardNode):
     KIND = "vote"
 
     REQUIRED = {
-        "votes": text("votes", suggest="votes", label="folder of votes").tip(
+        "votes": text("votes", suggest="votes", label="folder of votes", names=Naming(VOTES, asks="never")).tip(
             "Name of the folder below output/otca_votes that keeps the votes and their pictures. Pictures that were "
             "voted on before are not asked about again."
         )
     }
 
     OPTIONAL = {
-        "url": text(label="address", hint="this page asks").tip(
+        "url": text(label="address", hint="this page asks", names=SENDING).tip(
             "Address of a server that otca vote started, as in http://127.0.0.1:8190/score. It asks in a browser "
             "elsewhere, and keeps the votes there. Needed where the training does not run on the canvas. "
             "Empty: this page asks."
         ),
-        "token_variable": text(hint="OTCA_REWARD_TOKEN", advanced=True).tip(
+        "token_variable": text(hint="OTCA_REWARD_TOKEN", advanced=True, names=Naming(TOKEN, SECRET, asks="never")).tip(
             "Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
             "goes only to the host that the variable of that name and _HOST names."
         ),
@@ -317,7 +311,7 @@ class RewardVote(RewardNode):
             "A small head learns from your votes. After some of them it scores the groups that it is sure of, and you "
             "are asked about four pictures at most of each of the others."
         ),
-        "encoder": text("shapes-clip", suggest="encoders").tip(
+        "encoder": text("shapes-clip", suggest="encoders", names=WEIGHTS).tip(
             "What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
             "cache. shapes-clip knows small pictures of shapes only."
         ),
@@ -346,8 +340,6 @@ class RewardVote(RewardNode):
         return True
 
     @classmethod
-    def WANTS(cls, url="", learn=False, encoder="", **_):
-        from ...host.access.wants import posts, reads
-
-        learned = reads(encoder, "a reward model", "encoder") if learn is None or learn else []
-        return [*(posts(url, "pictures and prompts", "url") if url != "" else []), *learned]
+    def WANTS(cls, learn=False, **inputs):
+        unread = {} if learn is None or learn else {"encoder": ""}
+        return super().WANTS(**{**inputs, **unread})

@@ -1,9 +1,10 @@
 """Rewards that look at a picture: by a network, at its pixels, and for what the prompt says in so many words."""
 
-from ...host import extras, paths, search
+from ...host import paths, search
+from ...host.access.wants import TASTE, TOKENIZER, Naming
 from ...trainer.types import HPS_PROVIDERS
 from ..inputs import choice, complaint, found, number, socket, switch, text
-from .base import JUDGE, REWARD, NetworkReward, RewardNode
+from .base import JUDGE, REWARD, WEIGHTS, NetworkReward, RewardNode
 
 MARKER = "preprocessor_config.json"
 SOURCE = socket("IMAGE").tip(
@@ -14,15 +15,13 @@ SOURCE = socket("IMAGE").tip(
 class _OneEncoder(NetworkReward):
     """A reward in the space of one encoder's folder."""
 
-    MODEL_INPUTS = ("model", "path")
-
     REQUIRED = {
-        "model": found(lambda: paths.list_models(MARKER)).tip(
+        "model": found(lambda: paths.list_models(MARKER), names=WEIGHTS).tip(
             "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
         )
     }
     OPTIONAL = {
-        "path": text(hint="a folder, or owner/name").tip(
+        "path": text(hint="a folder, or owner/name", names=WEIGHTS).tip(
             "A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
         )
     }
@@ -75,13 +74,12 @@ class RewardAesthetic(NetworkReward):
     DESCRIPTION = "How much people would like the picture, whatever the prompt: a small head on CLIP ViT-L/14."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "aesthetic", "laion", "beauty"]
     KIND = "aesthetic"
-    MODEL_INPUTS = ("path", "model")
 
     REQUIRED = {
-        "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights").tip(
+        "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights", names=WEIGHTS).tip(
             "The head's file: a path, or its name in a model folder."
         ),
-        "model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+        "model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS).tip(
             "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
             "one share it."
         ),
@@ -107,13 +105,12 @@ class RewardPickScore(NetworkReward):
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "pickscore", "pick-a-pic"]
     KIND = "pickscore"
-    MODEL_INPUTS = ("path", "processor")
 
     REQUIRED = {
-        "path": text("yuvalkirstain/PickScore_v1", suggest="networks").tip(
+        "path": text("yuvalkirstain/PickScore_v1", suggest="networks", names=WEIGHTS).tip(
             "The checkpoint: a folder, the name of one, or a hub id in the local cache."
         ),
-        "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders").tip(
+        "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders", names=WEIGHTS).tip(
             "The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
             "the name of one, or a hub id in the local cache."
         ),
@@ -136,13 +133,12 @@ class RewardHPSv2(NetworkReward):
     SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
     KIND = "hpsv2"
     MAY_NEED = ("rewards", "ftfy")  # for a prompt with other than plain letters
-    MODEL_INPUTS = ("path", "tokenizer")
 
     REQUIRED = {
-        "path": found(paths.list_rewards, "HPS_v2.1_compressed.pt").tip(
+        "path": found(paths.list_rewards, "HPS_v2.1_compressed.pt", names=WEIGHTS).tip(
             "The published file, by its name in models/otca_rewards. An exported workflow may name a path."
         ),
-        "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
+        "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers", names=Naming(TOKENIZER)).tip(
             "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
             "do."
         ),
@@ -171,16 +167,15 @@ class RewardImageReward(NetworkReward):
     DESCRIPTION = "How well the picture follows the prompt and pleases, by BLIP trained on experts' rankings."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "imagereward", "blip"]
     KIND = "image_reward"
-    MODEL_INPUTS = ("path", "config", "tokenizer")
 
     REQUIRED = {
-        "path": text("ImageReward.pt", suggest="reward_weights").tip(
+        "path": text("ImageReward.pt", suggest="reward_weights", names=WEIGHTS).tip(
             "The published file: a path, or its name in a model folder."
         ),
-        "config": text("med_config.json", suggest="reward_configs").tip(
+        "config": text("med_config.json", suggest="reward_configs", names=WEIGHTS).tip(
             "The file published beside it: a path, or its name in a model folder."
         ),
-        "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers").tip(
+        "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers", names=WEIGHTS).tip(
             "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache."
         ),
     }
@@ -205,16 +200,15 @@ class RewardMyTaste(NetworkReward):
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "personal taste", "my style", "like"]
     KIND = "my_taste"
-    MODEL_INPUTS = ("path", "encoder")
 
     REQUIRED = {
-        "path": text("taste.safetensors", suggest="reward_weights").tip(
+        "path": text("taste.safetensors", suggest="reward_weights", names=Naming(TASTE)).tip(
             "The file that otca taste fit wrote: a path, or its name in a model folder."
         )
     }
 
     OPTIONAL = {
-        "encoder": text(suggest="encoders", hint="the one in the file").tip(
+        "encoder": text(suggest="encoders", hint="the one in the file", names=WEIGHTS).tip(
             "The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
             "or a hub id in the local cache. Empty: by the name in the file."
         )
@@ -391,10 +385,11 @@ class RewardText(RewardNode):
     def VALIDATE_INPUTS(cls, clip=""):
         from ...trainer.rewards.text import find_models
 
-        try:
-            find_models()
-        except (FileNotFoundError, extras.MissingPackage) as error:
-            return str(error)
+        if not cls.lacks():
+            try:
+                find_models()
+            except FileNotFoundError as error:
+                return str(error)
         return super().VALIDATE_INPUTS(clip)
 
 
@@ -405,13 +400,12 @@ class RewardObjects(NetworkReward):
     )
     SEARCH_ALIASES = [*REWARD, "geneval", "object detection", "counting", "composition", "owl", "grounding dino"]
     KIND = "objects"
-    MODEL_INPUTS = ("path", "clip_model")
 
     REQUIRED = {
-        "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders").tip(
+        "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders", names=WEIGHTS).tip(
             "The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache."
         ),
-        "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+        "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS).tip(
             "The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
             "may ask for a colour."
         ),

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from ...canvas import payloads, results
 from ...host import comfyui, devices, stopping
+from ...host.access.permissions import PICTURES
+from ...host.access.wants import Naming
 from ..inputs import Node, complaint, integer, lines, miswired, socket, switch, text
 from .base import JUDGE, REWARD
 
@@ -135,7 +137,9 @@ class ScoreImages(_AsksRewards):
         "frames": integer(0, 0, 4096, advanced=True).tip(
             "Frames of each video, where video is on. 0: all images are one video."
         ),
-        "folder": text(suggest="picture_folders", hint="input/cats, output, output/cats").tip(
+        "folder": text(
+            suggest="picture_folders", hint="input/cats, output, output/cats", names=Naming(PICTURES, asks="always")
+        ).tip(
             "A folder of pictures in ComfyUI's input or output folder, with those below it, in place of images. What "
             "cannot be read is named and left out."
         ),
@@ -159,13 +163,6 @@ class ScoreImages(_AsksRewards):
             return f"folder: {folder!r} is named, and images is connected. Fix: empty folder, or disconnect images"
         wrong = super().VALIDATE_INPUTS(input_types)
         return wrong if wrong is not True else complaint("folder", find, folder or None, limit or 1) or True
-
-    @classmethod
-    def WANTS(cls, folder="", **_):
-        from ...host.access.permissions import PICTURES
-        from ...host.access.wants import reads
-
-        return reads(folder, PICTURES, "folder", always=True)
 
     @classmethod
     def IS_CHANGED(cls, folder="", limit=100, **_):

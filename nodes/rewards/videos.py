@@ -1,7 +1,7 @@
 """Rewards for videos: networks that judge a whole video in several dimensions at once."""
 
 from ..inputs import complaint, integer, number, text
-from .base import JUDGE, REWARD, NetworkReward, SeveralRewards
+from .base import JUDGE, REWARD, WEIGHTS, NetworkReward, SeveralRewards
 
 
 class _VideoReward(SeveralRewards):
@@ -30,15 +30,14 @@ class RewardVideoAlign(_VideoReward):
     DESCRIPTION = "Visual quality, motion quality and text alignment of a video, judged by VideoAlign's VideoReward."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality", "motion", "videoreward"]
     KIND = "video_align"
-    MODEL_INPUTS = ("model", "base")
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
     LEAST_FRAMES = 2
 
     REQUIRED = {
-        "model": text("KlingTeam/VideoReward", suggest="video_judges").tip(
+        "model": text("KlingTeam/VideoReward", suggest="video_judges", names=WEIGHTS).tip(
             "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
         ),
-        "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers").tip(
+        "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers", names=WEIGHTS).tip(
             "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
             "adapter only."
         ),
@@ -62,7 +61,6 @@ class RewardVideoScore(_VideoReward):
     DESCRIPTION = "Five dimensions of a video's quality, judged by VideoScore as people would rate them from 1 to 4."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality"]
     KIND = "video_score"
-    MODEL_INPUTS = ("model",)
     DIMENSIONS = {
         "visual": "visual quality",
         "temporal": "temporal consistency",
@@ -72,7 +70,7 @@ class RewardVideoScore(_VideoReward):
     }
 
     REQUIRED = {
-        "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders").tip(
+        "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders", names=WEIGHTS).tip(
             "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
         ),
         "most_frames": integer(48, 1, 48, advanced=True).tip(

@@ -10,10 +10,35 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.bundle import contents, making
+from comfyui_otca.host.access import permissions
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.trainer.workflow.running import Workflow
 
 COMFYUI_LACKS = "diffusers peft accelerate matplotlib tensorboard ftfy bitsandbytes rapidocr onnxruntime wandb".split()
+
+# Suggestions of things that are no files: names within a model, of the machine or of figures, and of a run that is yet to be.
+NO_FILES = {"layers", "devices", "metrics", "runs"}
+SET = {  # what else an input takes to be read
+    ("OTCA_TCDWeights", "features"): {"proxy": "image_features", "model": ["2", 0]},
+    ("OTCA_RewardVote", "encoder"): {"learn": True},
+}
+
+
+def declared(node):
+    return {name: given for section in node.inputs() for name, given in section.items()}
+
+
+def file_inputs():
+    """(class, input) of every input of ours that offers what is on the disk, or that says that it names a file."""
+    for class_type, node in NODE_CLASS_MAPPINGS.items():
+        for name, given in declared(node).items():
+            offers = callable(given.type) or given.options.get("suggest", "layers") not in NO_FILES
+            text = isinstance(given.type, list) or given.type == "STRING" or callable(given.type)
+            value = "/nowhere = 1" if name == "guides" else "/nowhere"
+            named = node.WANTS(**{name: value, **SET.get((class_type, name), {})}) if text else []
+            if offers or any(want.input == name and want.kind in (permissions.READ, permissions.RUN) for want in named):
+                yield class_type, name
+
 
 REWARD = '''"""Brightness; it also notes which pack asks."""
 import sys

@@ -12,6 +12,7 @@ from PIL import Image
 from comfyui_otca.bundle import packages
 from comfyui_otca.bundle.found import MODELS
 from comfyui_otca.host import paths
+from comfyui_otca.host.foreign_nodes import ForeignNode
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.bundle.conftest import inputs_of, with_reward
 from comfyui_otca.trainer.workflow import WorkflowError
@@ -32,7 +33,7 @@ def test_a_prompt_file_is_copied_under_its_name_and_that_of_the_pack_is_not(plac
     named = str(places.input / "prompts.txt")
     held = collected(small_graph({PROMPTS: {"file": named, "prompts": ""}}))
     assert inputs_of(held.graph, PROMPTS)["file"] == "prompts.txt"
-    assert held.copied["inputs/prompts.txt"] == (places.input / "prompts.txt").read_bytes()
+    assert held.copied["inputs/prompts.txt"] == places.input / "prompts.txt"
     own = str(paths.ASSETS / "prompts" / "shapes_train.txt")
     held = collected(small_graph({PROMPTS: {"file": own, "prompts": ""}}))
     assert inputs_of(held.graph, PROMPTS)["file"] == "shapes_train.txt" and not held.copied
@@ -203,10 +204,10 @@ def test_a_folder_of_pairs_becomes_a_list(places, small_graph, collected):
     assert problem.input == "file" and "link out of its folder" in problem.message
 
 
-class LoadImage:
+class LoadImage(ForeignNode):
     """A view of ComfyUI's own, as `host/foreign_nodes.py` makes it."""
 
-    FOREIGN, PACK, RETURN_TYPES, FUNCTION, CATEGORY = True, None, ("INT",), "load", ""
+    PACK, RETURN_TYPES, folder = None, ("INT",), staticmethod(lambda name: None)
 
     @classmethod
     def INPUT_TYPES(cls):

@@ -26,7 +26,7 @@ def command_in(message: str) -> list[str]:
 
 def test_what_is_missing_is_named_and_what_is_here_stays(here):
     here(transformers="4.50.3", peft="0.19.0")
-    told = extras.wrong("Load Flow Model", "diffusers")
+    told = str(extras.wrong("Load Flow Model", "diffusers"))
     assert told.startswith("Load Flow Model needs diffusers>=0.38 (none is here), accelerate>=1.8 (none is here).")
     assert command_in(told) == ["diffusers>=0.38", "accelerate>=1.8", "peft==0.19.0", "transformers==4.50.3"]
     assert "It keeps what is here" in told
@@ -36,7 +36,7 @@ def test_what_is_missing_is_named_and_what_is_here_stays(here):
 
 def test_what_is_too_old_is_named_with_what_is_needed_and_what_raising_it_means(here):
     here(transformers="4.50.3", ftfy="6.3")
-    told = extras.wrong("Reward: VideoAlign", "rewards", "transformers")
+    told = str(extras.wrong("Reward: VideoAlign", "rewards", "transformers"))
     assert told.startswith("Reward: VideoAlign needs transformers>=5.5 (4.50.3 is here). All else goes on working.")
     assert "raises transformers from 4.50.3 to >=5.5, which other packs may not take" in told
     assert command_in(told) == ["transformers>=5.5"]

@@ -34,7 +34,7 @@ def test_right_and_linked_inputs_are_taken():
     assert NODE.VALIDATE_INPUTS("votes", "http://127.0.0.1:8190/score") is True
     assert NODE.VALIDATE_INPUTS("votes", learn=True, encoder="shapes-clip") is True
     assert NODE.VALIDATE_INPUTS(None, None, None, None, None) is True
-    assert [want.kind for want in NODE.WANTS("http://votes.example/score")] == ["post"]
+    assert [want.kind for want in NODE.WANTS(url="http://votes.example/score")] == ["post"]
     assert NODE.WANTS() == []
 
 

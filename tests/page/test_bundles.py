@@ -6,9 +6,10 @@ import io
 import json
 import zipfile
 
-from comfyui_otca.bundle import contents, making
+from comfyui_otca.bundle import making
 from comfyui_otca.host.paths import BUNDLES
 from comfyui_otca.tests.page.strange_pictures import png
+from comfyui_otca.trainer.checks import preflight
 
 GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
 
@@ -70,9 +71,7 @@ def test_pictures_are_named_and_asked_for_before_they_are_in_it(site, small_grap
     (site.input / "mine.png").write_bytes(png())
     (site.input / "p.jsonl").write_text(json.dumps({"prompt": "a", "image": "mine.png"}))
     asked = {"prompt": small_graph({**GRAPH, "OTCA_PromptDataset": {"file": "p.jsonl"}}), "hashes": False}
-    monkeypatch.setattr(
-        contents, "problems_of", lambda workflow: []
-    )  # whether the model takes pictures is not the question
+    monkeypatch.setattr(preflight, "problems", lambda workflow: [])  # whether it takes pictures is not the question
     refused = site.post("/otca/bundle", asked)
     assert (refused.status, refused.json["pictures"]) == (
         409,

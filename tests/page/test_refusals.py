@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from comfyui_otca.page import middlewares
+from comfyui_otca.tests.bundle.conftest import declared, file_inputs
 
 
 def answered(class_type, **values):
@@ -39,51 +40,9 @@ def answered(class_type, **values):
     return {"error": error, "node_errors": {"5": node}}
 
 
-def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
-    there = tmp_path / "ImageReward.pt"
-    there.write_bytes(b"")
-    answer = answered(
-        "OTCA_RewardImageReward", path="ImageReward.pt", config="nowhere.json", tokenizer="google-bert/bert", clip=""
-    )
-    assert len(answer["node_errors"]["5"]["errors"]) == 4
-    told = middlewares.put_right(answer)
-    (error,) = told["node_errors"]["5"]["errors"]
-    assert (error["type"], error["extra_info"]["input_name"]) == ("custom_validation_failed", "config")
-    assert error["message"] == "config"
-    assert re.match(
-        r"nowhere.json was not found. Fix: get med_config.json \(.*\) from .* Searched.*" + re.escape(str(tmp_path)),
-        error["details"],
-    )
-    assert told["error"]["details"] == f"config: {error['details']}"
-    assert told["node_errors"]["5"]["dependent_outputs"] == ["9"]
-
-
-# {node: its inputs that name what has to be there}; a tuple: and what else has to be said for that.
-NAMING = {
-    "LoadFlowModel": ("model", "path", "start_from"),
-    "MakeTrainable": ("start_from",),
-    "EmbeddedModel": ("model",),
-    "PromptDataset": ("file",),
-    "PreferencePairs": ("folder",),
-    "MyPictures": ("folder",),
-    "ScoreImages": ("folder",),
-    "RewardClipT": ("model", "path"),
-    "RewardVariety": ("model", "path"),
-    "RewardAesthetic": ("path", "model"),
-    "RewardPickScore": ("path", "processor"),
-    "RewardHPSv2": ("path", "tokenizer"),
-    "RewardImageReward": ("path", "config", "tokenizer"),
-    "RewardMyTaste": ("path", "encoder"),
-    "RewardVideoAlign": ("model", "base"),
-    "RewardVideoScore": ("model",),
-    "RewardObjects": ("path", "clip_model"),
-    "RewardPython": ("file",),
-    "RewardVote": ("encoder",),
-    "TCDWeights": ("features",),
-    "SpatialCredit": ("model",),
-    "ImplicitRewardGuidance": ("guides",),
-}
+# (class, input) of what has to be there: a folder of votes is made, prompts are typed, and a run is known to the canvas alone.
+NAMING = [each for each in file_inputs() if each[1] not in ("votes", "evaluation_prompts", "resume_run")]
+NAMING += [("OTCA_EmbeddedModel", "model")]
 SET = {
     "ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
     "RewardVote": {"learn": True},
@@ -123,9 +82,9 @@ def defaults(cls):
     return first | {name: options["default"] for name, (_, options) in inputs.items() if "default" in options}
 
 
-@pytest.mark.parametrize(("name", "about"), [(name, about) for name, inputs in NAMING.items() for about in inputs])
+@pytest.mark.parametrize(("name", "about"), NAMING)
 def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name, about):
-    cls = NODE_CLASS_MAPPINGS[f"OTCA_{name}"]
+    cls, name = NODE_CLASS_MAPPINGS[name], name.removeprefix("OTCA_")
     model = {"model": "OTCA_MODEL"} if name == "TCDWeights" else {}
     known = {"input_types": {"trajectories": "OTCA_TRAJECTORIES", **model}} | defaults(cls) | SET.get(name, {})
     missing = "nowhere = 1" if about == "guides" else "nowhere.txt" if name == "PromptDataset" else "nowhere"
@@ -137,12 +96,51 @@ def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name,
     assert fix and ", " not in problem.partition(str(here))[2], "a list of folders that were searched comes last"
 
 
-def test_an_error_about_no_input_is_on_none(monkeypatch):
+def needing():
+    """(class, inputs) by which a node of ours needs a package that ComfyUI does not bring."""
+    for class_type, node in NODE_CLASS_MAPPINGS.items():
+        texts = [
+            (name, given.type if isinstance(given.type, list) else ["x"]) for name, given in declared(node).items()
+        ]
+        values = [{name: value} for name, options in texts for value in options]
+        yield from ((class_type, inputs) for inputs in values if node.needs(**inputs) and not node.NEEDS)
+        yield from [(class_type, {})] * bool(node.NEEDS)
+
+
+@pytest.mark.parametrize(("class_type", "inputs"), needing())
+def test_a_node_that_lacks_a_package_is_refused_with_the_line_that_installs_it(class_type, inputs, here, monkeypatch):
+    """What the page cuts a graph down to, `lacks`, and what ComfyUI refuses, by VALIDATE_INPUTS, are the same."""
+    cls, known = NODE_CLASS_MAPPINGS[class_type], SET.get(class_type.removeprefix("OTCA_"), {})
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai:443")
     monkeypatch.setattr(extras, "installed", lambda name: None)
-    told = middlewares.put_right(answered("OTCA_RewardText", clip=""))
-    (error,) = told["node_errors"]["5"]["errors"]
-    assert "input_name" not in error["extra_info"] and error["message"] == "Reward: Text"
-    assert ". Fix: " in error["details"]
+    values = defaults(cls) | known | inputs
+    (name, lack), answer = cls.lacks(**values), answered(class_type, **values)
+    (error,) = middlewares.put_right(answer)["node_errors"]["5"]["errors"]
+    assert (
+        lack.command in error["details"]
+        and "-m pip install" in lack.command
+        and error["extra_info"]["input_name"] == name
+    )
+
+
+def test_a_graph_that_lacks_a_package_is_refused_as_a_whole(monkeypatch, small_graph):
+    """ComfyUI does not see it, which would run what does not need the reward: sampler and heatmap."""
+    installed = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda name: None if name == "rapidocr" else installed(name))
+    graph = small_graph()
+    graph["77"] = {"class_type": "OTCA_RewardText", "inputs": {"coefficient": 1.0}}
+    queued = {"/prompt": (200, {"prompt_id": "1"})}
+    [(status, told)], events = through_comfyui(queued, middlewares.say_refusals_once, prompt=graph)
+    assert (status, told, events) == (200, {"prompt_id": "1"}, []), "no output needs it"
+    stack = next(node for node, entry in graph.items() if entry["class_type"] == "OTCA_RewardStack")
+    graph[stack]["inputs"]["reward_9"] = ["77", 0]
+    [(status, told)], [(_, sent, _)] = through_comfyui(queued, middlewares.say_refusals_once, prompt=graph)
+    (error,) = told["node_errors"]["77"]["errors"]
+    assert status == 400 and error["extra_info"]["input_name"] == error["message"] == "coefficient"
+    assert sent["inputs"] == {"77": ["coefficient"]}
+    assert re.match(r"Reward: Text needs rapidocr>=3.10 \(none is here\).* Fix: .*-m pip install ", error["details"])
+    [package] = sent["packages"]
+    assert package["node"] == "77" and package["command"] in error["details"] and "rapidocr" in package["text"]
 
 
 def test_a_stack_without_rewards_marks_the_socket_to_connect_one_to():
@@ -170,7 +168,7 @@ def test_other_nodes_and_other_errors_stay_as_they_are():
     assert middlewares.put_right(ours) == ours
 
 
-def through_comfyui(answers, prepare, method="POST"):
+def through_comfyui(answers, prepare, method="POST", prompt=None):
     """What a page gets of {path: (status, answer)}, and the events that it was sent, once `prepare` has had the server."""
     events = []
 
@@ -185,7 +183,7 @@ def through_comfyui(answers, prepare, method="POST"):
             app.router.add_route(method, path, answer)
         prepare(types.SimpleNamespace(app=app, send_sync=lambda *event: events.append(event)))
         async with TestClient(TestServer(app)) as client:
-            asked = {"json": {"prompt": {}, "client_id": "this page"}} if method == "POST" else {}
+            asked = {"json": {"prompt": prompt or {}, "client_id": "this page"}} if method == "POST" else {}
             replies = [await client.request(method, path, **asked) for path in answers]
             return [(reply.status, await reply.json()) for reply in replies]
 
@@ -201,7 +199,7 @@ def test_what_comfyui_answers_is_put_right_on_its_way_to_the_page():
     (refused, queued, other), events = through_comfyui(answers, middlewares.say_refusals_once)
     assert refused[0] == 400 and len(refused[1]["node_errors"]["5"]["errors"]) == 1
     assert [queued, other] == [answers["/api/prompt"], answers["/other"]]
-    assert events == [("otca.refused", {"inputs": {"5": ["file"]}}, "this page")]
+    assert events == [("otca.refused", {"inputs": {"5": ["file"]}, "packages": []}, "this page")]
 
 
 # As 0.33 and 0.3.64 say it.

@@ -20,46 +20,17 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.page.test_refusals import NAMING
 
 READ = NAMING  # what names a file or folder that is read; and here what names one that is written
-WRITTEN = {
-    "LoadFlowModel": ("resume_run",),
-    "MakeTrainable": ("resume_run",),
-    "TrainingRun": ("run_name",),
-    "SaveLoRA": ("filename",),
-    "RewardVote": ("votes",),
-    "ScoreImages": ("save_as",),
-}
-
+WRITTEN = [
+    *(("OTCA_LoadFlowModel", "resume_run"), ("OTCA_MakeTrainable", "resume_run"), ("OTCA_TrainingRun", "run_name")),
+    *(("OTCA_SaveLoRA", "filename"), ("OTCA_RewardVote", "votes"), ("OTCA_ScoreImages", "save_as")),
+]
 # Texts that name no file: prompts, layers, words, addresses, variables, columns of the log, JSON.
-NO_PATHS = {
-    *(
-        "prompt",
-        "prompts",
-        "negative_prompt",
-        "evaluation_prompts",
-        "questions",
-        "name",
-        "clip",
-        "device",
-        "lora_targets",
-    ),
-    *(
-        "url",
-        "token_variable",
-        "score_key",
-        "scale",
-        "extra",
-        "function",
-        "best_metric",
-        "wandb_project",
-        "good",
-        "bad",
-        "tag",
-    ),
-}
+NO_PATHS = "prompt prompts negative_prompt evaluation_prompts questions name clip device lora_targets url token_variable".split()
+NO_PATHS += "score_key scale extra function best_metric wandb_project good bad tag".split()
 NEEDED = {  # for the input to be looked at
-    "RewardVote": {"learn": True},
-    "TCDWeights": {"proxy": "image_features"},
-    "ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
+    "OTCA_RewardVote": {"learn": True},
+    "OTCA_TCDWeights": {"proxy": "image_features"},
+    "OTCA_ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
 }
 FINDS = {
     "a model": lambda name: search.model(name, "model_index.json"),
@@ -78,12 +49,12 @@ def texts():
         declared = cls.INPUT_TYPES()
         for name, (type_, _) in {**declared["required"], **declared.get("optional", {})}.items():
             if type_ == "STRING" or name in ("model", "path", "resume_run", "start_from") and isinstance(type_, list):
-                yield node.removeprefix("OTCA_"), name
+                yield node, name
 
 
 def test_each_text_of_each_node_is_known_to_be_a_path_or_none():
-    named = {(node, name) for table in (READ, WRITTEN) for node, inputs in table.items() for name in inputs}
-    assert {(node, name) for node, name in texts() if name not in NO_PATHS} - {("RewardVLMJudge", "model")} == named
+    named = {(node, name) for node, name in texts() if name not in NO_PATHS} - {("OTCA_RewardVLMJudge", "model")}
+    assert named == {*READ, *WRITTEN}
 
 
 @pytest.fixture
@@ -105,14 +76,14 @@ def world(tmp_path, monkeypatch):
 
 def refusal(node, name, value):
     """What a node says of a value that was typed into it."""
-    cls = NODE_CLASS_MAPPINGS[f"OTCA_{node}"]
+    cls = NODE_CLASS_MAPPINGS[node]
     declared = cls.INPUT_TYPES()
     inputs = {**declared["required"], **declared.get("optional", {})}
     given = {each: options["default"] for each, (_, options) in inputs.items() if "default" in options}
     given |= {each: "" for each, (type_, _) in inputs.items() if isinstance(type_, list) and each not in given}
     given |= {"input_types": {"trajectories": "OTCA_TRAJECTORIES", "model": "OTCA_MODEL"}} | NEEDED.get(node, {})
     given[name] = f"{value} = 1" if name == "guides" else value
-    if name == "model" and "path" in given and node != "RewardAesthetic":
+    if name == "model" and "path" in given and node != "OTCA_RewardAesthetic":
         given["path"] = ""
     taken = inspect.getfullargspec(cls.VALIDATE_INPUTS).args
     return cls.VALIDATE_INPUTS(**{each: given[each] for each in taken if each in given})
@@ -131,7 +102,7 @@ def hostile(world):
 OPENS = [("os", "open"), ("os", "scandir"), ("os", "listdir"), ("builtins", "open")]
 
 
-@pytest.mark.parametrize(("node", "name"), [(node, name) for node, inputs in READ.items() for name in inputs])
+@pytest.mark.parametrize(("node", "name"), READ)
 def test_what_a_widget_names_outside_is_refused_before_it_is_opened(world, monkeypatch, node, name):
     opened = []
     for module, function in OPENS:
@@ -146,22 +117,10 @@ def test_what_a_widget_names_outside_is_refused_before_it_is_opened(world, monke
     assert not {path for path in touched if opening.inside(path, str(world / "outside")) or "server" in path}
 
 
-@pytest.mark.parametrize(("node", "name"), [(node, name) for node, inputs in WRITTEN.items() for name in inputs])
+@pytest.mark.parametrize(("node", "name"), WRITTEN)
 def test_what_is_written_has_a_plain_name(world, node, name):
-    for value in [
-        *hostile(world),
-        "a/b",
-        "a\\b",
-        "C:",
-        "C:x",
-        "C:\\x",
-        "NUL",
-        "com1.txt",
-        ".hidden",
-        "x.",
-        "x ",
-        "-rf",
-    ]:
+    names = ("a/b", "a\\b", "C:", "C:x", "C:\\x", "NUL", "com1.txt", ".hidden", "x.", "x ", "-rf")
+    for value in (*hostile(world), *names):
         said = refusal(node, name, value)
         assert isinstance(said, str) and "Fix: " in said, (value, said)
 

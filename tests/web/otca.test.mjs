@@ -421,3 +421,16 @@ test("inputs that the server refuses are told to their nodes", async () => {
   send("otca.refused", { inputs: { 4: ["clip"], "3:7": [] } });
   assert.deepEqual(told, [["4", ["clip"]], ["3:7", []]]);
 });
+
+test("a package that a graph lacks is told once over the page and on its node, with the line that installs it", async () => {
+  const node = made(7, STACK);
+  await load("a", node);
+  const packages = [{ node: "7", text: "Reward: Text needs rapidocr", command: "python -m pip install rapidocr" }];
+  for (let time = 0; time < 2; time += 1) send("otca.refused", { inputs: { 7: ["name"] }, packages });
+  const toasts = document.body.all("otca-toast");
+  assert.equal(toasts.length, 1);
+  assert.match(toasts[0].textContent, /Nothing was run.*needs rapidocr.*python -m pip install rapidocr.*Copy/s);
+  assert.match(node.roots.at(-1).textContent, /needs rapidocr.*python -m pip install rapidocr/s);
+  toasts[0].childNodes[0].childNodes[1].click();
+  assert.ok(!document.body.childNodes.includes(toasts[0]));
+});

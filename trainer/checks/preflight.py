@@ -4,10 +4,9 @@
 needs torch before this is asked.
 
 What is seen only when the training begins, since neither the graph nor a configuration file says it: whether a device can be
-used and has the memory, and whether processes that hold a model together have equally many samples; whether a package is
-installed (bitsandbytes, wandb, an attention backend); weights and tokenizers that are damaged, or are of another model than their
-folder says; a model that has yet to be downloaded; what a Python reward's file does, and what a reward's server answers; the
-run's folder.
+used and has the memory, and whether processes that hold a model together have equally many samples; whether an attention backend
+is installed; weights and tokenizers that are damaged, or are of another model than their folder says; a model that has yet to be
+downloaded; what a Python reward's file does, and what a reward's server answers; the run's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...host import devices, extras, search
-from ...host.access.permissions import NotAllowed
+from ...host.access import wants
+from ...host.access.permissions import POST, NotAllowed
 from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..families.sizes import Checkpoint
@@ -42,7 +42,6 @@ from ..types import (
     STACK_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
-    VOTE_NODE,
     SamplerSettings,
     place_of,
 )
@@ -61,7 +60,7 @@ def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
     is here."""
     problems = [*workflow.validate(), *_counts(workflow)]
     if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
-        problems.append(general(*lack.split(". Fix: ", 1)))
+        problems.append(general(lack.message, f"{lack.command}, and start again. {lack.change}"))
     if errors(problems):
         return problems
     graph = _Graph(workflow, processes)
@@ -330,8 +329,9 @@ def _files(workflow: Workflow, link: tuple[str, int]) -> set[str]:
 
 def _people(graph: _Graph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
-    for node_id in graph.of(VOTE_NODE):
-        if graph.values[node_id].get("url") == "":
+    for node_id, node in graph.nodes.items():
+        named = wants.of_node(node.cls, graph.values[node_id])
+        if any(want.why == wants.VOTES for want in named) and all(want.kind != POST for want in named):
             message = "only the canvas has a page that asks people, and here the pictures would not be seen"
             fix = "start otca vote on a machine with a browser, and give its address, as http://127.0.0.1:8190/score"
             yield graph.problem(node_id, "url", message, fix)

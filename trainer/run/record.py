@@ -427,7 +427,7 @@ class Run:
             return
         if missing := extras.wrong("Drawing rewards.png and credit.png", "plots", "matplotlib"):
             if not self._said_missing:
-                logger.info(missing)
+                logger.info("%s", missing)
             self._said_missing = True
             return
         grids.save(self.curves(), self.folder / "rewards.png")

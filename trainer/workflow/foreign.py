@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...host import extras
 from ...host.comfyui import is_ours
 from .graph import constants, links
 
@@ -52,14 +51,13 @@ def headless(graph: Mapping[str, Mapping]) -> dict[str, Mapping]:
 
 def needs_comfyui(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[str]:
     """Names of the classes for which a graph needs ComfyUI's packages; of ours, those that say NEEDS_COMFYUI."""
-    ours = [entry["class_type"] for entry in graph.values() if wants_comfyui(node_classes.get(entry["class_type"]))]
+    ours = [kind for kind in (entry["class_type"] for entry in graph.values()) if wants_comfyui(node_classes.get(kind))]
     return list(dict.fromkeys([*(graph[id_]["class_type"] for id_ in foreign(graph)), *ours]))
 
 
 def wants_comfyui(node_class: type | None) -> bool:
-    """Whether a class of ours works with ComfyUI's own objects: always, or where packages lack that it does without there."""
-    instead = getattr(node_class, "COMFYUI_INSTEAD", False) and extras.wrong("", *getattr(node_class, "NEEDS", ()))
-    return getattr(node_class, "NEEDS_COMFYUI", False) or bool(instead)
+    """Whether a class of ours works with ComfyUI's own objects."""
+    return getattr(node_class, "NEEDS_COMFYUI", False)
 
 
 def needs(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Needs | None:

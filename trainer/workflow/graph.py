@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..types import MODEL_NODES, RUN_NODE
+from ...host.comfyui import is_ours
+from ..types import RUN_NODE
 
 LONGEST_TITLE = 100  # characters; what is longer is cut
 
@@ -69,6 +70,6 @@ def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
     """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume names the run."""
     kept = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in plain(graph).items()}
     for entry in kept.values():
-        if entry["class_type"] in MODEL_NODES and "resume_run" in entry["inputs"]:
+        if is_ours(entry) and "resume_run" in entry["inputs"]:
             entry["inputs"]["resume_run"] = ""
     return kept

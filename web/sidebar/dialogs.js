@@ -4,6 +4,7 @@ import { fileSize } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { poll } from "../lib/poll.js";
 import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
+import { copyButton } from "./copy.js";
 import { button, h, setText } from "./dom.js";
 
 const BUNDLE_POLL_MS = 1000;
@@ -56,8 +57,6 @@ const TEXT = {
   bundleDownload: (/** @type {string} */ name, /** @type {string} */ size) => t("Download {name} ({size})", { name, size }),
   bundleModels: (/** @type {number} */ count, /** @type {string} */ size) =>
     t("Model files that have to be there: {count}, {size} in all. The bundle's README lists them.", { count, size }),
-  copy: t("Copy"),
-  copied: t("Copied"),
   problems: t("To fix before it can train"),
   warnings: t("Good to know"),
   permissionsTitle: t("What this workflow wants"),
@@ -553,30 +552,4 @@ function commandSection(title, text, note, before) {
     h("pre.otca-code", { tabindex: "0" }, text.split(/([ \n])/).map((part, at) => (at % 2 ? part : h("span.otca-word", {}, part)))),
     note && h("p.otca-note", {}, note),
   );
-}
-
-/** @param {string} text */
-function copyButton(text) {
-  const copy = button("pi-copy", TEXT.copy, async () => {
-    await copyText(text, copy);
-    setText(copy.lastChild, TEXT.copied);
-    setTimeout(() => setText(copy.lastChild, TEXT.copy), 1500);
-  });
-  return copy;
-}
-
-/**
- * Browsers offer the clipboard to secure pages only, and ComfyUI in a local network is plain http.
- *
- * @param {string} text
- * @param {HTMLElement} near
- */
-async function copyText(text, near) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = h("textarea", { style: "position: fixed; opacity: 0" });
-  area.value = text;
-  near.after(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
 }
