@@ -89,20 +89,20 @@ def test_the_embedded_model_scores_there_as_it_does_with_diffusers(server, tmp_p
 
 
 def test_what_needs_an_extra_says_so_with_its_command(server):
-    """Before anything runs, for a model's folder; on Run, for what an embedded model can do by diffusers alone."""
+    """Before anything runs, for what VALIDATE_INPUTS sees; else when it loads what diffusers alone can do."""
     shutil.copytree(ASSETS / "shapes-flux", server.base / "models" / "diffusers" / "copied")
     graph = small("quickstart")
     (loader,) = [node for node in graph.values() if node["class_type"] == "OTCA_LoadFlowModel"]
-    loader["inputs"]["training"] = "full"
+    loader["inputs"]["dtype"] = "bfloat16"
     told = server.run(graph)["execution_error"]
     assert told["node_type"] == "OTCA_LoadFlowModel"
-    loader["inputs"]["model"] = "copied"
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        server.run(graph)
-    (node,) = json.load(refused.value)["node_errors"].values()
-    for message in (told["exception_message"], node["errors"][0]["details"]):
-        assert (
-            "Load Flow Model, for a model's folder in diffusers' layout, needs diffusers>=0.38 (none is here)"
-            in message
-        )
+    messages = [told["exception_message"]]
+    for changes in ({"dtype": "auto", "training": "full"}, {"model": "copied", "training": "lora"}):
+        loader["inputs"] |= changes
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.run(graph)
+        (node,) = json.load(refused.value)["node_errors"].values()
+        messages.append(node["errors"][0]["details"])
+    for message in messages:
+        assert "Load Flow Model" in message and "needs diffusers>=0.38 (none is here)" in message
         assert f"{server.installation.python} -m pip install" in message and "It keeps what is here" in message
