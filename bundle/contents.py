@@ -319,7 +319,7 @@ class _Collector:
     def _address(self, want: Want, inputs: Inputs) -> None:
         if not want.what:
             raise ValueError(
-                "carries a query, which may hold a key, or is no address. Fix: give it alone, and a token by token_variable"
+                "carries a query, which may hold a key, or is not an address. Fix: give it alone, and a token by token_variable"
             )
         if permissions.is_loopback(want.what.rpartition(":")[0]):
             note = f"A server has to answer at {want.what} on the machine that trains"

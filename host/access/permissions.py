@@ -59,7 +59,7 @@ class Want:
         why: what it is for.
         input, node: where the graph names it.
         linked: whether it is known only when the graph runs.
-        plain: whether it can only mean something in the known folders, so that nobody need be asked.
+        plain: whether it can only mean something in the known folders, so that the user need not be asked.
     """
 
     kind: str
