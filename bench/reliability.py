@@ -254,11 +254,11 @@ def work(folder: Path, iterations: int) -> int:
     from ..host import devices
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..tests import training
-    from ..trainer.run import opening
+    from ..trainer.run import held
     from ..trainer.workflow.running import Workflow
 
     devices.choose("cpu")
-    opening._open.clear()
+    held._open.clear()
     workflow = Workflow(graph(KILLED), NODE_CLASS_MAPPINGS)
     workflow.set("TrainingRun.iterations", iterations)
     return training.train(workflow, folder, resume=(folder / "workflow.json").is_file())

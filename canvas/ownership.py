@@ -1,39 +1,43 @@
 """Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
 
 ComfyUI hands one and the same model to every workflow whose loading node has the same inputs. So it is remembered which run a
-model belongs to (`opening.run_of`). A graph that samples under another name, or has another structure, first gets the model back
+model belongs to (`held.run_of`). A graph that samples under another name, or has another structure, first gets the model back
 as Load Flow Model made it, or as its run left it at its last checkpoint. Headlessly a process trains one run, and the training
 loop decides.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import itertools
 import json
 import logging
+import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..host import comfyui, paths, stopping
-from ..host.files import real
+from ..host import claim, comfyui, paths, stopping
+from ..host.claim import Claimed
+from ..host.files import Damaged, real
 from ..host.text import plain_name
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint, verdicts
-from ..trainer.run.folder import CHECKPOINTS, METRICS, WORKFLOW, RunError, read_own
-from ..trainer.run.opening import belongs, close_run, held, keep_open, run_at, run_of, taken
+from ..trainer.run.folder import CHECKPOINTS, WORKFLOW, RunError, read_own
+from ..trainer.run.held import Asked, Held, Taken, close_run, hold, is_free, judge, keep_open, run_at, run_of
 from ..trainer.run.record import Run
+from ..trainer.run.status import CANVAS
+from ..trainer.types import RunSettings
 from ..trainer.workflow import lineage
 from . import here
 
 logger = logging.getLogger(__name__)
-
-Asked = tuple[Path, str]  # the folder of the name in the graph, and the graph's structure
 
 _folders: dict[Asked, Path] = {}  # where this process trains what was asked for
 _lost: Counter[Asked] = Counter()  # how often a run of that key lost its model: it is then sampled again
@@ -121,9 +125,9 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
             else "not recorded: no Training Run"
         )
     asked, run = _asked(graph, node), run_of(model)
-    if run is not None and run.asked == asked:
-        run.check_claim()
-        run.node = node  # its id is another in a subgraph, a copy and a paste
+    if run is not None and run.held.asked == asked:
+        run.held.check()
+        run.held.node = node  # its id is another in a subgraph, a copy and a paste
         _undo_what_is_not_on_record(run, model)
         run.apply_brake(model)  # one that could not be applied before
     else:
@@ -145,8 +149,8 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     if node is None:
         return None
     run = run_of(model)
-    if run is not None and run.asked == _asked(graph, node):
-        run.check_claim()
+    if run is not None and run.held.asked == _asked(graph, node):
+        run.held.check()
         return run
     owner = f"run {run.folder.name}" if run is not None else "no run"
     raise RunError(
@@ -156,13 +160,27 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
     )
 
 
+def recorder(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
+    """The run whose model a node has: a Training Run below the same loader is run in this prompt, and records it.
+
+    None where nothing records it, as where that node is muted. Headlessly a model has the run of its training loop.
+    """
+    run = run_of(model)
+    if run is None or not here():
+        return run
+    loader = lineage.loader_above(graph, node_id)
+    below = [node for node in lineage.runs(graph) if lineage.loader_above(graph, node) == loader]
+    return run if any(comfyui.executes(node) and run.held.asked == _asked(graph, node) for node in below) else None
+
+
 @dataclass(frozen=True)
 class Coming:
     """What the next prompt of a graph would train.
 
     Attributes:
         iteration: that the run stands at; 0 for a new one.
-        other: where it is a new one, a run of the same name and structure that could be continued instead, and its iteration.
+        other: where it is a new one, a run of that name whose adapter fits the graph, which was made by another method, and its
+            iteration: it can be continued, or the new one can begin with its adapter.
         at: where it goes on: (node, input, value) of the inputs that move on with every prompt; empty for a new one.
     """
 
@@ -177,34 +195,53 @@ def coming(graph: Mapping, node: str) -> Coming:
     asked = _asked(graph, node)
     loader = lineage.loader_above(graph, node)
     resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
-    begun = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _folders.get(asked)
-    if begun is not None and (iteration := _stands_at(begun)):
-        begun_with = read_own(begun, WORKFLOW, logger.debug) or {}
-        return Coming(begun.name, iteration, at=lineage.stands_at(begun_with, iteration, graph, node))
-    return Coming(_free_folder(asked, logger.debug).name, other=_last_of_kind(asked))
+    own = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _own(asked)
+    if own is not None and (iteration := _stands_at(own)):
+        return Coming(own.name, iteration, at=lineage.stands_at(_graph_of(own), iteration, graph, node))
+    adapter = loader and lineage.structure(graph, loader)
+    others = (
+        (folder.name, _stands_at(folder)) for folder in _earlier(asked[0]) if adapter in _made_by(folder, loaders=True)
+    )
+    return Coming(next(filter(is_free, _names(asked[0]))).name, other=next(others, None))
+
+
+def _own(asked: Asked) -> Path | None:
+    """Where what is asked for was trained last, by this process or before it began; None if it never was."""
+    begun = _folders.get(asked)
+    if begun is not None and checkpoint.complete(begun / CHECKPOINTS):
+        return begun
+    return next((folder for folder in _earlier(asked[0]) if asked[1] in _made_by(folder)), None)
+
+
+def _earlier(wanted: Path) -> list[Path]:
+    """The runs of that name, or of NAME-2, NAME-3 …, that can go on here, those that were trained last first."""
+    runs: dict[object, Path] = {}
+    for folder in sorted(wanted.parent.glob(f"{glob.escape(wanted.name)}*")):
+        named = re.fullmatch(r"(-\d+)?", folder.name.removeprefix(wanted.name))
+        if named and _stands_at(folder) and (claim.ours(folder) or not claim.in_use(folder)):
+            runs.setdefault(checkpoint.run_id(folder) or folder, folder)  # one that was copied by hand has its run's id
+    return sorted(runs.values(), key=lambda folder: os.path.getmtime(folder / CHECKPOINTS), reverse=True)
+
+
+def _made_by(folder: Path, loaders: bool = False) -> set[str]:
+    """The structures of what a run's graph records, or of the models that this is learned by."""
+    graph = _graph_of(folder)
+    nodes = [lineage.loader_above(graph, node) if loaders else node for node in lineage.runs(graph)]
+    return {lineage.structure(graph, node) for node in nodes if node is not None}
+
+
+def _graph_of(folder: Path) -> Mapping:
+    """The graph that a run has on record; empty where it cannot be read: it is then no graph's own run."""
+    try:
+        return read_own(folder, WORKFLOW, logger.debug) or {}
+    except Damaged:
+        return {}
 
 
 def _stands_at(folder: Path) -> int:
     """The iteration that a run would go on from."""
     run, saved = run_at(folder), checkpoint.complete(folder / CHECKPOINTS)
     return run.iteration if run is not None else int(saved[-1].name) if saved else 0
-
-
-def _last_of_kind(asked: Asked) -> tuple[str, int] | None:
-    """The run that was trained last under that name, or under NAME-2, NAME-3 …, by a graph of that structure."""
-    folder, structure = asked
-    found = []
-    for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
-        if (
-            re.fullmatch(r"(-\d+)?", path.name.removeprefix(folder.name))
-            and not held(path)
-            and (iteration := _stands_at(path))
-        ):
-            graph = read_own(path, WORKFLOW, logger.debug) or {}
-            nodes = (id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE)
-            if any(lineage.structure(graph, id_) == structure for id_ in nodes):
-                found.append(((path / METRICS).stat().st_mtime, path.name, iteration))
-    return max(found)[1:] if found else None
 
 
 def prepare_update(model: FlowModel, graph: Mapping, node_id: str) -> None:
@@ -227,8 +264,7 @@ def sampling_key(graph: Mapping | None) -> str | None:
     if not here():
         return None
     graph = graph or comfyui.running_prompt()
-    nodes = [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]
-    keys = [(str(asked[0]), _lost[asked]) for asked in (_asked(graph, node) for node in nodes)]
+    keys = [(str(asked[0]), _lost[asked]) for asked in (_asked(graph, node) for node in lineage.runs(graph))]
     if keys:
         _last_key[:] = sorted(keys)
     return json.dumps(_last_key)
@@ -236,15 +272,13 @@ def sampling_key(graph: Mapping | None) -> str | None:
 
 def let_go(run: Run) -> None:
     """The run ends here, and its model is free. The run is complete on disk, and can be resumed."""
-    assert run.asked is not None  # every run on the canvas has it
+    assert run.held.asked is not None  # every run on the canvas has it
     model = run.model()
     try:
         if model is not None and run.stands_at(model) and run.folder.is_dir():
             run.save_once(model)
     finally:
-        if model is not None:
-            belongs(model, None)
-        _lost[run.asked] += 1
+        _lost[run.held.asked] += 1
         close_run(run)
 
 
@@ -267,45 +301,43 @@ def _refuse_ended(run: Run, graph: Mapping, node: str) -> None:
 
 
 def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> Run:
-    """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
+    """The run that is asked for: the one that `resume_run` names, the one that the graph has trained before, or a new one."""
     resumed = _begun_with(model).where.run
-    begun = _folders.get(asked)
-    if resumed is not None and real(resumed) == asked[0]:
-        folder, put = asked[0], _as_resumed
-    elif begun is not None and checkpoint.complete(begun / CHECKPOINTS):
-        folder, put = begun, _as_left
-    else:
-        folder, put = _free_folder(asked), _as_new
-    other = run_at(folder)
-    if other is not None:  # such as a model before ComfyUI loaded it again: two must not train one run
-        let_go(other)
-    run = Run.of_canvas(folder, asked, graph, node)
+    own = asked[0] if resumed is not None and real(resumed) == asked[0] else _own(asked)
+    held, put = (_hold_free(asked[0]), _as_new) if own is None else (_go_on(own), _as_left)
+    held.node, held.asked = node, asked
+    inputs = lineage.constants(graph[node])  # what comes by a link is not known yet
+    names = RunSettings.__dataclass_fields__
     try:
-        iteration = put(model, run)
-        total = lineage.constants(graph[node]).get("iterations")
+        run = Run(held, RunSettings(**{name: value for name, value in inputs.items() if name in names}), graph)
+        iteration, total = put(model, run), inputs.get("iterations")
         run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
         run.begin(iteration)
         run.owns(model)
     except BaseException:
-        close_run(run)
+        held.close()
         raise
-    belongs(model, run)
+    keep_open(run, model)
     _begun[model] = replace(_begun_with(model), iteration=None)
-    keep_open(run)
-    for earlier in [key for key, path in _folders.items() if path == run.folder]:
+    for earlier in [key for key, path in _folders.items() if path == held.folder]:
         del _folders[earlier]  # such as that of a graph that failed before its first iteration
-    _folders[asked] = run.folder
+    _folders[asked] = held.folder
     run.apply_brake(model)  # of an evaluation after which its process was killed
     return run
 
 
-def _as_resumed(model: FlowModel, run: Run) -> int:
-    last = [int(path.name) for path in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
-    begun = _begun_with(model).iteration
-    return begun if begun is not None and _is_at_start(model) and last == [begun] else start_over(model)
+def _go_on(folder: Path) -> Held:
+    """The run of that folder, which this process lets go where it has it for another model: two must not train one run."""
+    if (other := run_at(folder)) is not None:
+        let_go(other)
+    return hold(folder, resume=True, judge=judge, place=CANVAS)
 
 
 def _as_left(model: FlowModel, run: Run) -> int:
+    begun, saved = _begun_with(model), checkpoint.complete(run.folder / CHECKPOINTS)
+    if _is_at_start(model) and begun.where.run is not None and real(begun.where.run) == run.folder:
+        if begun.iteration and begun.iteration == int(saved[-1].name):
+            return begun.iteration  # the loading node has put it there
     _freshen(model)
     iteration = checkpoint.restore(model, run.folder / CHECKPOINTS)
     if iteration < run.iteration:  # such as a model that is trained as a whole, and that ComfyUI has freed
@@ -325,19 +357,22 @@ def _as_new(model: FlowModel, run: Run) -> int:
     return 0
 
 
-def _free_folder(asked: Asked, say: Callable[..., object] = logger.warning) -> Path:
-    """The folder that was asked for, or the first of NAME-2, NAME-3 … in which nothing is on record."""
-    wanted, number = asked[0], 1
-    folder = wanted
-    while taken(folder):
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    if number > 1:
-        message = (
-            "%s holds another run, so this one is %s. To continue the former, choose it as resume_run beside the model"
-        )
-        say(message, wanted, folder.name)
-    return folder
+def _hold_free(wanted: Path) -> Held:
+    """The folder that was asked for, or the first of NAME-2, NAME-3 … in which a new run can begin."""
+    for folder in _names(wanted):
+        with contextlib.suppress(Claimed, Taken):
+            held = hold(folder, resume=False, judge=judge, place=CANVAS)
+            if folder != wanted:
+                message = "%s holds another run, so this one is %s. To continue the former, choose it as resume_run"
+                logger.warning(message, wanted, folder.name)
+            return held
+    raise AssertionError("there is always another number")
+
+
+def _names(wanted: Path) -> Iterator[Path]:
+    """Folders for a new run, in the order in which they are tried: not those of runs that are open here."""
+    folders = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return (folder for folder in itertools.chain([wanted], folders) if run_at(folder) is None)
 
 
 def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:

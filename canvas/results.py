@@ -110,7 +110,9 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
     workflow = comfyui.running_workflow_id()
     _keep_recent(workflow)
     made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
-    data = data | {"workflow_id": workflow, "made_by": made_by}
+    below = lineage.runs_below(prompt, node) if node in prompt else []
+    run = next(filter(None, (_runs.get((workflow, recording)) for recording in below)), None)
+    data = {"run": run, "drawn": lineage.advanced(prompt)} | data | {"workflow_id": workflow, "made_by": made_by}
     # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
     credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
     for (of, _), results in _results.items():
@@ -159,7 +161,7 @@ def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None
 
 def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: SamplerSettings) -> None:
     """On the canvas, before a node samples: gives the model to the run that records what it is trained on, and says so."""
-    from ..trainer.run.opening import run_of
+    from ..trainer.run.held import run_of
     from . import ownership
 
     if not here():
@@ -167,8 +169,8 @@ def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: Sampl
     assert prompt is not None  # ComfyUI gives it
     shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
     if (run := run_of(model)) is not None:
-        assert run.node is not None  # every run on the canvas has it
-        makes_run(run.node, run.folder.name)
+        assert run.held.node is not None  # every run on the canvas has it
+        makes_run(run.held.node, run.folder.name)
 
 
 def coming(graph: Mapping) -> dict[str, dict]:
@@ -247,7 +249,7 @@ def let_go(run: str) -> None:
         Busy: a prompt with our nodes is running, or what it learned cannot be saved.
     """
     from ..trainer.run.folder import RunError
-    from ..trainer.run.opening import run_at
+    from ..trainer.run.held import run_at
     from . import ownership
 
     with devices.moving:

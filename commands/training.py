@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from dataclasses import replace
@@ -66,8 +67,7 @@ def train(arguments: argparse.Namespace) -> int:
         return code
     from ..host.processes import launch
 
-    assert prepared.claim is not None, "this process has prepared the training"
-    with prepared.claim, hand_over(prepared):
+    with contextlib.closing(prepared.held), hand_over(prepared):
         return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
 
 

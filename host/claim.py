@@ -145,11 +145,16 @@ def _ended(who: Holder, by_lock: bool) -> bool:
 
 
 class Claim:
-    """A folder that is this process's until `release`, or until the process ends. Made by `take`."""
+    """A folder that is this process's until `release`, or until the process ends. Made by `take`.
+
+    Attributes:
+        kept: whether a run of this process has it.
+    """
 
     def __init__(self, folder: Path, token: str, lock: BaseFileLock | None, launcher: int | None = None):
         self.folder, self.token, self._lock, self._launcher = folder, token, lock, launcher
         self._process = os.getpid()
+        self.kept = False
         self._locked = _identity(folder / LOCK) if lock else None
 
     def __enter__(self) -> Claim:
@@ -223,12 +228,10 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
     """
     with _taking:
         folder = real(folder)
-        claim = _held.get(folder)
-        if claim is not None and claim.stands():
+        if (claim := ours(folder)) is not None:
             return claim
-        if claim is not None:
-            del _held[folder]
-            claim._unlock()
+        if (lost := _held.pop(folder, None)) is not None:
+            lost._unlock()
         folder.mkdir(parents=True, exist_ok=True)
         held = None
         with contextlib.suppress(NoLocks):
@@ -243,6 +246,13 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             raise
         claim = _held[folder] = Claim(folder, token, held)
         return claim
+
+
+def ours(folder: Path) -> Claim | None:
+    """The claim of this process on that folder, while it stands."""
+    with _taking:
+        claim = _held.get(real(folder))
+        return claim if claim is not None and claim.stands() else None
 
 
 def adopt(folder: Path) -> Claim:
@@ -271,6 +281,14 @@ def holder(folder: Path) -> Holder | None:
     return written if free is False or not _ended(written, by_lock=free is True) else None
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process trains there, or that cannot be known."""
+    try:
+        return holder(folder) is not None
+    except Damaged:
+        return True
+
+
 def doubt(folder: Path) -> str | None:
     """The message for a folder whose claim may be dead, which cannot be seen from here; None if it is clear."""
     try:
@@ -285,9 +303,8 @@ def doubt(folder: Path) -> str | None:
 def check(folder: Path, *, take_over: bool = False) -> None:
     """Raises Claimed where `take` would, as far as can be seen without claiming."""
     folder = real(folder)
-    with _taking:
-        if folder in _held and _held[folder].stands():
-            return
+    if ours(folder) is not None:
+        return
     written = damaged = None
     try:
         written = _written(folder)

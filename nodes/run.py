@@ -109,13 +109,14 @@ class TrainingRun(Node):
     def record(self, model, run_name, iterations, report=None, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..canvas import ownership
         from ..trainer.pictures import grids
-        from ..trainer.run.opening import open_run
+        from ..trainer.run import held, record
 
         prompt = prompt or {}
         if report is None:
             return results.shown(node_id, (results.picture(lambda: grids.note(UNRECORDED)),), {})
         if not canvas.here():
-            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
+            run = held.run_of(model) or record.begin(model, paths.run_folder(run_name), prompt)
+            run.settings = RunSettings(**settings)
             # No stop amid an evaluation: it would be missing from the resumed run.
             with stopping.finishing():
                 run.record(model, report, last=iterations)
@@ -170,18 +171,18 @@ class SaveLoRA(Node):
             "Precision of the file. auto: what the network computes in, as the run's own."
         )
     }
-    HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
+    HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, filename):
         return _plain_name("filename", filename)
 
     @devices.outside_inference
-    def save(self, model, filename, dtype="auto", prompt=None, extra_pnginfo=None):
+    def save(self, model, filename, dtype="auto", prompt=None, extra_pnginfo=None, node_id=""):
+        from ..canvas import ownership
         from ..host import distributed
         from ..trainer.families.loading import DTYPES
         from ..trainer.policy import lora
-        from ..trainer.run.opening import run_of
 
         if not distributed.is_main():
             return ()
@@ -192,8 +193,7 @@ class SaveLoRA(Node):
             logger.warning(message, self.TITLE)
             return ()
         # A graph that does not record what it trains must not write over what is on record.
-        run = run_of(model)
-        run = run if run is not None and comfyui.executes(run.node) else None
+        run = ownership.recorder(model, prompt or {}, node_id)
         identity = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, comfyui.canvas_of(extra_pnginfo)) | identity
         name = _free_name(model, run, filename)
@@ -202,7 +202,10 @@ class SaveLoRA(Node):
             _saved_outside.setdefault(model, set()).update(files)
         else:
             _copies.setdefault(run, {})[name] = metadata, DTYPES.get(dtype)
-        return {"ui": {"text": [str(path) for path in files]}, "result": ()}
+        shown = {"text": [str(path) for path in files]}
+        if name != filename:
+            shown["otca_elsewhere"] = [_elsewhere(run, filename, name)]
+        return {"ui": shown, "result": ()}
 
 
 _copies = weakref.WeakKeyDictionary()  # run: {name of a file that Save LoRA wrote of it: its metadata and precision}
@@ -230,6 +233,13 @@ def _free_name(model, run, filename):
                 "beside it. Fix: give another filename, or move that file elsewhere"
             )
     raise AssertionError("there is always another number")
+
+
+def _elsewhere(run, filename, name):
+    """Why a file has another name than its input says, and what helps, for the person who would load the other one."""
+    why = "no Training Run records this model" if run is None else f"it is not of run {run.folder.name}"
+    fix = "record it by a Training Run" if run is None else "give another filename"
+    return f"{filename} stays as it is, since {why}; {name} was written. Fix: {fix}, or move that file elsewhere"
 
 
 def _names(filename, run):

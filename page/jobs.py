@@ -319,6 +319,12 @@ class Jobs:
             raise Refused(400, str(error), problems=as_json(error.problems)) from error
 
     def _ready(self, prompt: dict, iterations: int, gpus: Gpus) -> Workflow:
+        from ..bundle.contents import begun_from_runs  # here, since it is a quarter of what the pack takes to import
+
+        try:
+            prompt = begun_from_runs(self.read(prompt)).graph
+        except WorkflowError as error:
+            raise Refused(400, str(error), problems=as_json(error.problems)) from error
         workflow, problems = self.check(prompt, gpus.training)
         if errors := [problem for problem in problems if problem.severity == "error"]:
             raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
@@ -345,7 +351,7 @@ class Jobs:
         try:
             # Until the trainer, which has torch to load first, speaks for itself. Where one from elsewhere was quicker, ours is
             # refused the folder, and the status is the other's.
-            if not _claimed(run):
+            if not claim.in_use(run.folder):
                 self._write_status(run, "running", process.pid, iterations)
         except BaseException:  # nobody would know of it, and a new run's folder is about to go
             process.terminate()
@@ -392,7 +398,7 @@ class Jobs:
         node = self._wrong_node(run) if code == EXIT_BAD_INPUT else None
         with self._starting:  # the run may have been resumed by now, and the status be another process's
             written = run.status()
-            if written.status == "running" and written.pid == process.pid and not _claimed(run):
+            if written.status == "running" and written.pid == process.pid and not claim.in_use(run.folder):
                 status.write(run.folder, replace(written, status=ended, error=error, node=node))
 
     def _wrong_node(self, run: Run) -> str | None:
@@ -412,14 +418,6 @@ def _is_queued(run: Run) -> bool:
 def _is_ending(written: status.Status) -> bool:
     """Whether its process has written that it ended, and is about to exit. On the canvas that is ComfyUI, which does not."""
     return written.place == status.HEADLESS and written.status not in (status.UNKNOWN, "running", "queued")
-
-
-def _claimed(run: Run) -> bool:
-    """Whether a process trains there, or that cannot be known."""
-    try:
-        return claim.holder(run.folder) is not None
-    except files.Damaged:
-        return True
 
 
 def _busy(run: Run) -> str:

@@ -286,6 +286,13 @@ class Shown:
     def train(
         self, name: str, iterations: int, gpus: int, reward_gpus: int, prompt: dict, workflow: dict | None
     ) -> dict[str, Any]:
+        coming = self.live.coming(self.jobs.read(prompt).graph).values()
+        if any(own.get("iteration") and own["run"] == name for own in coming):  # the graph's own run goes on
+            try:
+                self.live.let_go(name)
+            except self.live.Busy as error:
+                raise Refused(409, str(error)) from error
+            return self.resume(self.runs.run(name), iterations, gpus, reward_gpus)
         return {"id": self.jobs.start(name, prompt, workflow, iterations, Gpus(gpus, reward_gpus)).id}
 
     def prove(self, name: str, hours: float, prompt: dict, workflow: dict | None) -> dict[str, Any]:

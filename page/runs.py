@@ -236,23 +236,10 @@ class Run:
             when = os.lstat(self.folder).st_mtime
         except OSError:
             when = 0.0
-        return {
-            "id": self.id,
-            "status": "failed",
-            "place": status.HEADLESS,
-            "iteration": 0,
-            "rewrites": self.reader.rewrites,
-            "total": None,
-            "started": when,
-            "updated": when,
-            "error": message,
-            "failed_at": None,
-            "has_lora": False,
-            "has_checkpoint": False,
-            "score": None,
-            "notes": "",
-            "proof": None,
-        }
+        unknown = dict.fromkeys(("total", "failed_at", "score", "proof")) | {"has_lora": False, "has_checkpoint": False}
+        known = {"id": self.id, "status": "failed", "place": status.HEADLESS, "error": message, "notes": ""}
+        numbers = {"iteration": 0, "rewrites": self.reader.rewrites, "started": when, "updated": when}
+        return known | numbers | unknown
 
     def details(self) -> dict[str, Any]:
         last = self.reader.last(self.file(METRICS)) or {}

@@ -108,8 +108,7 @@ def prove(
     try:
         _load(prepared, known, rehearse, say)
     except BaseException:
-        assert prepared.claim is not None, "one process proves"
-        prepared.claim.release()
+        prepared.held.close()
         raise
     finally:
         known.write(folder)
@@ -124,8 +123,8 @@ def prove(
 
 def _load(prepared: Prepared, known: Facts, rehearse: Rehearse, say: Say) -> None:
     graph = prepared.workflow.graph
-    if not prepared.resume:  # so that a call that is killed here is continued
-        write_text(prepared.folder / WORKFLOW, json.dumps(graph, indent=1))
+    if not prepared.held.resume:  # so that a call that is killed here is continued
+        write_text(prepared.held.folder / WORKFLOW, json.dumps(graph, indent=1))
     began = time.monotonic()
     with stopping.stop_signals():
         model = trained_model(prepared.workflow)

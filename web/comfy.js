@@ -93,7 +93,7 @@ export function samplesAreHeld() {
 export function holdSamples(hold) {
   for (const { widget, control, key } of ourControls()) {
     const queued = queuedValues.get(key);
-    const value = hold ? heldValue(control.value, queued, widget.value) : releasedValue(queued, widget.value);
+    const value = hold ? heldValue(control.value, queued ?? drawnValues.get(key), widget.value, drawnValues.get(key)) : releasedValue(queued, widget.value);
     control.value = hold ? "fixed" : "increment";
     if (value === widget.value) continue;
     widget.value = value;
@@ -175,7 +175,18 @@ export function goesOnAt(at) {
 }
 
 /** @type {Map<string, any>} */
-const queuedValues = new Map(); // by key: the value in the prompt that was queued last
+const queuedValues = new Map(); // by key: the value in the prompt that was queued last …
+/** @type {Map<string, any>} */
+const drawnValues = new Map(); // … and in the one whose samples are shown: those that were queued after it may have been cancelled
+
+/**
+ * Notices what moves on with every prompt as it was in the one whose samples are shown.
+ *
+ * @param {Coming["at"]} drawn
+ */
+export function noticeDrawn(drawn) {
+  for (const [id, name, value] of drawn) drawnValues.set(`${rootGraph().id} ${id} ${name}`, value);
+}
 
 /**
  * Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one.
@@ -327,6 +338,15 @@ const graph = new EventTarget(); // tells of what we change ourselves, which Com
 export function onGraphChanged(callback) {
   api.addEventListener("graphChanged", () => callback());
   graph.addEventListener("changed", () => callback());
+  // A bypass or a mute is no change to ComfyUI, or one that it tells of before it is there.
+  const modes = () => [...allNodes()].map(({ node, id }) => `${id} ${node.mode}`).join();
+  let before = "";
+  const look = () => {
+    const now = modes();
+    if (now !== before) callback();
+    before = now;
+  };
+  for (const type of ["keyup", "click"]) document.addEventListener(type, () => setTimeout(look), { capture: true });
 }
 
 /** What the open workflow asks for beyond its own data: see /otca/permissions/wants. */

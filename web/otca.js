@@ -54,6 +54,7 @@ function received(kind, data, id) {
  * @param {string} id
  */
 function deliver(kind, data, id) {
+  if (kind === "scores" || kind === "credit") comfy.noticeDrawn(data.drawn ?? []);
   for (const target of new Set([id, data.credit_node])) {
     const node = target && comfy.findNode(target);
     for (const widget of live.of(node)) widget.show(kind, data);

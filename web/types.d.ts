@@ -183,6 +183,7 @@ type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined
 type Value = number | null;
 
 interface Credit {
+  run?: string | null; // that the samples belong to
   method?: string;
   weights: Value[][]; // [B][T']
   delta: Value[][]; // [B][T']
@@ -210,6 +211,7 @@ interface Advantages {
 }
 
 interface Scores {
+  run?: string | null; // that the samples belong to
   names: string[];
   held_out_names: string[];
   meanings?: string[]; // [K + H], what a score is: see MEANINGS in web/lib/scores.js

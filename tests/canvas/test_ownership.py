@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shutil
+import sys
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
-from comfyui_otca.trainer.run import opening
+from comfyui_otca.trainer.run import held
 from comfyui_otca.trainer.run.folder import RunError, read_lines
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
@@ -121,7 +122,7 @@ def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, 
     for _ in range(3):
         alone.queue()
     assert figures(runs / "one") == figures(runs / "alone")
-    assert opening.run_of(again.given["1"][0]) is None and opening.run_of(one.given["1"][0]).folder.name == "alone"
+    assert held.run_of(again.given["1"][0]) is None and held.run_of(one.given["1"][0]).folder.name == "alone"
 
 
 def test_somebody_elses_files_are_not_written_over(tabs, runs):
@@ -142,7 +143,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     metrics = runs / "otca" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("[]\n" + whole)
-    opening._open.clear()
+    held._open.clear()
     ownership.forget()
     claim.take(runs / "otca").release()
     fresh = {"OTCA_LoadFlowModel": {"resume_run": "otca"}, "OTCA_TrainingRun": RARELY}
@@ -235,6 +236,12 @@ def test_a_linked_value_that_decides_what_is_trained_is_structure(tabs, through)
         assert (one != other) == (target in decides), target
 
 
+def _headless(*arguments):
+    """A command, in a process where no ComfyUI is."""
+    sys.modules.pop("server")
+    return main(list(arguments))
+
+
 def test_a_folder_that_is_another_s_by_now_is_not_written(tabs, runs, small_graph, tmp_path):
     """It was removed while ComfyUI had it in hand, and a training begun in its place: that one was written over."""
     tab = tabs("one")
@@ -242,7 +249,7 @@ def test_a_folder_that_is_another_s_by_now_is_not_written(tabs, runs, small_grap
     shutil.rmtree(runs / "one")
     given = tmp_path / "given.json"
     given.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {**RARELY, "iterations": 1}})))
-    other = apart(functools.partial(main, ["train", str(given), "--output", str(runs / "one")]), tmp_path / "log")
+    other = apart(functools.partial(_headless, "train", str(given), "--output", str(runs / "one")), tmp_path / "log")
     other.join(300)
     assert other.exitcode == 0, (tmp_path / "log").read_text()
     there = {path: path.read_bytes() for path in (runs / "one").rglob("*") if path.is_file()}
@@ -256,7 +263,7 @@ def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workf
     shutil.rmtree(runs / "one" / "checkpoints")
     (runs / "one" / "checkpoints").mkdir()
     lines = (runs / "one" / "metrics.jsonl").read_bytes()
-    opening._open.clear()
+    held._open.clear()
     changes = {"OTCA_LoadFlowModel": {"resume_run": "one"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     with pytest.raises(NodeError, match="has no checkpoint. Fix: "), torch.inference_mode():
         small_workflow(changes).run()
@@ -296,6 +303,20 @@ def test_a_run_s_file_goes_on_whatever_the_numbers_of_its_nodes_are(tabs, runs, 
     comfyui.running[0] = (1, "id", one.workflow.graph, {}, ["12", "13"])
     one.queue()
     assert is_run_s_own(runs / "one", tmp_path / "loras") and len(figures(runs / "one")) == 4
+
+
+def test_a_file_of_another_name_says_why(tabs, tmp_path):
+    """Who loads the file that the input names would have an older adapter."""
+    one, two = tabs("one"), tabs("two")
+    one.queue()
+    two.queue()
+    shown = two.workflow.ui["13"]
+    assert shown["text"] == [str(tmp_path / "loras" / "otca_lora-two.safetensors")]
+    assert shown["otca_elsewhere"] == [
+        "otca_lora stays as it is, since it is not of run two; otca_lora-two was written. Fix: give another filename, or move "
+        "that file elsewhere"
+    ]
+    assert "otca_elsewhere" not in one.workflow.ui["13"]
 
 
 def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
@@ -376,11 +397,23 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     another = said(tabs("one", {**seeds, "OTCA_LoadFlowModel": {"lora_rank": 2}}))
     assert another == told("one-2"), "its adapter has another form"
 
-    for run in list(opening._open.values()):  # as if ComfyUI was started again
-        opening.close_run(run)
+    for run in list(held._open.values()):  # as if ComfyUI was started again
+        held.close_run(run)
     ownership.forget()
-    assert said(one) == told("one-2", other=("one", 2))
+    assert said(one) == told("one", 2), "a restart is no new run"
     assert said(one, resume_run="one") == told("one", 2)
+    shutil.copytree(runs / "one", runs / "one-2", dirs_exist_ok=True)
+    assert said(one) == told("one", 2), "and a copy by hand is not its run"
+    shutil.rmtree(runs / "one-2")
+    bypassed = tabs("one", seeds)
+    del bypassed.workflow._graph["8"]["inputs"]["reward_3"]
+    assert said(bypassed) == told("one-2", other=("one", 2)), "it asks: its adapter fits, its method is another"
+    one.queue()
+    assert len(figures(runs / "one")) == 3 and said(bypassed) == told("one-2", other=("one", 3))
+    (runs / "one" / "workflow.json").write_text('{"1": {"class_type": "KSampler", "inputs": {}}}')
+    assert said(bypassed) == told("one-2"), "a run of another graph by that name"
+    (runs / "one" / "workflow.json").write_text("[]")
+    assert said(bypassed) == told("one-2"), "one that cannot be read is nobody's"
     assert "cannot come through a link" in said(one, run_name=["20", 0])["problem"], (
         "and no run that it will not go on with"
     )
@@ -438,7 +471,7 @@ def test_a_name_has_to_be_known_before_sampling(tabs, runs):
         graph["12"]["inputs"]["run_name"] = name
         with pytest.raises(RunError, match=r"Training Run \(node 12\), input run_name = .*Fix: "):
             ownership.take_up(model, graph, "3")
-        assert opening.run_of(model) is None and not runs.exists()
+        assert held.run_of(model) is None and not runs.exists()
 
 
 def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):

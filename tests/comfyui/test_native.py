@@ -323,7 +323,7 @@ IN_FRONT = {
     "SD3": {
         "SkipLayerGuidanceSD3": "trained",
         "Mahiro": "trained",
-        "APG": "refused: model: Adaptive Projected Guidance",
+        "APG": "refused: model: Adaptive Projected Guidance: the same call of SD3 gives another velocity",
     },
 }
 

@@ -166,3 +166,93 @@ def test_a_judge_that_reads_as_the_model_does_is_warned_of_before_run(canvas, on
     canvas.wait(WARNS, said)
     canvas.page.evaluate(ALSO_HELD_OUT)
     canvas.wait(f"text => !({WARNS})(text)", said)
+
+
+# What the page does with nodes. `ids`: of those in question.
+TO_SUBGRAPH = "ids => { app.canvas.graph.convertToSubgraph(new Set(ids.map(id => app.graph.getNodeById(id)))); }"
+COPIED = """() => {
+    app.canvas.selectItems([...app.graph.nodes]);
+    app.canvas.copyToClipboard();
+    app.graph.clear();
+    app.canvas.pasteFromClipboard();
+}"""
+ASKS = "text => document.querySelector('.otca-curves-question')?.textContent === text"
+GOES_ON = "text => document.querySelector('.otca-curves-coming span')?.textContent.startsWith(text)"
+OF_RUN = """run => document.querySelector('.otca-scores-run')?.textContent === run
+    && document.querySelector('.otca-heatmap-note')?.textContent.startsWith(`${run}.`)"""
+
+
+def adapters(canvas, name):
+    """Files of Save LoRA, and whether each is the run's own as it stands."""
+    own = (canvas.comfyui.run_folder(name) / "lora.safetensors").read_bytes()
+    tensors = own[8 + int.from_bytes(own[:8], "little") :]  # behind the header, which says who wrote the file
+    files = sorted((canvas.comfyui.base / "models" / "loras").glob(f"{name}*"))
+    return {file.name: file.read_bytes().endswith(tensors) for file in files}
+
+
+@pytest.mark.parametrize("renumbered", ["subgraph", "copy"])
+def test_the_run_s_file_goes_on_when_its_nodes_get_other_numbers(small, run_name, renumbered):
+    """Another file was written without a word, and the one that the input names stayed at the first iteration."""
+    small.run_and_wait()
+    small.page.evaluate(TO_SUBGRAPH, [9, 10, 11, 12, 13]) if renumbered == "subgraph" else small.page.evaluate(COPIED)
+    [execution] = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2]
+    assert adapters(small, run_name) == {f"{run_name}.safetensors": True}
+    assert not small.comfyui.run_folder(f"{run_name}-2").exists()
+
+
+def test_another_method_is_asked_for_before_run(small, run_name):
+    """By Ctrl+B or a mute alone, of which ComfyUI does not tell: the line said that the run goes on, and it began at zero."""
+    new = f"{run_name}-2"
+    small.run_and_wait()
+    small.wait(SAYS, f"The next Run continues {run_name} (1), at seed {small.widget('3.seed')}.")
+    small.wait(OF_RUN, run_name)
+    _bypass(small, 6)
+    small.wait(SAYS, f"{run_name} was trained by another method. The next Run begins a new run: {new}.")
+    small.wait(ASKS, f"Continue {run_name} (1)Begin {new} from it")
+    small.show(12)
+    small.page.get_by_role("button", name=f"Begin {new} from it").click()
+    small.wait(SAYS, f"The next Run begins a new run: {new}.")
+    [execution] = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    small.wait(OF_RUN, new)
+    small.wait("text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {new}, iteration 1")
+    begun = json.loads((small.comfyui.run_folder(new) / "workflow.json").read_text())
+    assert begun["1"]["inputs"]["start_from"] == run_name and "reward_3" not in begun["8"]["inputs"]
+    _bypass(small, 5)
+    small.wait(ASKS, f"Continue {new} (1)Begin {new}-2 from it")
+    small.show(12)
+    small.page.get_by_role("button", name=f"Continue {new} (1)").click()
+    small.wait(GOES_ON, f"The next Run continues {new} (1)")
+    [execution] = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    small.wait(GOES_ON, f"The next Run continues {new} (2)")
+    assert [len(small.comfyui.metrics(name)) for name in (run_name, new)] == [1, 2]
+
+
+def _bypass(canvas, node):
+    canvas.page.evaluate("id => app.canvas.selectItems([app.graph.getNodeById(id)])", node)
+    canvas.page.locator("#graph-canvas").focus()
+    canvas.page.keyboard.press("Control+b")
+
+
+def test_hold_samples_after_a_cancelled_queue_holds_those_that_were_drawn(small, run_name):
+    """It held those of the last prompt that was queued, which were never drawn: all was sampled again."""
+    small.run_and_wait()
+    small.page.route("**/prompt", _take_and_cancel)
+    small.run(4)
+    small.page.unroute("**/prompt")
+    assert small.widget("3.seed") == 5
+    small.show(9)
+    small.page.get_by_role("button", name="hold samples").click()
+    assert small.widget("3.seed") == 0
+    small.set({"9.w_min": 0.1})
+    [execution] = small.run_and_wait()
+    assert not execution.ran & {"2", "3", "8"}, execution
+
+
+def _take_and_cancel(route):
+    """Answers as the server does for a prompt that it takes into its queue, from which it is then cleared."""
+    taken = {"prompt_id": "cleared", "number": 1, "node_errors": {}}
+    route.fulfill(json=taken) if route.request.method == "POST" else route.continue_()

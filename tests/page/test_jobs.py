@@ -400,3 +400,16 @@ def test_two_requests_at_once_start_one_training(site, made, stand_in):
     for thread in threads:
         thread.join()
     assert sorted(statuses) == [200, 409, 409, 409]
+
+
+def test_the_graph_s_own_run_goes_on_headlessly(site, made, started, small_graph, monkeypatch):
+    """Under its name it was refused, and a graph that `Resume on canvas` had opened failed at its `resume_run` in any case."""
+    graph = small_graph({"OTCA_LoadFlowModel": {"resume_run": "first"}})
+    monkeypatch.setenv("OTCA_RUNS", str(site.folder))
+    made(rows=22, status={"place": "canvas", "status": "idle", "total": 30}, files={"lora.safetensors": b""})
+    site.post("/otca/train", {"name": "first", "iterations": 30, "prompt": graph})
+    assert site.live.gone == ["first"] and "--resume" in started[0][0], started
+    begun = site.post("/otca/train", {"name": "second", "iterations": 30, "prompt": graph})
+    assert begun.status == 400 and "lora.safetensors" in begun.error, (
+        "it begins with the adapter that the graph resumes"
+    )

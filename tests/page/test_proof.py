@@ -12,7 +12,7 @@ from comfyui_otca.page import proof
 from comfyui_otca.study import prove
 from comfyui_otca.tests.page.test_run_page import Page
 from comfyui_otca.tests.training import rows
-from comfyui_otca.trainer.run import opening
+from comfyui_otca.trainer.run import held
 
 HOURS = 1e-4  # a second is trained at least
 
@@ -26,7 +26,7 @@ def proves(small_graph, tmp_path, monkeypatch):
     def go(*arguments, changes=None):
         path = tmp_path / "graph.json"
         path.write_text(json.dumps(small_graph(changes)))
-        opening._open.clear()
+        held._open.clear()
         command = ["prove", path, "--hours", HOURS, "--pictures", 6, "--output", folder, *arguments]
         return main(list(map(str, command))), folder
 
@@ -69,7 +69,7 @@ def test_a_killed_proof_is_continued_and_a_finished_one_only_with_more_time(prov
     with monkeypatch.context() as patch:
 
         def killed(prepared, say):
-            prepared.claim.release()
+            prepared.held.close()
             raise KeyboardInterrupt
 
         patch.setattr(prove, "train", killed)

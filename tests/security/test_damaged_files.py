@@ -16,7 +16,7 @@ from comfyui_otca.bench.reliability import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page as report
-from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record, verdicts
+from comfyui_otca.trainer.run import checkpoint, evaluation, held, record, verdicts
 from comfyui_otca.trainer.run import loop as run
 from comfyui_otca.trainer.run.folder import read_lines, read_own
 
@@ -40,7 +40,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(finished_run, folder)
         damage(folder / name)
-        opening._open.clear(), caplog.clear(), capfd.readouterr()
+        held._open.clear(), caplog.clear(), capfd.readouterr()
         code = main(["train", str(folder), "--resume"])
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
@@ -108,7 +108,7 @@ def test_a_best_that_cannot_be_read_begins_anew(tmp_path):
     place.mkdir()
     own_folders.mark_own(place)
     (place / "best.json").write_text('{"metric": "evaluation/sum", "value": "high", "iteration": 4}')
-    opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    opened = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     opened.begin(0)
     assert opened.best is None
     opened.close()
@@ -168,7 +168,7 @@ def test_a_line_that_is_none_is_named(tmp_path, row, told):
 @pytest.mark.parametrize("kind", ["cut", "longer", "exchanged", "gone", "a link"])
 def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog, kind):
     """Seen before: a file cut during a run stayed so, and its next lines were of iterations that it did not say."""
-    opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    opened = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     opened.begin(0)
     path, victim = tmp_path / "metrics.jsonl", tmp_path / "victim"
     victim.write_text("theirs")
@@ -191,7 +191,7 @@ def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog,
 
 
 def test_the_evaluation_before_training_that_was_lost_takes_its_place(tmp_path):
-    opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    opened = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     opened.begin(0)
     for iteration in (4, 0, 6):
         opened._append("evaluation.jsonl", {"iteration": iteration, "rewards": {}})
@@ -209,7 +209,7 @@ def test_iterations_that_were_lost_leave_a_gap(finished_run, tmp_path, monkeypat
     lines(folder / "metrics.jsonl", *rows)
     page = report.page(folder, NODE_CLASS_MAPPINGS)
     assert "in 3 iterations" in page, "only those that are known have a time"
-    read = record.Run(folder, record.RunSettings(1, 1), {})
+    read = record.Run(held.read(folder, None, True), record.RunSettings(1, 1), {})
     assert read.warnings() == {} and read.curves() is not None
 
 

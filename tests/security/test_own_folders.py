@@ -12,7 +12,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import files, own_folders, stopping
 from comfyui_otca.trainer.checks.prepare import prepare
-from comfyui_otca.trainer.run import checkpoint, record
+from comfyui_otca.trainer.run import checkpoint, held, record
 from comfyui_otca.trainer.run import loop as run
 from comfyui_otca.trainer.run.folder import Path
 from comfyui_otca.trainer.run.trackers import Trackers
@@ -60,7 +60,7 @@ def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path)
     with pytest.raises(run.RunError, match="write over"):
         prepare(small_workflow(), folder)
     (tmp_path / "run" / "status.json").write_text('{"status": "queued", "place": "headless", "total": 3}')
-    prepare(small_workflow(), folder).claim.release()
+    prepare(small_workflow(), folder).held.close()
     for broken in ("", "{}", '{"status": "mine"}', "[]"):
         (tmp_path / "run" / "status.json").write_text(broken)
         with pytest.raises(run.RunError, match="write over"):
@@ -148,7 +148,7 @@ def test_a_run_that_leads_elsewhere_is_not_gone_on_with(finished_run, tmp_path, 
 
 def test_a_best_of_somebody_else_is_told_before_training(tmp_path):
     folder = fill(tmp_path / "run", {"best/of/all.txt": b"mine"})
-    opened = record.Run(folder, record.RunSettings(1, 1), {})
+    opened = record.Run(held.read(folder, None, True), record.RunSettings(1, 1), {})
     with pytest.raises(record.RunError, match="best was not made by a training. Fix: move it elsewhere"):
         opened.begin(0)
     assert (folder / "best/of/all.txt").read_bytes() == b"mine"
@@ -202,7 +202,7 @@ def test_a_resumed_run_has_its_best_back(writes_to, finished_run, tmp_path, monk
     set_aside(folder / "best")
     writes_to(folder)
     seen = []
-    monkeypatch.setattr(run, "open_run", lambda folder, *_, **__: seen.append(content(folder / "best")) or 1 / 0)
+    monkeypatch.setattr(run, "Run", lambda held, *_: seen.append(content(held.folder / "best")) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", str(folder), "--resume", "--iterations", "7"])
     assert seen[0]["lora.safetensors"] == b"the best"

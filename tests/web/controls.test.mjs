@@ -20,6 +20,7 @@ test("nothing is stepped back that did not move, or that the user typed", () => 
   assert.equal(heldValue("randomize", undefined, 7), 7);
   assert.equal(heldValue("increment", 4, 4), 4);
   assert.equal(heldValue("increment", 4, 100), 100);
+  assert.equal(heldValue("increment", 19, 20, 2), 2, "those after it were cancelled");
   assert.equal(heldValue("fixed", 4, 5), 5);
 });
 

@@ -102,6 +102,7 @@ test("without the user's word a training is a line for a terminal, and the dialo
     exportedGraph: async () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: { run_name: "mine" } } } }),
     trainingsWord: async () => WORD,
     getJson: async () => ({ runs: [{ id: "mine" }] }),
+    comingRuns: async () => ({}),
     postJson: async (route, content) => (asked.push([route, content.name]), { ...answer, here: "python otca train mine.json" }),
   };
   await train(server, () => assert.fail("nothing is started"));

@@ -249,7 +249,7 @@ test("a run that goes on lets samples move on that were held", async () => {
 test("which run goes on is said, and another one can be chosen", async () => {
   const [run, loader] = [made(12, RUN), made(1, LOADER)];
   run.widgets.push({ name: "run_name", value: "quickstart" });
-  loader.widgets.push({ name: "resume_run", value: "" });
+  loader.widgets.push({ name: "resume_run", value: "" }, { name: "start_from", value: "" });
   comfyuiMakes.prompt = () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: {} } }, workflow: {} });
   api.answers.set("/otca/results", {});
   api.answers.set("/otca/permissions/wants", { wants: [] });
@@ -262,20 +262,24 @@ test("which run goes on is said, and another one can be chosen", async () => {
   await load("a", run, loader);
   await foreseen({ run: "quickstart-3", iteration: 0, other: ["quickstart-2", 22], at: [] });
   const said = () => run.roots[0].all("otca-curves-coming")[0].children.filter((part) => !part.hidden && !part.getAttribute("hidden"));
-  assert.equal(said()[0].textContent, "The next Run begins a new run: quickstart-3.");
-  const button = run.roots[0].all("otca-button")[0];
-  assert.equal(button.textContent, "Continue quickstart-2 (22)");
+  assert.equal(said()[0].textContent, "quickstart-2 was trained by another method. The next Run begins a new run: quickstart-3.");
+  const [button, from] = run.roots[0].all("otca-button");
+  assert.deepEqual([button.textContent, from.textContent], ["Continue quickstart-2 (22)", "Begin quickstart-3 from it"]);
   api.answers.set("/otca/runs/quickstart-2/workflow", { prompt: {} });
   button.click();
   await settled();
   const value = (node, name) => node.widgets.find((widget) => widget.name === name).value;
-  assert.deepEqual([value(run, "run_name"), value(loader, "resume_run")], ["quickstart-2", "quickstart-2"]);
+  const names = () => [value(run, "run_name"), value(loader, "resume_run"), value(loader, "start_from")];
+  assert.deepEqual(names(), ["quickstart-2", "quickstart-2", ""]);
+  from.click();
+  await settled();
+  assert.deepEqual(names(), ["quickstart-3", "", "quickstart-2"]);
 
   const rows = [{ iteration: 22, "reward/judge/mean": 0.5 }];
   api.answers.set("/otca/runs/quickstart-2/metrics?after=0", { rows, evaluations: [], changes: [] });
   await foreseen({ run: "quickstart-2", iteration: 22, other: null, at: [] });
   assert.equal(said()[0].textContent, "The next Run continues quickstart-2 (22).");
-  assert.ok(button.hidden);
+  assert.equal(said().length, 1, "and nothing is asked");
   assert.equal(textOf(run, "otca-curves-heading"), "quickstart-2 · 22 iterations", "and its curves are there");
   await foreseen({ run: "quickstart-3", iteration: 0, other: null, at: [] });
   assert.match(textOf(run, "otca-curves-heading"), /^No iteration yet/, "those of another run would be taken for its own");

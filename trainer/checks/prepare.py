@@ -7,20 +7,21 @@ processes prepares, or the one that launches them; the others are told what it d
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ...host import claim, distributed, environment, paths, stopping
 from ...host.access import permissions
 from ...host.files import Damaged, present
 from ..memory import fitting
-from ..run.folder import ADAPTERS, STATUS, WORKFLOW, RunError, Say, not_writable, read_own
+from ..run.folder import ADAPTERS, STATUS, WORKFLOW, RunError, Say, read_own
+from ..run.held import Taken, hold, in_the_way, on_record, read
 from ..run.loop import Prepared, differences
-from ..run.opening import in_the_way, on_record
+from ..run.status import Status
 from ..types import RUN_NODE, SAVE_NODE, RunSettings
 from ..workflow.problem import WorkflowError, errors
 from ..workflow.running import Classes, Workflow
@@ -54,16 +55,23 @@ def prepare(
     """
     with paths.writing_to(folder):
         problems = preflight.problems(workflow, processes or distributed.world())
-        problems += () if errors(problems) else fitting.shortages(workflow.graph)
+        memory, shortages = fitting.main_memory(workflow.graph) if not errors(problems) else ("", [])
+        problems += shortages
         if errors(problems):
             raise WorkflowError(problems)
         [node] = workflow.find(RUN_NODE)
         inputs = workflow.nodes[node].constants
         folder = paths.run_folder(inputs["run_name"])
     resume = resume or _begun_before_restart(folder)
-    taken = _claimed(folder, workflow, resume, take_over, say)
+    if resume and not present(folder / WORKFLOW):
+        raise RunError(
+            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+        )
+    taken = hold(folder, resume=resume, judge=functools.partial(_judge, workflow), take_over=take_over, say=say)
+    if stopping.is_old(folder):
+        (folder / stopping.STOP).unlink()
     settings = RunSettings(**{name: inputs[name] for name in RunSettings.__dataclass_fields__ if name in inputs})
-    return Prepared(workflow, folder, settings, int(inputs["iterations"]), problems, resume, taken)
+    return Prepared(workflow, taken, settings, int(inputs["iterations"]), problems, memory)
 
 
 def together(decide: Callable[[], Prepared], classes: Classes) -> Prepared:
@@ -94,63 +102,44 @@ def hand_over(prepared: Prepared) -> Iterator[None]:
 
 
 def _handed_over(classes: Classes) -> Prepared | None:
-    if not (file := environment.read(HANDED)):
-        return None
-    prepared = _read(Path(file).read_text(encoding="utf-8"), classes)
-    prepared = replace(prepared, claim=claim.adopt(prepared.folder))
-    return replace(prepared, resume=True) if _begun_before_restart(prepared.folder) else prepared
+    file = environment.read(HANDED)
+    return _read(Path(file).read_text(encoding="utf-8"), classes, launched=True) if file else None
 
 
 def _written(prepared: Prepared) -> str:
-    content = {name: getattr(prepared, name) for name in ("iterations", "resume")}
-    content |= {"graph": prepared.workflow.graph, "folder": str(prepared.folder), "settings": vars(prepared.settings)}
-    return json.dumps({**content, "allowed": permissions.granted()})
+    content = {"iterations": prepared.iterations, "resume": prepared.held.resume, "folder": str(prepared.held.folder)}
+    content |= {"graph": prepared.workflow.graph, "settings": vars(prepared.settings)}
+    return json.dumps({**content, "memory": prepared.memory, "allowed": permissions.granted()})
 
 
-def _read(text: str, classes: Classes) -> Prepared:
+def _read(text: str, classes: Classes, launched: bool = False) -> Prepared:
+    """`launched`: this process writes, by the claim of the one that launched it."""
     content = json.loads(text)
     permissions.grant(content["allowed"])
-    workflow = Workflow(content["graph"], classes)
-    folder, settings = Path(content["folder"]), RunSettings(**content["settings"])
-    return Prepared(workflow, folder, settings, content["iterations"], [], content["resume"], None)
+    workflow, folder = Workflow(content["graph"], classes), Path(content["folder"])
+    resume = content["resume"] or launched and _begun_before_restart(folder)
+    held = read(folder, claim.adopt(folder) if launched else None, resume)
+    settings = RunSettings(**content["settings"])
+    return Prepared(workflow, held, settings, content["iterations"], [], content["memory"])
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(folder: Path, workflow: Workflow, resume: bool, take_over: bool, say: Say) -> claim.Claim:
-    """The claim on a folder in which a run can be begun or resumed. A folder that is refused stays as it was."""
-    if resume and not present(folder / WORKFLOW):
-        raise RunError(
-            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
-        )
-    try:
-        taken = claim.take(folder, take_over=take_over, say=say)
-    except OSError as error:
-        raise not_writable(folder, error) from error
-    try:
-        if not resume:
-            _judge_new(folder, workflow)
-    except BaseException:
-        taken.release(leave_nothing=True)
-        raise
-    return taken
-
-
-def _judge_new(folder: Path, workflow: Workflow) -> None:
-    """Raises RunError if a new run would write over something in its folder."""
+def _judge(workflow: Workflow, folder: Path, written: Status) -> None:
+    """Raises Taken if a new run would write over something in its folder."""
     if on_record(folder):
-        raise RunError(f"{folder} already holds a run. Fix: add --resume to continue it, or choose another --output")
-    if names := _in_the_way(folder, workflow):
-        raise RunError(
+        raise Taken(f"{folder} already holds a run. Fix: add --resume to continue it, or choose another --output")
+    if names := _in_the_way(folder, workflow, written):
+        raise Taken(
             f"{folder} holds {', '.join(names)} already, and a new run would write over that. Fix: choose another --output, or "
             "move it elsewhere"
         )
 
 
-def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
+def _in_the_way(folder: Path, workflow: Workflow, written: Status) -> list[str]:
     """What a new run would write over, except the very file that is about to be trained, and a stop that is meant for it."""
-    names = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
+    names = in_the_way(folder, written) + _adapters_in_the_way(folder, workflow)
     if stopping.asks_to_stop(folder) and not stopping.is_old(folder):
         names = [name for name in names if name != stopping.STOP]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,22 +95,25 @@ def here(device: torch.device | None = None) -> Machine:
     return Machine("", ram, ram, widens=unet_dtype(device, weight_dtype=torch.bfloat16) == torch.float32)
 
 
-def in_words(graph: Mapping[str, Mapping]) -> str:
-    """What a graph needs of main memory here, and what there is, to stand behind something; "" where that is not known."""
-    case = _counted(graph)
-    return f", which needs {case.ram / GB:.1f} GB of main memory and had {case.machine.ram / GB:.1f}" if case else ""
+def main_memory(graph: Mapping[str, Mapping]) -> tuple[str, list[Problem]]:
+    """What a graph needs of main memory here, and what there is, by the headers of the files.
 
-
-def shortages(graph: Mapping[str, Mapping]) -> Iterator[Problem]:
-    """Too little main memory, by the headers of the files: an error where what is held does not fit, and else a warning."""
+    Returns:
+        That in words, to stand behind something; "" where it is not known. And what is wrong with it: an error where what is held
+        does not fit, a warning where the rest does not.
+    """
     case = _counted(graph)
-    if case is None or case.ram <= (free := case.machine.ram):
-        return
+    if case is None:
+        return "", []
+    needed, free = case.ram, case.machine.ram
+    words = f", which needs {needed / GB:.1f} GB of main memory and had {free / GB:.1f}"
+    if needed <= free:
+        return words, []
     ways, _ = case.together(free)
     fix = ", ".join(way.words for way in ways) or "smaller files, as in fp8, or a machine with more of it"
-    message = f"main memory: {case.ram / GB:.1f} GB are needed (an estimate) and {free / GB:.1f} GB free"
+    message = f"main memory: {needed / GB:.1f} GB are needed (an estimate) and {free / GB:.1f} GB free"
     kind = "error" if case.loaded > free else "warning"
-    yield replace(general(f"{message}: the system would kill it", fix), severity=kind)
+    return words, [replace(general(f"{message}: the system would kill it", fix), severity=kind)]
 
 
 def _counted(graph: Mapping[str, Mapping]) -> NativeCase | None:

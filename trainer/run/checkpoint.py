@@ -263,10 +263,10 @@ def _numbered(folder: Path) -> list[Path]:
 # --- whose a folder is ------------------------------------------------------------------------------------------------
 
 
-def run_id(folder: Path) -> str | None:
+def run_id(folder: Path, written: status.Status | None = None) -> str | None:
     """The id of the run in that folder, as its status says, or else its last checkpoint: a status is written by others too."""
-    if written := status.read(folder, logger.debug).id:
-        return written
+    if (written or (written := status.read(folder, logger.debug))).id:
+        return written.id
     return next(filter(None, map(_run_id, reversed(complete(folder / CHECKPOINTS)))), None)
 
 

@@ -313,24 +313,19 @@ def has_saved(folder: Path) -> bool:
     return any(files.present(folder / name) for name in (*ADAPTERS, *NETWORKS))
 
 
-def check_writable(folder: Path) -> None:
-    """Makes the folder where it is not there yet. Raises RunError where a run could not write into it, or not only there."""
+def check_links(folder: Path) -> None:
+    """Raises RunError where a run would not only write into its folder."""
     for name in FOLDERS:  # as in a run that came in an archive
         if os.path.islink(folder / name):
             raise RunError(
                 f"{folder / name} is a link, and what is written there would lie elsewhere. Fix: put a folder in its place"
             )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / ".writable", "")
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise not_writable(folder, error) from error
 
 
 def not_writable(folder: Path, error: OSError) -> RunError:
     return RunError(
-        f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
+        f"the run folder {folder} cannot be written ({error}). Fix: choose another --output, on the canvas another run_name, or "
+        "make it writable and free the disk"
     )
 
 

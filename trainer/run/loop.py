@@ -7,23 +7,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...host import distributed, paths, stopping
-from ...host.claim import Claim
 from ...host.stopping import STOP, asks_to_stop
 from ...host.text import as_repr
 from .. import keys
 from ..families.base import FlowModel
-from ..memory import fitting
 from ..rewards import Reward, RewardError
 from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint, status, verdicts
-from .best import put_back
-from .folder import BEST, CHECKPOINTS, WORKFLOW, RunError, Say, has_saved, read_own
-from .opening import belongs, open_run
+from .folder import BEST, CHECKPOINTS, RunError, Say, has_saved
+from .held import Held, keep_open
 from .record import Run
 
 logger = logging.getLogger(__name__)
@@ -37,17 +33,15 @@ class Prepared:
         settings: of Training Run.
         iterations: how many the run has in all.
         problems: warnings about the graph.
-        resume: whether the folder holds the run, which continues.
-        claim: on the folder, in the process that writes; None in all others.
+        memory: what it needs of main memory and what there was, to stand behind a node; "" where that is not known.
     """
 
     workflow: Workflow
-    folder: Path
+    held: Held
     settings: RunSettings
     iterations: int
     problems: Sequence[Problem]
-    resume: bool
-    claim: Claim | None
+    memory: str = ""
 
 
 def train(prepared: Prepared, *, say: Say = print) -> int:
@@ -66,36 +60,31 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
         RunError: the folder cannot be written.
         Damaged: a file of the run that it cannot do without.
     """
-    folder, total = prepared.folder, prepared.iterations
+    held, workflow, total = prepared.held, prepared.workflow, prepared.iterations
+    folder = held.folder
     say = say if distributed.is_main() else lambda line: None
     try:
-        with prepared.claim or contextlib.nullcontext(), paths.writing_to(folder):
-            if distributed.is_main():
-                before = read_own(folder, WORKFLOW) or {} if prepared.resume else prepared.workflow.entries
-                for line in differences(before, prepared.workflow.entries):
-                    say(f"changed since the run began: {line}")
-                if stopping.is_old(folder):
-                    (folder / STOP).unlink()
-                put_back(folder)
-                if killed := status.killed(status.read(folder)):
-                    say(f"{folder}: {killed}")
-            distributed.meet()
-            run = open_run(folder, prepared.settings, prepared.workflow.graph, resume=True)
-            run.claim = prepared.claim
+        with contextlib.closing(held), paths.writing_to(folder):
+            for line in differences(held.graph, workflow.entries) if held.graph else ():
+                say(f"changed since the run began: {line}")
+            if killed := status.killed(held.status):
+                say(f"{folder}: {killed}")
+            run = Run(held, prepared.settings, workflow.graph)
             with stopping.stop_signals(folder), _marked(run, total):
-                return _train(prepared.workflow, run, total, prepared.resume, say)
+                return _train(prepared, run, say)
     except BaseException as error:
         distributed.announce(error, while_scoring=(RewardError,))
         raise
 
 
-def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
-    folder = run.folder
+def _train(prepared: Prepared, run: Run, say: Say) -> int:
+    workflow, total = prepared.workflow, prepared.iterations
+    folder, resume = run.folder, run.held.resume
     if run.settings.best_metric:
         run.check_metric(_rewards(workflow))
-    begins = _begins(workflow, run, total)
+    begins = _begins(prepared, run)
     model = trained_model(workflow, begins)
-    belongs(model, run)
+    keep_open(run, model)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if not start and run.iteration and has_saved(folder):
         raise RunError(
@@ -151,14 +140,15 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     return 0
 
 
-def _begins(workflow: Workflow, run: Run, total: int) -> Callable[[str, bool], None]:
+def _begins(prepared: Prepared, run: Run) -> Callable[[str, bool], None]:
     """Says in status.json which node began last, the first time that each does: a process that is killed says nothing itself."""
-    memory, begun = fitting.in_words(workflow.graph), set()
+    begun = set()
 
     def begins(node: str, cached: bool) -> None:
         if node not in begun and not cached:
             begun.add(node)
-            run.mark("running", total, at=f'node {node} "{workflow.title(node)}"{memory}')
+            at = f'node {node} "{prepared.workflow.title(node)}"{prepared.memory}'
+            run.mark("running", prepared.iterations, at=at)
 
     return begins
 

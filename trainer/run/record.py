@@ -6,15 +6,14 @@ import json
 import logging
 import os
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from ...host import claim, distributed, extras, files, stopping
+from ...host import distributed, extras, files, stopping
 from ...host.files import write_text
 from .. import keys
 from ..families.base import FlowModel
@@ -24,23 +23,9 @@ from ..rewards.base import Reward, RewardError, nothing_to_learn
 from ..types import OFF, STOP, Advantages, Metrics, Report, RunSettings
 from ..workflow import graph, lineage
 from . import budget, checkpoint, evaluation, status, verdicts
-from .best import BestAdapter, put_back
-from .folder import (
-    BEST,
-    CANVAS,
-    CHANGES,
-    CHECKPOINTS,
-    EVALUATIONS,
-    METRICS,
-    WORKFLOW,
-    Lines,
-    RunError,
-    check_writable,
-    read_changes,
-    read_lines,
-    read_own,
-    writing,
-)
+from .best import BestAdapter
+from .folder import BEST, CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, WORKFLOW, RunError, writing
+from .held import Held, hold, judge, keep_open
 from .trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -49,72 +34,26 @@ MOST_WITHOUT_SCORES = 3  # iterations in a row that a reward may leave without a
 
 
 class Run:
-    """One run, of which this process trains a part or all.
+    """One run, of which this process trains a part or all, in a folder that it holds."""
 
-    Attributes:
-        claim: of the process that writes; None in all others.
-        asked: on the canvas: the folder and the structure of the graph that asked for this run.
-
-    Args:
-        node: on the canvas: the id of its Training Run.
-    """
-
-    def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping, node: str | None = None):
-        self.folder, self.settings = folder, settings
+    def __init__(self, held: Held, settings: RunSettings, workflow: Mapping):
+        self.held, self.folder, self.settings, self.id = held, held.folder, settings, held.id
         self.writes = distributed.is_main()
-        say = logger.warning if self.writes else logger.debug  # once, and not by every process
-        self._graphs = Graphs(folder, workflow, node, self.writes, say)
-        if self.writes:
-            check_writable(folder)
-        self._lines = {
-            name: Lines(folder / name, read_lines(folder / name, say=say), self.writes)
-            for name in (METRICS, EVALUATIONS)
-        }
+        self._graphs = Graphs(held, workflow)
+        self._lines = {METRICS: held.metrics, EVALUATIONS: held.evaluations}
         self._metrics: Metrics | None = None  # of the last iteration
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
-        self._say = say
         self._bests = [self._best_adapter(0)]
-        while files.present(folder / f"{BEST}-{len(self._bests) + 1}"):
+        while files.present(self.folder / f"{BEST}-{len(self._bests) + 1}"):
             self._bests.append(self._best_adapter(len(self._bests)))
-        self.meter = budget.Meter(folder if node is None else None)
+        self.meter = budget.Meter(self.folder if held.node is None else None)
         self._warned: set[str] = set()
         self._said_missing = False
         self._without_scores = 0  # iterations in a row in which no sample could be learned from
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
-        self.id = checkpoint.run_id(folder) or uuid.uuid4().hex
-        self.claim: claim.Claim | None = None
-        self.asked: tuple[Path, str] | None = None
-
-    @classmethod
-    def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping, node: str) -> Run:
-        """The run that a prompt asks for, with the constant inputs of its Training Run, `node`; linked inputs are ignored.
-
-        Raises:
-            Claimed: another process trains in that folder.
-        """
-        taken = claim.take(folder, say=logger.warning, place=status.CANVAS)
-        try:
-            put_back(folder)
-            names, constants = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
-            settings = RunSettings(**{name: value for name, value in constants.items() if name in names})
-            run = cls(folder, settings, prompt, node)
-        except BaseException:  # the folder is nobody's, if it cannot be this run's
-            taken.release()
-            raise
-        run.asked, run.claim = asked, taken
-        return run
-
-    def check_claim(self) -> None:
-        """Raises RunError where the folder was removed or taken over, and belongs to another run by now."""
-        if self.claim is None or not self.folder.is_dir() or self.claim.stands():
-            return
-        raise RunError(
-            f"{self.folder} is not this run's any more: it was removed or taken over, and what is there now is another's. "
-            "Nothing was written. Fix: on the canvas press New run; headlessly choose another --output"
-        )
 
     # --- what is on record ----------------------------------------------------------------------------------------------
 
@@ -131,16 +70,7 @@ class Run:
     @property
     def changes(self) -> list[dict]:
         """Rows of changes.jsonl: which values of the graph were changed, and from which iteration on."""
-        return self._graphs.changes.rows
-
-    @property
-    def node(self) -> str | None:
-        """The id of its Training Run on the canvas; None headlessly."""
-        return self._graphs.node
-
-    @node.setter
-    def node(self, node: str) -> None:
-        self._graphs.node = node
+        return self.held.changes.rows
 
     @property
     def best(self) -> Mapping | None:
@@ -225,8 +155,8 @@ class Run:
         self.history[:] = [rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
         for kept in (self.evaluations, self.changes):
             kept[:] = [row for row in kept if row["iteration"] <= iteration]
-        if iteration and (before := self._graphs.before()):
-            self._graphs.note_changes(before, iteration + 1)
+        if iteration and self.held.graph:
+            self._graphs.note_changes(self.held.graph, iteration + 1)
         if iteration and self.settings.evaluate_every and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._graphs.done = None, iteration, iteration
@@ -241,7 +171,7 @@ class Run:
 
     def _write_down(self) -> None:
         self._graphs.write()
-        for lines in (*self._lines.values(), self._graphs.changes):
+        for lines in (*self._lines.values(), self.held.changes):
             lines.write()
 
     @writing
@@ -262,9 +192,7 @@ class Run:
         """Makes a folder again that was removed: the model still has what it learned, and so has its record."""
         logger.warning("%s is gone, and is begun again with what is on record of its training", self.folder)
         self.close()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.claim is not None:
-            self.claim = claim.take(self.folder, say=logger.warning, place=status.CANVAS)
+        self.held.make_again()
         self._write_down()
         self._bests, self._saved, self._shown = [self._best_adapter(0)], None, 0
 
@@ -278,9 +206,10 @@ class Run:
             why: `node` and `reason`, as `Status` has them.
         """
         if self.writes:
-            place = status.HEADLESS if self.node is None else status.CANVAS
+            place = status.HEADLESS if self.held.node is None else status.CANVAS
             now = {"total": total, "place": place, "error": error, "id": self.id, **why}
-            status.write(self.folder, status.following(status.read(self.folder), state, os.getpid(), **now))
+            self.held.status = status.following(self.held.status, state, os.getpid(), **now)
+            status.write(self.folder, self.held.status)
 
     # --- iterations -----------------------------------------------------------------------------------------------------
 
@@ -301,7 +230,7 @@ class Run:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
         stopping.release()
-        on_canvas, every = self.node is not None, self.settings.evaluate_every or self.settings.checkpoint_every
+        on_canvas, every = self.held.node is not None, self.settings.evaluate_every or self.settings.checkpoint_every
         if on_canvas and (self._save_due(last) or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
             self.save_once(model)
@@ -466,7 +395,7 @@ class Run:
             saved.save(model, self.folder, self._metadata())
 
     def _best_adapter(self, number: int) -> BestAdapter:
-        return BestAdapter(self.folder, number, self.writes, self._say)
+        return BestAdapter(self.folder, number, self.writes, logger.warning if self.writes else logger.debug)
 
     @writing
     def _keep_best(self, model: FlowModel, iteration: int) -> None:
@@ -524,6 +453,14 @@ class Run:
         return lora.workflow_metadata(self._graphs.workflow, self._graphs.canvas) | identity
 
 
+def begin(model: FlowModel, folder: Path, workflow: Mapping) -> Run:
+    """Begins a run of a graph that no training loop runs. Raises as `hold` does."""
+    run = Run(hold(folder, resume=False, judge=judge), RunSettings(), workflow)
+    run.begin()
+    keep_open(run, model)
+    return run
+
+
 class Graphs:
     """workflow.json, canvas.json and changes.jsonl.
 
@@ -531,40 +468,32 @@ class Graphs:
         workflow: the graph of the last iteration, in API form.
         canvas: the same as ComfyUI's canvas has it; None where that is not known.
         done: iterations before the one that `workflow` is the graph of.
-        node: on the canvas: the id of the run's Training Run, since a graph may have several there; else None.
     """
 
-    def __init__(self, folder: Path, workflow: Mapping, node: str | None, writes: bool, say: Callable[[str], None]):
-        self.folder, self.workflow = folder, workflow
-        self.canvas: Mapping | None = read_own(folder, CANVAS, say)
-        self.changes = Lines(folder / CHANGES, read_changes(folder, say), writes)
+    def __init__(self, held: Held, workflow: Mapping):
+        self.held, self.workflow, self.canvas = held, workflow, held.canvas
         self.done = 0
-        self.node = node
-
-    def before(self) -> dict | None:
-        """The graph on record; None if there is not one yet."""
-        return read_own(self.folder, WORKFLOW)
 
     def write(self) -> None:
         """Writes down the graph as the run began with it."""
         # On the canvas the seeds have moved on with every prompt; the training loop adds the number of the iteration to them.
-        begun = lineage.as_begun(self.workflow, self.done) if self.node is not None else self.workflow
-        write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(begun), indent=1))
+        begun = lineage.as_begun(self.workflow, self.done) if self.held.node is not None else self.workflow
+        write_text(self.held.folder / WORKFLOW, json.dumps(graph.resumable(begun), indent=1))
         if self.canvas is not None:
-            write_text(self.folder / CANVAS, json.dumps(self.canvas, indent=1))
+            write_text(self.held.folder / CANVAS, json.dumps(self.canvas, indent=1))
 
     def note_changes(self, before: Mapping, iteration: int) -> None:
         """Values that differ from those of the graph before are an event of the run; `iteration` is the first that has them."""
-        if changes := lineage.changes(before, self.workflow, self.node):
+        if changes := lineage.changes(before, self.workflow, self.held.node):
             self.note(changes, iteration)
 
     def note(self, changes: list[dict], iteration: int) -> None:
         """Writes changes down, in the form of `lineage.changes`; `iteration` is the first that has them."""
         lines = "; ".join(map(lineage.change_line, changes))
-        logger.info("%s, from iteration %d on: %s", self.folder.name, iteration, lines)
-        rows = self.changes.rows
+        logger.info("%s, from iteration %d on: %s", self.held.folder.name, iteration, lines)
+        rows = self.held.changes.rows
         if rows and rows[-1]["iteration"] == iteration:
             changes = rows.pop()["changes"] + changes
         rows.append({"iteration": iteration, "changes": changes})
-        if self.changes.writes and self.folder.is_dir():
-            self.changes.write()
+        if self.held.changes.writes and self.held.folder.is_dir():
+            self.held.changes.write()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...host.comfyui import is_ours
@@ -30,6 +30,7 @@ from .graph import constants, links
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
+Order = dict[str, dict[str, tuple[str, int]]]  # {id: its links}, sources first
 
 # The inputs that ComfyUI's queue advances after every prompt: another seed means the next iteration, and is no change.
 ADVANCING = {
@@ -76,11 +77,24 @@ def above(graph: Graph, node_id: str) -> dict[str, str]:
     return paths
 
 
+def runs(graph: Graph) -> list[str]:
+    """Ids of the Training Run nodes that record something. Without a report, as below a bypassed update, one records nothing."""
+    return [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE and "report" in links(entry)]
+
+
 def runs_below(graph: Graph, node_id: str) -> list[str]:
-    """Ids of the Training Run nodes that record what this node makes. Without a report, as below a bypassed update, one records
-    nothing."""
-    runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE and "report" in links(entry)]
-    return [id_ for id_ in runs if node_id in above(graph, id_)]
+    """Ids of the Training Run nodes that record what this node makes."""
+    return [id_ for id_ in runs(graph) if node_id in above(graph, id_)]
+
+
+def advanced(graph: Graph) -> list[tuple[str, str, Any]]:
+    """(id, input, value) of what moves on with every prompt, as a prompt has it."""
+    return [
+        (id_, name, value)
+        for id_, entry in graph.items()
+        for name, value in constants(entry).items()
+        if name in ADVANCING.get(entry["class_type"], ())
+    ]
 
 
 def loader_above(graph: Graph, node_id: str) -> str | None:
@@ -94,13 +108,14 @@ def structure(graph: Graph, node_id: str) -> str:
     A value that comes through a link counts as where it is typed in: what a foreign node hands to a structural input, as the
     text that is a model's path, or the switch between two models, is structure with all its constants.
     """
-    deciding = _deciding(graph, node_id)
-    return _digest(graph, node_id, lambda id_: constants(graph[id_]) if id_ in deciding else _structural(graph[id_]))
+    order = _sources_first(graph, node_id)
+    deciding = _deciding(graph, order)
+    return _digest(graph, order, lambda id_: constants(graph[id_]) if id_ in deciding else _structural(graph[id_]))
 
 
 def fingerprint(graph: Graph, node_id: str) -> str:
     """A digest of what the node is made of, its values included; the same for every iteration of an unchanged graph."""
-    return _digest(graph, node_id, lambda id_: _of_one_iteration(graph[id_]))
+    return _digest(graph, _sources_first(graph, node_id), lambda id_: _of_one_iteration(graph[id_]))
 
 
 def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str, Any]]:
@@ -174,18 +189,16 @@ def _by_path(graph: Graph, node: str | None) -> dict[str, str]:
     return {path: id_ for id_, path in above(graph, top).items()} if top is not None else {}
 
 
-def _deciding(graph: Graph, node_id: str) -> set[str]:
+def _deciding(graph: Graph, order: Order) -> set[str]:
     """The foreign nodes that something structural comes from: an edge of ours, or a structural input."""
-    deciding: set[str] = set()
-    for id_ in reversed(list(_sources_first(graph, node_id))):  # each after all that it is needed by
+    foreign, deciding = {id_ for id_ in order if not is_ours(graph[id_])}, set()
+    for id_ in reversed(order):  # each after all that it is needed by
         entry = graph[id_]
-        ours = is_ours(entry)
         names = _structural_names(entry)
         if entry["class_type"] != DATASET_NODE:  # whose prompts are text
             names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
-        for name, (source, _) in links(entry).items():
-            foreign = source in graph and not is_ours(graph[source])
-            if foreign and (name in names if ours else id_ in deciding):
+        for name, (source, _) in order[id_].items():
+            if source in foreign and (id_ in deciding if id_ in foreign else name in names):
                 deciding.add(source)
     return deciding
 
@@ -213,14 +226,14 @@ def _of_one_iteration(entry: Mapping) -> dict[str, Any]:
     return {name: value for name, value in constants(entry).items() if name not in left_out}
 
 
-def _digest(graph: Graph, node_id: str, values: Callable[[str], Mapping]) -> str:
+def _digest(graph: Graph, order: Order, values: Callable[[str], Mapping]) -> str:
+    """The digest of the last node in that order."""
     digests: dict[str, str] = {}
-    for id_ in _sources_first(graph, node_id):
-        entry = graph[id_]
-        sources = {name: [digests.get(source, "missing"), index] for name, (source, index) in links(entry).items()}
-        text = json.dumps([entry["class_type"], _plain(values(id_)), sources], sort_keys=True, default=repr)
-        digests[id_] = hashlib.sha256(text.encode()).hexdigest()
-    return digests[node_id]
+    for id_, sources in order.items():
+        made_of = {name: [digests.get(source, "missing"), index] for name, (source, index) in sources.items()}
+        content = [graph[id_]["class_type"], _plain(values(id_)), made_of]
+        digests[id_] = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
+    return digests[id_]
 
 
 def _plain(values: Mapping) -> dict[str, Any]:
@@ -229,14 +242,17 @@ def _plain(values: Mapping) -> dict[str, Any]:
     return {**values, **whole}
 
 
-def _sources_first(graph: Graph, node_id: str) -> Iterator[str]:
+def _sources_first(graph: Graph, node_id: str) -> Order:
     """The node and all that it needs; a link of a cycle counts as missing. A loop, since a graph may be deep."""
-    done, pending = set(), [(node_id, False)]
+    linked: Order = {}
+    order: Order = {}
+    pending = [(node_id, False)]
     while pending:
         current, ready = pending.pop()
         if ready:
-            yield current
-        elif current not in done and current in graph:
-            done.add(current)
+            order[current] = linked[current]
+        elif current not in linked and current in graph:
+            linked[current] = links(graph[current])
             pending.append((current, True))
-            pending += [(source, False) for source, _ in links(graph[current]).values()]
+            pending += [(source, False) for source, _ in linked[current].values()]
+    return order

@@ -68,6 +68,7 @@ class Workflow:
         self._instances: dict[str, Any] = {}
         self._cache: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
         self._serial = itertools.count()
+        self._judged = False
         self._read_nodes()
 
     @classmethod
@@ -77,14 +78,16 @@ class Workflow:
 
     def _read_nodes(self) -> None:
         self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names, self.addresses)
-        self._errors: dict[tuple[str, ...], list[Problem]] = {}  # targets: errors of the graph without overrides
+        self._sound: set[str] | None = (
+            None  # nodes that were judged, without overrides; None: nothing was, or has an error
+        )
 
     def _put(self, node_id: str, entry: dict) -> None:
         """Puts another entry in a node's place."""
         self._graph[node_id] = entry
         node = read_node(node_id, entry, self.node_classes[entry["class_type"]])
         self._declared = replace(self._declared, nodes={**self.nodes, node_id: node})
-        self._errors = {}
+        self._sound = None
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -149,11 +152,13 @@ class Workflow:
 
     def validate(self) -> list[Problem]:
         """Every problem of what would run (the output nodes and their ancestors), warnings included."""
-        if self._errors:  # it was judged before, and the files behind a combo may have changed since
+        if self._judged:  # the files behind a combo may have changed since
             self._read_nodes()
+        self._judged = True
         outputs = self.output_nodes()
         problems = list(graph_problems(self._declared, outputs))
-        self._errors[outputs] = errors(problems)
+        if not errors(problems):
+            self._sound = self._declared.ancestors(outputs)
         return problems
 
     def check_value(self, node: Node, name: str, value: Any) -> Iterable[Problem]:
@@ -248,7 +253,7 @@ class Workflow:
                 raise refusal(f"the graph has no node {target!r} to run", suggest(target, graph.nodes))
         results = results or {}
         needed = graph.ancestors(targets, results)
-        self._refuse_errors(graph, targets, {node_id for node_id, _ in overrides or {}} & needed)
+        self._refuse_errors(graph, targets, needed, {node_id for node_id, _ in overrides or {}})
         # results that this run does not need are judged too: kept if they still hold, freed if not
         order = graph.order(graph.ancestors([*targets, *self._cache]))
         signatures = self._signatures(graph, order)
@@ -265,15 +270,18 @@ class Workflow:
                 self._cache[node_id] = (signatures[node_id], self._execute(graph, graph.nodes[node_id]))
         return {node_id: self._cache[node_id][1] for node_id in order}
 
-    def _refuse_errors(self, graph: DeclaredGraph, targets: tuple[str, ...], overridden: set[str]) -> None:
-        # validation may read folders and a training runs thousands of times: the graph is validated once, then only
-        # the nodes that this run overrides (all of it while it has errors, which overrides may repair)
-        if targets not in self._errors:
-            self._errors[targets] = errors(graph_problems(self._declared, targets))
-        if self._errors[targets]:
+    def _refuse_errors(
+        self, graph: DeclaredGraph, targets: tuple[str, ...], needed: set[str], overridden: set[str]
+    ) -> None:
+        # validation may read folders and a training runs thousands of times: a node is judged once, then only where this run
+        # overrides it (all of them while one has an error, which overrides may repair)
+        if (self._sound is None or not needed <= self._sound) and not errors(graph_problems(self._declared, targets)):
+            self._sound = (self._sound or set()) | self._declared.ancestors(targets)
+        if self._sound is None or not needed <= self._sound:
             problems = errors(graph_problems(graph, targets))
         else:
-            problems = [p for id_, node in graph.nodes.items() if id_ in overridden for p in node_problems(graph, node)]
+            nodes = [node for id_, node in graph.nodes.items() if id_ in overridden & needed]
+            problems = [problem for node in nodes for problem in node_problems(graph, node)]
         if errors(problems):
             raise WorkflowError(errors(problems))
 

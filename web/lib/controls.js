@@ -11,18 +11,19 @@ export function areHeld(modes) {
 }
 
 /**
- * The value to hold. ComfyUI moves values on as soon as a prompt is queued, so the one that was sampled may be the one
- * before. A value that the user typed since stays.
+ * The value to hold. ComfyUI moves values on as soon as a prompt is queued, so the one that was sampled is one before: that of the
+ * last prompt, or of an earlier one if those after it were cancelled. A value that the user typed since stays.
  *
  * @param {string} mode
  * @param {number | undefined} queued
  * @param {number} current
+ * @param {number | undefined} drawn
  */
-export function heldValue(mode, queued, current) {
+export function heldValue(mode, queued, current, drawn = queued) {
   if (queued === undefined) return current;
   /** @type {Record<string, number>} */
   const movedOn = { increment: queued + 1, decrement: queued - 1, randomize: current };
-  return current === movedOn[mode] ? queued : current;
+  return current === movedOn[mode] ? (drawn ?? queued) : current;
 }
 
 /**

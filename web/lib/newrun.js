@@ -48,6 +48,20 @@ export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
 }
 
 /**
+ * Has the graph that is open begin a run of that name with another run's adapter.
+ *
+ * @param {Comfy} comfy
+ * @param {string} other
+ * @param {string} name
+ */
+export async function beginFrom(comfy, other, name) {
+  await comfy.refreshCombos(); // a run that was made since the page was loaded
+  if (comfy.samplesAreHeld()) comfy.holdSamples(false); // they are the other run's
+  setNames(comfy, { run_name: name, resume_run: "", start_from: other });
+  comfy.toast("success", TEXT.begun(name), TEXT.from(other));
+}
+
+/**
  * @param {Comfy} comfy
  * @param {Record<string, string>} names by input: `run_name` of Training Run, the others of the node that loads the model
  */

@@ -64,13 +64,14 @@ export async function prove(comfy, showRun) {
  * @param {string} options.route that starts it
  * @param {string} options.suffix of the run's name
  * @param {(answer: ExportAnswer) => {title: string, command: string, note: string}} options.instead
- * @param {(comfy: Comfy, options: {prompt: Prompt, taken: string[], start: (settings: object) => Promise<void>}) => void} options.ask
+ * @param {(comfy: Comfy, options: {prompt: Prompt, taken: string[], goesOn?: string, start: (settings: object) => Promise<void>}) => void} options.ask
  * @param {(comfy: Comfy, id: string) => void} options.showRun
  */
 async function begin(comfy, { title, route, suffix, instead, ask, showRun }) {
   const graph = await comfy.exportedGraph();
-  const [word, { runs }] = await Promise.all([comfy.trainingsWord(), comfy.getJson("/otca/runs")]);
+  const [word, { runs }, comings] = await Promise.all([comfy.trainingsWord(), comfy.getJson("/otca/runs"), comfy.comingRuns()]);
   const taken = runs.map((/** @type {Run} */ run) => run.id);
+  const goesOn = Object.values(comings).find(({ iteration }) => iteration > 0)?.run;
   if (!word.given) {
     const name = uniqueName(`${runNameOf(graph.output)}${suffix}`, taken);
     const answer = await comfy.postJson("/otca/export", { prompt: graph.output, name });
@@ -81,9 +82,10 @@ async function begin(comfy, { title, route, suffix, instead, ask, showRun }) {
   ask(comfy, {
     prompt: graph.output,
     taken,
+    goesOn,
     async start(settings) {
-      const { id } = await comfy.postJson(route, { ...settings, prompt: graph.output, workflow: graph.workflow });
-      comfy.toast("success", TEXT.started(id));
+      const { id, told } = await comfy.postJson(route, { ...settings, prompt: graph.output, workflow: graph.workflow });
+      comfy.toast("success", TEXT.started(id), told ?? undefined);
       showRun(comfy, id);
     },
   });

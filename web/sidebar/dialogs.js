@@ -13,6 +13,8 @@ const TEXT = {
   close: t("Close"),
   cancel: t("Cancel"),
   trainTitle: t("Train headless"),
+  trainGoesOn: (/** @type {string} */ run, /** @type {string} */ name) =>
+    t("{run} goes on from its last checkpoint, with the values of its last iteration. Another name, such as {name}, begins a new run.", { run, name }),
   trainNote:
     t("Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed."),
   proveTitle: t("Prove it"),
@@ -123,13 +125,14 @@ export function pictureDialog(source, caption) {
  * @param {object} options
  * @param {Prompt} options.prompt
  * @param {string[]} options.taken names of runs
+ * @param {string} [options.goesOn] the graph's own run, which goes on under its name
  * @param {(settings: Settings & {name: string}) => Promise<void>} options.start posts them; an Error may carry `problems`
  */
-export function trainDialog(comfy, { prompt, taken, start }) {
-  const named = nameFields(uniqueName(runNameOf(prompt), taken));
+export function trainDialog(comfy, { prompt, taken, goesOn, start }) {
+  const named = nameFields(goesOn ?? uniqueName(runNameOf(prompt), taken));
   trainingDialog(comfy, {
     title: TEXT.trainTitle,
-    note: TEXT.trainNote,
+    note: goesOn ? `${TEXT.trainGoesOn(goesOn, uniqueName(runNameOf(prompt), taken))} ${TEXT.trainNote}` : TEXT.trainNote,
     iterations: iterationsOf(prompt),
     iterationsLabel: TEXT.iterations,
     before: [named.name],

@@ -5,7 +5,7 @@ import { decimate, dotPath, errorBars, extent, linePath, lonePoints, niceTicks, 
 import { count, significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { learned, secondsToCome } from "../lib/learned.js";
-import { resumeOnCanvas } from "../lib/newrun.js";
+import { beginFrom, resumeOnCanvas } from "../lib/newrun.js";
 import { formatDuration, mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
 import { stripView } from "./strip.js";
@@ -20,7 +20,9 @@ const TEXT = {
   begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
   still: t("The learning rate is 0: nothing is trained."),
   unwatched: (/** @type {string} */ judges) => t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges }),
+  otherwise: (/** @type {string} */ run) => t("{run} was trained by another method.", { run }),
   goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
+  beginFrom: (/** @type {string} */ name) => t("Begin {name} from it", { name }),
   nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
   held: t("Fix: switch off hold samples."),
   same: t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value."),
@@ -40,6 +42,7 @@ const EMPTY_HEIGHT = 84;
 const TICKS = 2;
 const BRAKE_HEIGHT = 120; // six lines that say why the run ended
 const WARNING_HEIGHT = 84; // four lines
+const QUESTION_HEIGHT = 52; // a line more, and two buttons
 
 /** @type {OurWidget} */
 export const curvesWidget = {
@@ -64,7 +67,10 @@ class Curves {
   brake = h("p.otca-warning", { role: "status" });
   unwatched = h("p.otca-warning", { role: "status" });
   coming = h("span");
-  goOn = h("button.otca-button", { type: "button", hidden: true, onclick: () => this.continueOther() });
+  goOn = h("button.otca-button", { type: "button", onclick: () => this.answer((other) => this.continueOther(other)) });
+  beginFrom = h("button.otca-button", { type: "button", onclick: () => this.answer(([id]) => beginFrom(this.comfy, id, this.next)) });
+  question = h("span.otca-curves-question", { hidden: true }, this.goOn, this.beginFrom);
+  next = ""; // the run that the next prompt would begin
   nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
   list = h("ul.otca-curves-list");
   /** @type {Coming["other"]} */
@@ -78,7 +84,7 @@ class Curves {
     this.node = node;
     this.comfy = comfy;
     this.strip = stripView(comfy);
-    const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.goOn);
+    const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.question);
     this.root = h("div.otca-curves", {}, this.heading, this.brake, this.unwatched, coming, this.nothing, this.list, this.strip.element);
     comfy.passGesturesToGraph(this.root);
     comfy.addElement(node, "otca_curves", this.root, { least: () => this.least() });
@@ -87,10 +93,11 @@ class Curves {
   least() {
     const count = this.list.children.length;
     const warning = this.unwatched.textContent ? WARNING_HEIGHT : 0;
-    if (!count) return EMPTY_HEIGHT + warning;
+    const question = this.question.hidden ? 0 : QUESTION_HEIGHT;
+    if (!count) return EMPTY_HEIGHT + warning + question;
     const rows = Math.ceil(count / (this.node.size[0] < WIDE ? 1 : 2));
     const brake = this.brake.textContent ? BRAKE_HEIGHT : 0;
-    return AROUND + ROW_HEIGHT * rows + brake + warning + this.strip.height();
+    return AROUND + ROW_HEIGHT * rows + brake + warning + question + this.strip.height();
   }
 
   /**
@@ -155,21 +162,25 @@ class Curves {
   /** @param {Coming} coming */
   foresee({ run, iteration, other, at, still, unwatched = [], problem }) {
     if (problem) {
-      this.goOn.hidden = true;
+      this.question.hidden = true;
       return setText(this.coming, problem);
     }
     const where = this.comfy.goesOnAt(at);
     const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : TEXT.goesOn(run, iteration);
-    const next = iteration ? goesOn : TEXT.begins(run);
+    const next = iteration ? goesOn : [other && TEXT.otherwise(other[0]), TEXT.begins(run)].filter(Boolean).join(" ");
     setText(this.coming, still ? `${TEXT.still} ${next}` : next);
     const warning = unwatched.length ? TEXT.unwatched(unwatched.join(", ")) : "";
     if (this.unwatched.textContent !== warning) {
       setText(this.unwatched, warning);
       this.comfy.growNode(this.node);
     }
-    this.other = other;
-    this.goOn.hidden = !other;
+    Object.assign(this, { other, next: run });
+    if (this.question.hidden === Boolean(other)) {
+      this.question.hidden = !other;
+      this.comfy.growNode(this.node);
+    }
     if (other) setText(this.goOn, TEXT.goOn(...other));
+    setText(this.beginFrom, TEXT.beginFrom(run));
     if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
     else if (this.run && this.run !== run && !this.waiting) this.clear();
   }
@@ -184,12 +195,16 @@ class Curves {
     this.comfy.growNode(this.node);
   }
 
-  async continueOther() {
-    if (!this.other) return;
-    const [id, iteration] = this.other;
+  /** @param {[string, number]} other */
+  async continueOther([id, iteration]) {
+    const { prompt } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(id)}/workflow`);
+    await resumeOnCanvas(this.comfy, { id, iteration }, prompt);
+  }
+
+  /** @param {(other: [string, number]) => Promise<void>} action */
+  async answer(action) {
     try {
-      const { prompt } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(id)}/workflow`);
-      await resumeOnCanvas(this.comfy, { id, iteration }, prompt);
+      if (this.other) await action(this.other);
     } catch (error) {
       this.comfy.toast("error", TEXT.failed, error.message);
     }

@@ -307,6 +307,7 @@ class Heatmap {
   showNote() {
     const { credit, advantages } = this.state;
     const lines = [];
+    if (credit?.run) lines.push(`${credit.run}.`);
     if (heatmap.isGradient(credit)) lines.push(t("Orange: where the gradient came from."));
     if (advantages?.watched?.length) {
       lines.push(t("Only watched, not trained on: {names}.", { names: advantages.watched.join(", ") }));

@@ -5,21 +5,24 @@ import { h, setText } from "../sidebar/dom.js";
 
 const TEXT = { saved: (/** @type {string} */ files) => t("Saved: {files}", { files }) };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
+const ELSEWHERE = 96; // five lines that say why the file has another name
 
 /** @type {OurWidget} */
 export const savedWidget = {
   fits: (definition) => definition.name === "OTCA_SaveLoRA",
   create: (node, comfy) => {
     const line = h("p.otca-owner", { role: "status" });
-    const root = h("div.otca-saved-line", {}, line);
-    const height = () => HEIGHT;
+    const elsewhere = h("p.otca-error", { role: "alert" });
+    const root = h("div.otca-saved-line", {}, line, elsewhere);
+    const height = () => HEIGHT + (elsewhere.textContent ? ELSEWHERE : 0);
     comfy.passGesturesToGraph(root);
-    comfy.onOutput(node, ({ text = [] }) => {
+    comfy.onOutput(node, ({ text = [], otca_elsewhere: [why] = [""] }) => {
       if (!text.length) return;
       // Only now: an element of no height stayed where it had first been drawn, and took the clicks of what moved there.
       if (!line.textContent) comfy.addElement(node, "otca_saved", root, { least: height, most: height });
       setText(line, TEXT.saved(text.map((/** @type {string} */ file) => file.split(/[\\/]/).at(-1)).join(", ")));
       line.title = text.join("\n");
+      setText(elsewhere, why);
       comfy.growNode(node);
     });
     return { show() {} };

@@ -63,7 +63,8 @@ class ScoreTable {
   table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
   correlation = h("details.otca-scores-correlation");
   said = h("ul.otca-scores-said");
-  root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.said, this.correlation);
+  run = h("p.otca-scores-run"); // whose samples they are
+  root = h("div.otca-scores", {}, this.failure, this.empty, this.run, this.table, this.said, this.correlation);
 
   /**
    * @param {GraphNode} node
@@ -113,6 +114,8 @@ class ScoreTable {
   draw() {
     this.failure.hidden = !this.failure.textContent;
     this.empty.hidden = this.scores !== null || !this.failure.hidden;
+    setText(this.run, this.scores?.run ?? "");
+    this.run.hidden = !this.run.textContent;
     this.table.hidden = this.said.hidden = this.correlation.hidden = this.scores === null;
     if (!this.scores) return;
     this.dark = themeOf(this.root).dark;

@@ -20,7 +20,7 @@ COUNTED = {
     "comfyui_otca.trainer.workflow.reading": ["read_workflow"],
     "comfyui_otca.trainer.workflow.declared": ["DeclaredGraph.read"],
     "comfyui_otca.trainer.checks.preflight": ["problems"],
-    "comfyui_otca.trainer.checks.prepare": ["_claimed"],
+    "comfyui_otca.trainer.run.held": ["hold"],
     "comfyui_otca.host.claim": ["take"],
 }
 
@@ -79,7 +79,7 @@ def counts(small_graph, tmp_path):
     return train
 
 
-ONCE = {"read_workflow": 1, "problems": 1, "_claimed": 1, "take": 1}
+ONCE = {"read_workflow": 1, "problems": 1, "hold": 1, "take": 1}
 
 
 def test_one_process_prepares_once_also_with_changes_and_when_it_resumes(counts):

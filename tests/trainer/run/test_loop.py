@@ -26,7 +26,7 @@ from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import checkpoint, opening, record
+from comfyui_otca.trainer.run import checkpoint, held, record
 from comfyui_otca.trainer.run import folder as run_folder
 from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
@@ -58,7 +58,7 @@ def otca(capsys):
     """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
 
     def run(*arguments):
-        opening._open.clear()
+        held._open.clear()
         stopping.request.signal = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()
@@ -538,7 +538,7 @@ def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
             self.file.write(content[: len(content) // 2])
             raise OSError(28, "No space left on device")
 
-    run = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    run = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     run.begin()
     run._append("metrics.jsonl", {"iteration": 1, "loss": 0.5})
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.tests.training import rows
-from comfyui_otca.trainer.run import opening
+from comfyui_otca.trainer.run import held
 from comfyui_otca.trainer.run.trackers import Trackers
 
 
@@ -61,7 +61,7 @@ def start(small_graph, tmp_path, monkeypatch):
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))
 
     def go(*arguments):
-        opening._open.clear()
+        held._open.clear()
         return main(["train", str(path), "--output", str(tmp_path / "run"), *arguments])
 
     return go
