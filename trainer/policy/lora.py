@@ -77,7 +77,7 @@ def described(model: FlowModel, file: Path) -> dict[str, str]:
 def save_named(
     model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object], dtype: torch.dtype | None = None
 ) -> list[Path]:
-    """`save` under a plain file name. Raises ValueError for a name that would leave the folder."""
+    """`save` under a plain file name. Raises ValueError for a name that would leave the folder, OSError on a full disk."""
     if not model.policy.is_adapted:
         raise ValueError(
             "this model is trained as a whole, so it has no adapter to save. Fix: training = lora on Load Flow Model, or "
@@ -87,8 +87,14 @@ def save_named(
         plain_name(filename)
     except ValueError as error:
         raise ValueError(f"filename {filename!r} {error}") from error
-    with model.policy.averaged():
-        return save(model, folder / f"{filename}.safetensors", metadata, dtype)
+    try:
+        with model.policy.averaged():
+            return save(model, folder / f"{filename}.safetensors", metadata, dtype)
+    except OSError as error:
+        kept = "a file of that name is as it was before"
+        raise OSError(
+            f"filename {filename!r} was not written, and {kept} ({error}). Fix: free the disk of {folder}"
+        ) from error
 
 
 def load(model: FlowModel, path: Path) -> None:

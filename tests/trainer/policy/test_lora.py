@@ -6,10 +6,12 @@ import json
 import re
 
 import pytest
+import safetensors.torch
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from peft import LoraConfig
 from peft.utils import set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from comfyui_otca.trainer.grpo import UpdateSettings
@@ -126,6 +128,15 @@ def test_names_stay_in_their_folder(trained, tmp_path):
     for name in ("", "../up", "a/b", ".hidden", "/abs"):
         with pytest.raises(ValueError, match="(must|is empty).*Fix: "):
             lora.save_named(trained, tmp_path, name, {})
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(trained, tmp_path, monkeypatch):
+    (path,) = lora.save_named(trained, tmp_path, "mine", {})
+    before, full = path.read_bytes(), SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr(safetensors.torch, "save_file", lambda *_, **__: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match=r"filename 'mine' was not written, and .* No space left .* Fix: free the disk"):
+        lora.save_named(trained, tmp_path, "mine", {})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_the_average_is_what_gets_saved(trained, tmp_path, load_model):
