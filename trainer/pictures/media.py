@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -194,7 +194,7 @@ def _light(content: bytes, kind: str) -> Image.Image:
     """Returns what EXR and HDR show: their light as sRGB has it (IEC 61966-2-1), 1 as white, on white where it is transparent."""
     import imageio.v3 as imageio
 
-    how = {"extension": f".{kind.lower()}", "plugin": "pyav"}
+    how: dict[str, Any] = {"extension": f".{kind.lower()}", "plugin": "pyav"}
     height, width = imageio.improps(content, **how).shape[1:3]
     _within((width, height), math.inf)
     green, blue, red, alpha = imageio.imread(content, format="gbrapf32le", **how)[0]  # [H, W] each
