@@ -14,7 +14,7 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import devices
-from comfyui_otca.trainer.policy import lora
+from comfyui_otca.trainer.policy.files import read_tensors, write_tensors
 
 
 @pytest.fixture
@@ -284,8 +284,8 @@ def test_sample_a_run(otca, finished_run, tmp_path):
     assert first == (folder / "samples-2.png").read_bytes()
     otca(*arguments, "--seed", 9, "--output", tmp_path / "other.png")
     assert (tmp_path / "other.png").read_bytes() != first
-    tensors = lora.read_tensors(folder / "lora.safetensors")
-    lora.write_tensors(folder / "lora.safetensors", {key: 30 * tensor for key, tensor in tensors.items()})
+    tensors = read_tensors(folder / "lora.safetensors")
+    write_tensors(folder / "lora.safetensors", {key: 30 * tensor for key, tensor in tensors.items()})
     otca(*arguments, "--output", tmp_path / "after.png")
     assert size(tmp_path / "after.png") == (width, height) and (tmp_path / "after.png").read_bytes() != first
     (folder / "lora.safetensors").unlink()
@@ -296,12 +296,12 @@ def test_sample_a_run(otca, finished_run, tmp_path):
 def test_a_pair_of_pictures_of_a_run(otca, finished_run, tmp_path):
     """What differs is what was trained: with an adapter that does nothing the second picture is the first."""
     folder = shutil.copytree(finished_run, tmp_path / "run")
-    tensors = lora.read_tensors(folder / "lora.safetensors")
+    tensors = read_tensors(folder / "lora.safetensors")
     metadata = {"otca_iteration": "6"}
 
     def pair(name, scale):
         changed = {key: scale * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()}
-        lora.write_tensors(folder / "lora.safetensors", changed, metadata)
+        write_tensors(folder / "lora.safetensors", changed, metadata)
         code, printed, errors = otca("sample", folder, "--prompt=-a red circle", "--seed", 7, "--pair", tmp_path / name)
         assert code == 0, errors
         first, *_, calls, path = printed.split()
@@ -334,9 +334,9 @@ def test_sample_with_guides(otca, real_run, tmp_path):
         with Image.open(tmp_path / name) as picture:
             return np.asarray(picture)
 
-    tensors = lora.read_tensors(real_run / "lora.safetensors")
+    tensors = read_tensors(real_run / "lora.safetensors")
     file = tmp_path / "loud.safetensors"
-    lora.write_tensors(file, {key: 30 * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()})
+    write_tensors(file, {key: 30 * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()})
     plain, zero, one = pictures("plain.png"), pictures("0.png", f"{file}=0"), pictures("1.png", f"{file}=1")
     height = len(plain)
     for picture in (zero, one):

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import ownership, results
@@ -17,6 +17,7 @@ from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart
+from comfyui_otca.trainer.families import configured
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import held
@@ -474,13 +475,13 @@ def test_a_name_has_to_be_known_before_sampling(tabs, runs):
         assert held.run_of(model) is None and not runs.exists()
 
 
-def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):
+def test_a_lora_file_to_start_from(tabs, small_workflow, load_model, perturb, tmp_path, comfyui, monkeypatch):
+    monkeypatch.setattr(configured, "check_start", lambda *_: None)  # of the folder, for whose model a toy stands here
     trained = perturb(load_model())
     lora.save(trained, tmp_path / "loras" / "mine.safetensors", {})
     workflow = small_workflow(
         {"OTCA_LoadFlowModel": {"start_from": "mine.safetensors"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     )
-    assert workflow.validate() == []
     with torch.inference_mode():
         model = workflow.run(targets=["1"])["1"][0]
         workflow.run(targets=["9"])
@@ -494,9 +495,13 @@ def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, pertu
     )
 
 
-def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, load_model, tmp_path, comfyui):
+def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, tmp_path, comfyui):
     """As training would refuse it: validate said that it was ready."""
-    lora.save(load_model(), tmp_path / "loras" / "mine.safetensors", {})  # of rank 4
+    layer, width = "transformer.transformer_blocks.0.attn.to_q", 128  # of shapes-flux
+    (tmp_path / "loras").mkdir()
+    for name, of in (("mine", layer), ("other", layer.replace("to_q", "to_z"))):
+        weights = {f"{of}.lora_A.weight": torch.ones(4, width), f"{of}.lora_B.weight": torch.ones(width, 4)}
+        save_file(weights, tmp_path / "loras" / f"{name}.safetensors")
     (tmp_path / "loras" / "junk.safetensors").write_bytes(b"junk")
 
     def refused(**changes):
@@ -505,6 +510,8 @@ def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, lo
         return str(problem)
 
     assert "needs rank 4 here, and lora_rank is 2" in refused(start_from="mine.safetensors", lora_rank=2)
+    assert not small_workflow({"OTCA_LoadFlowModel": {"start_from": "mine.safetensors", "lora_rank": 4}}).validate()
+    assert "here is no such layer" in refused(start_from="other.safetensors")
     assert "is truncated or no safetensors file" in refused(start_from="junk.safetensors")
     assert "out of range" in refused(lora_rank=0)
 

@@ -51,6 +51,7 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
     (run,) = workflow.ui["12"]["otca_run"]
     told = {"node": "12", "run": "otca", "iteration": 1, "changes": [], "brake": None}
+    told |= {"drawn": lineage.advanced(workflow.graph)}
     assert run == {**told, "workflow_id": None, "made_by": lineage.fingerprint(workflow.graph, "12")}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted([("otca.result", node, kind) for node, kind in kinds.items()] + [owner] * 2)

@@ -237,10 +237,10 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
     second = file.read_bytes()
     assert second != first and len(list(file.parent.iterdir())) == 1
     restart()
-    queue(small_workflow())
+    queue(small_workflow({"OTCA_TrainingRun": {"run_name": "other"}}))
     assert file.read_bytes() == second
     assert sorted(path.name for path in file.parent.iterdir()) == [
-        "otca_lora-otca-2.safetensors",
+        "otca_lora-other.safetensors",
         "otca_lora.safetensors",
     ]
 
@@ -288,6 +288,6 @@ def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyu
     }
     queue(small_workflow(changes))
     restart()
-    queue(small_workflow(changes))
-    names = [f"otca_lora{number}_{expert}_noise" for number in ("", "-otca-2") for expert in ("high", "low")]
+    queue(small_workflow(changes | {"OTCA_TrainingRun": {"run_name": "other"}}))
+    names = [f"otca_lora{run}_{expert}_noise" for run in ("", "-other") for expert in ("high", "low")]
     assert sorted(path.stem for path in (tmp_path / "loras").iterdir()) == sorted(names)

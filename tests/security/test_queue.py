@@ -78,8 +78,8 @@ def test_a_hundred_requests_start_as_many_as_may_be(site, small_graph, trainers,
 
 
 def test_the_queue_is_in_order_and_can_be_left(site, begin, trainers, until):
-    assert begin("first", "second", "third") == [200] * 3
-    assert [state(site, name) for name in ("first", "second", "third")] == ["running", "queued", "queued"]
+    assert begin("one", "second", "third") == [200] * 3
+    assert [state(site, name) for name in ("one", "second", "third")] == ["running", "queued", "queued"]
     refused = site.post("/otca/runs/second/resume")
     assert refused.status == 409 and "is in the queue. Fix: wait, or stop it" in refused.error
     assert begin("second") == [409]
@@ -87,7 +87,7 @@ def test_the_queue_is_in_order_and_can_be_left(site, begin, trainers, until):
     assert not (site.folder / "second" / "stop").exists()
     trainers[0].send_signal(signal.SIGKILL)
     until(lambda: len(trainers) == 2)
-    assert [state(site, name) for name in ("first", "second", "third")] == ["interrupted", "stopped", "running"]
+    assert [state(site, name) for name in ("one", "second", "third")] == ["interrupted", "stopped", "running"]
     assert site.post("/otca/runs/second/resume").status == 200 and state(site, "second") == "queued"
     trainers[1].kill()
     until(lambda: len(trainers) == 3)
@@ -106,7 +106,7 @@ def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume
 def test_a_queued_run_whose_folder_went_or_is_taken_keeps_no_other_waiting(
     site, begin, trainers, until, claimed_elsewhere
 ):
-    begin("first", "gone", "taken", "last")
+    begin("one", "gone", "taken", "last")
     shutil.rmtree(site.folder / "gone")
     claimed_elsewhere(site.folder / "taken")
     trainers[0].kill()
@@ -118,7 +118,7 @@ def test_a_queued_run_whose_folder_went_or_is_taken_keeps_no_other_waiting(
 @pytest.fixture
 def one_waits(begin, trainers):
     """`first` is at work, and `second` and `third` are in the queue."""
-    assert begin("first", "second", "third") == [200] * 3
+    assert begin("one", "second", "third") == [200] * 3
     return trainers
 
 
@@ -215,10 +215,10 @@ def test_what_the_user_of_a_page_has_set():
 def test_running_is_what_somebody_holds(site, made):
     """Whatever number status.json has: containers count their processes by themselves."""
     folder = made(status={"status": "running", "pid": 99999999 % 2**22, "process_started": 5.0})
-    assert state(site, "first") == "interrupted"
+    assert state(site, "one") == "interrupted"
     with claim.take(folder):
-        assert state(site, "first") == "running"
-    assert state(site, "first") == "interrupted"
+        assert state(site, "one") == "running"
+    assert state(site, "one") == "interrupted"
 
 
 # --- one bad run hides no other ---------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _ends_with(name: str, end: str) -> bool:
 
 def of_folder(folder: Path) -> list[str]:
     """Layers with a matrix of a diffusers folder's networks."""
-    return sorted({layer for network in NETWORKS for layer in modules(folder / network)[0]})
+    return sorted({layer for name in NETWORKS if (folder / name).is_dir() for layer in modules(folder / name)[0]})
 
 
 def of_file(path: Path) -> list[str]:

@@ -23,8 +23,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed, whole_and_resumed
 from comfyui_otca.trainer import grpo, rollout
-from comfyui_otca.trainer.policy import lora
-from comfyui_otca.trainer.policy.files import read_metadata
+from comfyui_otca.trainer.policy.files import read_metadata, write_tensors
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, held, record
 from comfyui_otca.trainer.run import folder as run_folder
@@ -353,7 +352,7 @@ def test_a_finished_run_stays_as_it_is_until_it_is_to_train_longer(finished_run,
 @pytest.mark.parametrize("missing", ["lora.safetensors", "otca_lora.safetensors"])
 def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, otca, monkeypatch, missing, copied):
     """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
-    lora.write_tensors(copied / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
+    write_tensors(copied / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
     if missing != "lora.safetensors":
         (copied / missing).unlink()
     monkeypatch.setattr(rollout, "sample", None)
