@@ -12,6 +12,7 @@ import types
 import pytest
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host import extras
 from comfyui_otca.tests.training import rows
 from comfyui_otca.trainer.run import held
 from comfyui_otca.trainer.run.trackers import Trackers
@@ -44,10 +45,17 @@ class FakeWandb(types.ModuleType):
         return {(name, step): value for step, figures in self.logged for name, value in figures.items()}
 
 
+def install(monkeypatch, module):
+    """From now on that is wandb; None: it is not installed."""
+    others = extras.installed
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(extras, "installed", lambda name: (module and "1.0") if name == "wandb" else others(name))
+
+
 @pytest.fixture
 def wandb(monkeypatch):
     module = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    install(monkeypatch, module)
     monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai")
     return module
 
@@ -139,7 +147,7 @@ def test_another_project_is_another_run_there(wandb, tmp_path):
 @pytest.mark.parametrize(
     ("module", "told"),
     [
-        (None, r"wandb_project = 'shapes', but wandb cannot be imported .*Fix: .*pip install wandb"),
+        (None, r"input wandb_project = 'shapes': Training Run needs wandb \(none is here\).*Fix: .*pip install wandb"),
         (
             FakeWandb(refuse="api_key not configured (no-tty)"),
             r"could not begin \(api_key not configured \(no-tty\)\). Fix: wandb login, or set WANDB_MODE=offline",
@@ -147,10 +155,10 @@ def test_another_project_is_another_run_there(wandb, tmp_path):
     ],
 )
 def test_who_cannot_use_it_is_told_before_training(start, monkeypatch, tmp_path, capsys, module, told):
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    install(monkeypatch, module)
     assert start() == 2
     assert re.search(told, capsys.readouterr().err)
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "run").exists() == (module is not None) and not [*tmp_path.glob("run/checkpoints/*")]
     assert not (tmp_path / "run" / "wandb.json").exists()
 
 
