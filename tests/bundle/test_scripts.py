@@ -17,7 +17,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.bundle import making
 from comfyui_otca.host import distributed, extras
-from comfyui_otca.tests.bundle.conftest import COMFYUI_LACKS, with_reward
+from comfyui_otca.tests.bundle.conftest import with_reward
 from comfyui_otca.tests.training import untimed
 
 SHELL = ("run.sh", "train.sbatch", "pod.sh")
@@ -252,10 +252,9 @@ def test_two_processes_train_from_the_bundle_alone_are_killed_and_finish(places,
     workflow = tmp_path / "workflow.json"
     workflow.write_text(json.dumps(graph))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with monkeypatch.context() as hidden:  # made where ComfyUI's packages are alone
-        hidden.setattr(
-            extras, "installed", lambda name: None if name in COMFYUI_LACKS else importlib.metadata.version(name)
-        )
+    with monkeypatch.context() as hidden:  # made where there are no plots
+        lacks = {"matplotlib", "tensorboard"}
+        hidden.setattr(extras, "installed", lambda name: None if name in lacks else importlib.metadata.version(name))
         assert main(["bundle", str(workflow), "--output", str(tmp_path / "mine.zip")]) == 0
     direct = [sys.executable, "-m", "comfyui_otca", "train", str(workflow), "--gpus", "2", "--device", "cpu"]
     done = subprocess.run([*direct, "--output", str(tmp_path / "direct")], capture_output=True, text=True, check=False)

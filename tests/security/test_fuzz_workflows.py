@@ -33,7 +33,7 @@ def folders_do_not_change():
             (search, "in_hub_cache"),
             (configured, "read_object"),
             (configured, "modules"),
-            (folder, "_check_header"),
+            (folder, "tensors"),
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield

@@ -215,10 +215,10 @@ def test_what_the_user_of_a_page_has_set():
 def test_running_is_what_somebody_holds(site, made):
     """Whatever number status.json has: containers count their processes by themselves."""
     folder = made(status={"status": "running", "pid": 99999999 % 2**22, "process_started": 5.0})
-    assert state(site, "one") == "interrupted"
+    assert state(site, "first") == "interrupted"
     with claim.take(folder):
-        assert state(site, "one") == "running"
-    assert state(site, "one") == "interrupted"
+        assert state(site, "first") == "running"
+    assert state(site, "first") == "interrupted"
 
 
 # --- one bad run hides no other ---------------------------------------------------------------------------------------
