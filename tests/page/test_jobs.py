@@ -231,7 +231,8 @@ def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch, started):
     # The flags by the numbers of Windows' documentation: the end of a window there does not reach the training.
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
     monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x08000000, raising=False)
-    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
+    graph = tiny({"OTCA_SDESampler": {"group_size": 6}})
+    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": graph}
     answer = site.post("/otca/train", asked)
     [(command, options)] = started
     assert command[-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]

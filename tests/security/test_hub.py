@@ -65,10 +65,10 @@ def test_only_a_download_that_the_user_allows_asks_the_hub(hub, tmp_path):
     graph = json.loads(workflow.read_text(encoding="utf-8"))
     next(node for node in graph.values() if node["class_type"] == "OTCA_LoadFlowModel")["inputs"]["path"] = "some/model"
     mine.write_text(json.dumps(graph))
-    for words in (["--version"], ["train", mine, "--iterations", 1, "--output", "run"]):
+    for words in (["validate", workflow], ["train", mine, "--iterations", 1, "--output", "run"]):
         assert "OfflineModeIsEnabled" in otca(hub, tmp_path, *words), words
     assert not hub[1]
     printed = otca(hub, tmp_path, "train", mine, "--iterations", 1, "--output", "run", "--download")
     assert any("some/model" in path for path in hub[1]) and not any("kernels" in path for path in hub[1]), printed
-    otca(hub, tmp_path, "--version", HF_HUB_OFFLINE="0")
+    otca(hub, tmp_path, "validate", workflow, HF_HUB_OFFLINE="0")
     assert any("kernels" in path for path in hub[1]), "the user's own setting stands"
