@@ -113,7 +113,7 @@ def test_while_prompts_wait_no_next_run_is_foretold_and_the_first_iteration_is_s
     tell = "([type, detail]) => comfyAPI.api.api.dispatchCustomEvent(type, detail)"
     fed.show(12)
     curves = fed.page.locator(".otca-curves")
-    coming = curves.locator(".otca-curves-coming span")
+    coming = curves.locator(".otca-curves-coming > span:not(.otca-curves-question)")
     fed.page.evaluate(tell, ["execution_start", {"prompt_id": "fed"}])
     fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 2}}])
     assert "at work" in curves.inner_text() and coming.evaluate("element => element.hidden")

@@ -22,6 +22,7 @@ from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.native.model import NativeModel
 
 GUIDANCES, NEGATIVES = (0.5, 1.0, 3.5), ("blurry", "")
+STEPS, TRIED = 20, (1, 4, 12)  # the levels after so many steps; the first is where layers are skipped
 LIMIT, SLOPE_LIMIT = 1e-5, 5e-3
 LORA = "otca_tried.safetensors"
 # Values that a schema cannot give: tiny models have two or three blocks.
@@ -70,20 +71,19 @@ def cell(made: tiny.Tiny, name: str, full: bool) -> str:
         try:
             values = dict(_values(made, name, active))
             model = _run(nodes()[name], values)
-            stock = Stock(made, model, GUIDANCES[-1])
-            plain = Stock(made, made.model, GUIDANCES[-1])
+            stock, plain = (Stock(made, each, GUIDANCES[-1])(NEGATIVES[0]) for each in (model, made.model))
         except Exception as error:  # whatever a node or its sampler raises: that is what is asked
             answers.append(
                 f"not for it: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
             )
             continue
-        if max(map(apart, stock(NEGATIVES[0]), plain(NEGATIVES[0]))) == 0:
-            answers.append("not for it: without effect")
-            continue
         try:
-            answers.append(_compared(dataclasses.replace(made, model=model), full))
+            ready = trainable(dataclasses.replace(made, model=model))
         except FlowModelError as error:
             answers.append(f"refused: {error}")
+            continue
+        is_idle = max(map(apart, stock, plain)) == 0
+        answers.append("not for it: without effect" if is_idle else _compared(ready, full))
     return max(answers, key=lambda answer: ("not for it", "trained", "refused", "off").index(answer.split(":")[0]))
 
 
@@ -174,11 +174,11 @@ class Stock:
         import comfy.sample
         import comfy.samplers
 
-        sigmas = comfy.samplers.calculate_sigmas(self.model.get_model_object("model_sampling"), "simple", 4)
+        sigmas = comfy.samplers.calculate_sigmas(self.model.get_model_object("model_sampling"), "simple", STEPS)
         found: list[Tensor] = []
 
         def sample(model, noise, sigmas, extra_args=None, **_):
-            for level in sigmas[:3]:
+            for level in sigmas[list(TRIED)]:
                 clean = model(self.x, level * torch.ones(1), **extra_args)
                 found.append((self.x - clean) / level)
             return noise
@@ -195,10 +195,9 @@ class Stock:
         return found
 
 
-def _compared(given: tiny.Tiny, full: bool) -> str:
+def _compared(made: Made, full: bool) -> str:
     """What does not hold of a model that was made trainable."""
-    made = trainable(given, check_gradients=False)
-    wrong = {}
+    given, wrong = made.tiny, {}
     for guidance in GUIDANCES:
         for negative in NEGATIVES:
             theirs = Stock(given, given.model, guidance)(negative)
@@ -219,16 +218,15 @@ def _compared(given: tiny.Tiny, full: bool) -> str:
 
 @torch.no_grad()
 def _velocities(made: Made, guidance: float, negative: str) -> list[Tensor]:
-    settings = made.settings(guidance=guidance, negative_prompt=negative)
-    condition, x = made.model.condition([TEXTS[0]], settings), made.noise(1)
-    levels = made.model.sigmas(settings)[:3]
-    return [made.model._with_frames(made.model.velocity(x, level, condition, guidance)) for level in levels]
+    settings = made.settings(guidance=guidance, negative_prompt=negative, steps=STEPS)
+    condition, x, levels = made.model.condition([TEXTS[0]], settings), made.noise(1), made.model.sigmas(settings)
+    return [made.model._with_frames(made.model.velocity(x, levels[step], condition, guidance)) for step in TRIED]
 
 
 @torch.no_grad()
 def _rows(made: Made) -> float:
     """Two samples at two levels, and two at one, in one call against single calls."""
-    settings = made.settings(guidance=3.5, steps=20)
+    settings = made.settings(guidance=3.5, steps=STEPS)
     condition, x = made.model.condition([TEXTS[0]], settings), made.noise(2)
     both, worst = condition.rows(torch.zeros(2, dtype=torch.int64)), 0.0
     levels = made.model.sigmas(settings)
@@ -263,12 +261,10 @@ def _steps(given: tiny.Tiny) -> float:
     found = []
     for size in (1, 3):
         made = trainable(given, check_gradients=False)
-        before = torch.cat([p.flatten() for p in made.parameters()])
         taken = made.sample(guidance=3.5, batch_size=0)
         made.update(taken, batch_size=size, sampled_steps=2, ema_decay=0.0, learning_rate=1e-3)
         gradient = [p.grad.flatten() for p in made.model.policy.trainable_parameters() if p.grad is not None]
         found.append(torch.cat(gradient))
-        del before
     return apart(*found)
 
 

@@ -94,9 +94,10 @@ def _update(made: Made, kind: str, **options):
     credit = uniform(taken.latents, taken.final, taken.trained)
     advantages = fuse(scores, credit, "weighted_advantages")
     ask = lambda: model_management.throw_exception_if_processing_interrupted()  # noqa: E731
-    options = {"ema_decay": 0.5, "batch_size": 2, **options}
-    return {
-        "grpo": partial(grpo.update, made.model, taken, advantages, UpdateSettings(1e-2, **options), ask),
-        "matching": partial(matching.update, made.model, taken, advantages, MatchingSettings(1e-2, **options), ask),
-        "gradient": partial(gradient.update, made.model, taken, scores, GradientSettings(1e-2, **options), on_step=ask),
+    update, settings, judged = {
+        "grpo": (grpo.update, UpdateSettings, advantages),
+        "matching": (matching.update, MatchingSettings, advantages),
+        "gradient": (gradient.update, GradientSettings, scores),
     }[kind]
+    of_settings = settings(1e-2, ema_decay=0.5, batch_size=2, **options)
+    return partial(update, made.model, taken, judged, of_settings, on_step=ask)
