@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image, PngImagePlugin
 
-from comfyui_otca.host import extras
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.workflow import foreign
 from comfyui_otca.trainer.workflow.reading import read_canvas
 
@@ -47,16 +45,6 @@ def test_a_class_of_ours_may_need_it_too():
     graph = {"3": GRAPH["3"]}
     assert foreign.needs_comfyui(graph, {"OTCA_MakeTrainable": Native}) == ["OTCA_MakeTrainable"]
     assert foreign.needs_comfyui(graph, {}) == [] and foreign.needs(graph, {}) is None
-
-
-def test_a_class_of_ours_may_need_it_where_packages_lack(monkeypatch):
-    graph = {"1": {"class_type": "OTCA_LoadFlowModel", "inputs": {"model": "scenes-flux"}}}
-    monkeypatch.setattr(
-        extras, "installed", {"diffusers": "0.38", "peft": "1", "accelerate": "2", "transformers": "5"}.get
-    )
-    assert foreign.needs_comfyui(graph, NODE_CLASS_MAPPINGS) == []
-    monkeypatch.setattr(extras, "installed", {"transformers": "5"}.get)
-    assert foreign.needs_comfyui(graph, NODE_CLASS_MAPPINGS) == ["OTCA_LoadFlowModel"]
 
 
 def test_files_and_packs():
