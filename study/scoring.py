@@ -190,8 +190,9 @@ def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Seque
     check_names([reward.name for reward in rewards])
     scores = torch.full((len(files), len(rewards)), torch.nan)
     for numbers, batch in batches(files, batch_size):
+        fps = frame_rate(files[numbers[0]])
         for reward in rewards:
-            reward.file_fps = frame_rate(files[numbers[0]])
+            reward.of_files(fps)
         scores[numbers] = score(rewards, batch, [prompts[number] for number in numbers])
     return scores
 
@@ -207,21 +208,21 @@ def batches(files: Sequence[Path], size: int) -> Iterator[tuple[list[int], Tenso
     """
     numbers: list[int] = []
     samples: list[np.ndarray] = []
-    read_any = False
+    kind_before = None
     for number, file in enumerate(files):
         try:
             sample = read(file)
         except ValueError as error:
             logger.warning("%s: it is left out", error)
             continue
-        same = samples and (sample.shape, frame_rate(file)) == (samples[0].shape, frame_rate(files[numbers[0]]))
-        if samples and (not same or len(samples) == size):
+        kind = sample.shape, frame_rate(file)
+        if samples and (kind != kind_before or len(samples) == size):
             yield numbers, _floats(samples)
             numbers, samples = [], []
-        read_any = True
+        kind_before = kind
         numbers.append(number)
         samples.append(sample)
-    if not read_any:
+    if kind_before is None:
         raise ValueError(f"no file of {len(files)} can be read, see above. Fix: name other pictures or videos")
     yield numbers, _floats(samples)
 

@@ -58,10 +58,7 @@ class Network:
 
     shapes: Shapes
     names: Mapping[str, Sequence[Rows]]
-    family: tuple[str, str] = (
-        "",
-        "",
-    )  # modelspec.architecture and ss_base_model_version, as an adapter's header says them
+    family: tuple[str, str] = ("", "")  # modelspec.architecture and ss_base_model_version of an adapter's header
 
     @functools.cached_property
     def _known(self) -> dict[str, Sequence[Rows]]:
@@ -154,11 +151,10 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
         where = [Rows(name, 0, b[0])] if network is None else network.rows(name)
         fits = where and max(rows.start + rows.count for rows in where) == b[0]
         if not fits or network and any(network.shapes[rows.layer][1:] != a[1:] for rows in where):
-            here = [f"{rows.layer} {list(network.shapes[rows.layer])}" for rows in where if network] or [
-                "no such layer"
-            ]
+            here = [f"{rows.layer} {list(network.shapes[rows.layer])}" for rows in where if network]
             raise ValueError(
-                f"{path} is not an adapter of this model: {name} is {[b[0], *a[1:]]} in the file, and here is {', '.join(here)}. "
+                f"{path} is not an adapter of this model: {name} is {[b[0], *a[1:]]} in the file, and here is "
+                f"{', '.join(here) or 'no such layer'}. "
                 f"Fix: use the base model that it was trained with, or {_INSTEAD}"
             )
         for rows in where:

@@ -87,6 +87,10 @@ class Reward(Resident, ABC):
         means = as_column(self.score(seen, texts)).reshape(len(videos), -1).mean(1)
         return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
+    def of_files(self, fps: float) -> None:
+        """Called before files of so many frames a second are scored; 0: of pictures."""
+        self.file_fps = fps
+
     def for_other_pictures(self) -> Reward | None:
         """The reward that scores an evaluation's pictures in its place; None for one that is `groups_only`."""
         return None if self.groups_only else self

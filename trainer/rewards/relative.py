@@ -57,6 +57,9 @@ class RelativeWords(Reward):
         apart = (better - worse).tolist()
         return [None if out else value for out, value in zip(left_out.tolist(), apart, strict=True)]
 
+    def of_files(self, fps: float) -> None:
+        self.reward.of_files(fps)
+
     def come_back(self) -> None:
         self.reward.come_back()
 

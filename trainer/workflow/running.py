@@ -78,9 +78,8 @@ class Workflow:
 
     def _read_nodes(self) -> None:
         self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names, self.addresses)
-        self._sound: set[str] | None = (
-            None  # nodes that were judged, without overrides; None: nothing was, or has an error
-        )
+        # Nodes that were judged without overrides; None: nothing was, or something has an error.
+        self._sound: set[str] | None = None
 
     def _put(self, node_id: str, entry: dict) -> None:
         """Puts another entry in a node's place."""

@@ -18,6 +18,7 @@ from comfyui_otca.tests.tiny.video_rewards import ADAPTED, ALPHA, FIGURES, RANK,
 from comfyui_otca.trainer.pictures import media
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score
+from comfyui_otca.trainer.rewards.relative import RelativeWords
 from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within
 
 pytestmark = pytest.mark.anywhere
@@ -230,6 +231,10 @@ def test_a_file_is_judged_at_its_own_rate(made, tmp_path, monkeypatch):
     monkeypatch.setattr(ours.network, "score", counting)
     score_files([ours], files, [""] * 3, 8)
     assert counts == [12, 6, 4], "two frames a second, an even number"
+    counts.clear()
+    (about_text,) = rewards(made())[2:]
+    score_files([RelativeWords(reward=about_text)], files, [""] * 3, 8)
+    assert counts == [12, 12, 6, 6, 4, 4], "also of a reward that another one asks"
     counts.clear()
     ours.fps = 8.0
     score_files([ours], files, [""] * 3, 8)
