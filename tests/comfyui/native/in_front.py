@@ -78,7 +78,8 @@ def cell(made: tiny.Tiny, name: str, full: bool) -> str:
             )
             continue
         try:
-            ready = trainable(dataclasses.replace(made, model=model))
+            # Made anew, for it may remember what the stock sampler had.
+            ready = trainable(dataclasses.replace(made, model=_run(nodes()[name], values)))
         except FlowModelError as error:
             answers.append(f"refused: {error}")
             continue
