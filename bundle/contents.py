@@ -19,10 +19,10 @@ from ..host import paths
 from ..host.access import opening, permissions, wants
 from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
-from ..inference import guidance
 from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
 from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
+from ..trainer.policy.files import PEFT, all_of, find
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
 from ..trainer.rewards import hps
 from ..trainer.types import RUN_NODE, Prompt, metadata_of
@@ -106,7 +106,7 @@ def begun_from_runs(workflow: Workflow) -> Workflow:
         if want.why != wants.RUN_BEFORE or want.linked:
             continue
         try:
-            adapter = guidance.find(str(paths.runs_folder().resolve() / plain_name(want.what)))
+            adapter = find(str(paths.runs_folder().resolve() / plain_name(want.what)))
         except (OSError, ValueError) as error:
             fix = f"leave {want.input} empty, or say by OTCA_RUNS which folder holds that run"
             raise WorkflowError([workflow.problem(want.node, want.input, want.what, str(error), fix)]) from error
@@ -236,11 +236,15 @@ class _Collector:
             inputs["tag"] = ""
 
     def _adapter(self, want: Want, inputs: Inputs) -> None:
-        adapter = guidance.find(want.what)
+        adapter = find(want.what)
+        if adapter.name == PEFT:  # known by its folder's name, and not without the settings beside it
+            name = inputs[want.input] = self._name(adapter.parent, LORAS)
+            self.contents.copied |= {f"{LORAS}/{name}/{file.name}": file for file in all_of(adapter)}
+            return
         # A run's adapter has the same name in every run: here it gets the run's.
         is_run = adapter.name == RUNS_ADAPTER
         name = self._name(adapter.parent / f"{adapter.parent.name}{adapter.suffix}" if is_run else adapter, LORAS)
-        for file in guidance.files_of(adapter):
+        for file in all_of(adapter):
             ending = file.stem.removeprefix(adapter.stem)
             self.contents.copied[f"{LORAS}/{Path(name).stem}{ending}{file.suffix}"] = file
         inputs[want.input] = name

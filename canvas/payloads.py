@@ -38,11 +38,6 @@ def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
     return shown
 
 
-def _parts(advantages: Advantages) -> Tensor:
-    """What each objective adds to a sample's advantage, [B, K]: A_k, with its coefficient, if the fusion does not say it."""
-    return advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
-
-
 def advantages(node: str, advantages: Advantages) -> dict:
     """The same heatmap's effective advantages Ã [B][T'], and what they were made of: A_k, c_k [B][K] and z [B].
 
@@ -50,7 +45,9 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
     A credit by objective also has each objective's part in Ã, `by_objective` [K][B][T'].
     """
-    valid, share = advantages.valid, _parts(advantages).abs()
+    # What each objective adds, [B, K]: A_k, with its coefficient, if the fusion does not say it.
+    parts = advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
+    valid, share = advantages.valid, parts.abs()
     mean = share[valid].mean(0) if valid.any() else share.mean(0)
     shown = {
         "node": node,

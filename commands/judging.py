@@ -31,7 +31,7 @@ from .options import (
     REWARDS,
     arg(
         "--prompts",
-        "one prompt per line, or .jsonl (default: <name>.txt or metadata.jsonl beside the files)",
+        "one prompt per line, or a table (default: <name>.txt or metadata.jsonl beside the files)",
         type=Path,
         metavar="FILE",
     ),
@@ -45,12 +45,13 @@ from .options import (
 def score(arguments: argparse.Namespace) -> int:
     """Scores files by rewards; prints each reward's mean with its 95 % interval, clustered by prompt, as a Markdown table."""
     from ..study import scoring
+    from ..trainer.prompts import prompt_of
 
     options.begin(arguments, arguments.prompts)
     options.allow_rewards(arguments.reward)
     files = scoring.find_files(arguments.files)
     if arguments.prompt is not None:
-        prompts = [arguments.prompt] * len(files)
+        prompts = [prompt_of(arguments.prompt)] * len(files)
     else:
         prompts = scoring.prompts_of(files, arguments.prompts)
     encoder = options.text_encoder(arguments)

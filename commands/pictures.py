@@ -39,6 +39,7 @@ def sample(arguments: argparse.Namespace) -> int:
     """
     from ..inference import guidance
     from ..inference.loading import sample_to_file
+    from ..trainer.prompts import prompt_of
 
     guides = [guidance.parse(text) for text in arguments.guide]
     options.begin(arguments, arguments.source, *(guide.source for guide in guides))
@@ -46,7 +47,7 @@ def sample(arguments: argparse.Namespace) -> int:
         return _pair(arguments)
     path = sample_to_file(
         arguments.source,
-        arguments.prompt,
+        list(map(prompt_of, arguments.prompt)),
         seeds=range(arguments.seed, arguments.seed + arguments.seeds),
         steps=arguments.steps,
         size=arguments.size,
@@ -62,6 +63,7 @@ def sample(arguments: argparse.Namespace) -> int:
 
 def _pair(arguments: argparse.Namespace) -> int:
     from ..inference.loading import pair_to_folder
+    from ..trainer.prompts import prompt_of
 
     others = ("output", "guide", "steps", "size", "frames")
     if len(arguments.prompt) > 1 or (given := [f"--{name}" for name in others if getattr(arguments, name)]):
@@ -69,7 +71,7 @@ def _pair(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
     classes = options.classes_of_run(arguments, arguments.source)
     folder = Path(arguments.source).expanduser()
-    pair_to_folder(folder, arguments.prompt[0], arguments.seed, arguments.pair, classes, options.say)
+    pair_to_folder(folder, prompt_of(arguments.prompt[0]), arguments.seed, arguments.pair, classes, options.say)
     print(arguments.pair)
     return 0
 

@@ -179,7 +179,9 @@ class ForeignNode:
 
     def _returned(self, returned: Any) -> Any:
         parts = returned if isinstance(returned, dict) else {"result": returned}
-        blocked = any(type(value).__name__ == "ExecutionBlocker" for value in _listed(parts.get("result")))
+        result = parts.get("result")
+        values = result if isinstance(result, tuple | list) else (result,)
+        blocked = any(type(value).__name__ == "ExecutionBlocker" for value in values)
         if parts.get("expand") is not None or blocked:
             what = "blocks what follows" if blocked else "expands into other nodes"
             raise ValueError(f"{self.NAME} {what}, which ComfyUI alone can run. Fix: let the graph do without it")
@@ -249,10 +251,6 @@ def _v3() -> Any:
 
 def _awaited(function: Any, inputs: Mapping[str, Any]) -> Any:
     return asyncio.run(function(**inputs)) if inspect.iscoroutinefunction(function) else function(**inputs)
-
-
-def _listed(result: Any) -> tuple:
-    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def _leads_out(row: Any, value: Any) -> bool:

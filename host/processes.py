@@ -76,11 +76,9 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as failed:
         codes = {rank: failure.exitcode for rank, failure in sorted(failed.failures.items())}
         codes = {rank: code for rank, code in codes.items() if code not in STOPPED} or codes
-        ends = ", ".join(f"process {rank} {_ended(code)}" for rank, code in codes.items())
+        killed = {rank: f"was killed by {signal.Signals(-code).name}" for rank, code in codes.items() if code < 0}
+        ended = {rank: f"ended with exit code {code}" for rank, code in codes.items()} | killed
+        ends = ", ".join(f"process {rank} {how}" for rank, how in ended.items())
         print(f"otca: on {socket.gethostname()}, {ends}. --resume continues from the last checkpoint", file=sys.stderr)
         return max(1, next(iter(codes.values())))
     return 0
-
-
-def _ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

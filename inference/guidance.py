@@ -18,13 +18,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..host import paths, stopping
-from ..host.access import permissions
+from ..host import stopping
 from ..trainer import rollout
 from ..trainer.families.base import FlowModel
 from ..trainer.policy import lora
-from ..trainer.policy.files import ADAPTER, WEIGHTS, read_metadata
-from ..trainer.policy.layouts import PEFT
+from ..trainer.policy.files import all_of, find, read_metadata, weights_of
 from ..trainer.types import SamplerSettings
 
 BASE = "base"
@@ -183,47 +181,16 @@ def sample(
         return rollout.generate(model, texts, settings, seeds, stopping.progress(calls), compose)
 
 
-def find(source: str) -> Path:
-    """The adapter of a run, by its folder or name, or a LoRA file, by its path or its name in ComfyUI's loras folders.
-
-    Raises:
-        NotAllowed: a path that workflows may not read.
-        FileNotFoundError: nothing there, or a run that has saved nothing yet.
-        ValueError: a run that trained all weights.
-    """
-    candidates = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
-    for path in candidates:
-        for adapter in (path / ADAPTER, path / PEFT) if path.is_dir() else (path,):
-            if files_of(adapter):
-                return adapter
-    if run := next((path for path in candidates if path.is_dir()), None):
-        if list(run.glob(f"transformer*/{WEIGHTS}")):
-            raise ValueError(
-                f"guide {run} trained all weights, and a guide is an adapter. Fix: train it with training = lora"
-            )
-        raise FileNotFoundError(f"guide {run} has no {ADAPTER} yet. Fix: train until the first checkpoint")
-    raise FileNotFoundError(
-        f"guide {source!r} was not found, looked for as {', '.join(map(str, candidates))}. Fix: give a run's folder or a LoRA's "
-        ".safetensors file; if it is a pair, without _high_noise and _low_noise"
-    )
-
-
 def file_states(guides: Sequence[Guide]) -> list[str]:
     """Changes when an adapter does, so that one that was trained on is read again."""
-    states = [(file, file.stat()) for guide in guides for file in files_of(find(guide.source))]
+    states = [(file, file.stat()) for guide in guides for file in all_of(find(guide.source))]
     return [f"{file}:{state.st_mtime_ns}:{state.st_size}" for file, state in states]
-
-
-def files_of(adapter: Path) -> list[Path]:
-    """The files of an adapter that are there; an adapter of two networks has two."""
-    names = [adapter.stem, *(f"{adapter.stem}_{expert}_noise" for expert in ("high", "low"))]
-    return [file for name in names if (file := adapter.with_name(f"{name}{adapter.suffix}")).is_file()]
 
 
 def _check_base(model: FlowModel, adapter: Path) -> None:
     """Adapters of two models of one shape have one shape too; a file of ours says by what model it was trained."""
     kind = model.identity.partition("-")[0]
-    for file in files_of(adapter):
+    for file in weights_of(adapter):
         base = read_metadata(file).get(lora.BASE, model.identity)
         if base.startswith(f"{kind}-") and base != model.identity:
             raise ValueError(

@@ -45,7 +45,8 @@ class ImplicitRewardGuidance(Node):
 
     @classmethod
     def VALIDATE_INPUTS(cls, guides, prompts):
-        from ..inference.guidance import find, parse_lines
+        from ..inference.guidance import parse_lines
+        from ..trainer.policy.files import find
         from ..trainer.prompts import read_prompts
 
         def check(guides):

@@ -178,10 +178,10 @@ def _by_comfyui(folder, lora_rank, lora_alpha, seed, device, memory, **options):
 def begin(model, resume_run, start_from):
     """Has the model's training begin where its node says."""
     from ..canvas.ownership import Start, start
-    from ..inference import guidance
+    from ..trainer.policy.files import find
 
     run = files.real(paths.run_folder(plain_name(resume_run))) if resume_run else None
-    start(model, Start(run, guidance.find(start_from) if start_from else None))
+    start(model, Start(run, find(start_from) if start_from else None))
 
 
 def wrong_adapter(rank, targets):
@@ -195,23 +195,21 @@ def wrong_adapter(rank, targets):
 
 def wrong_start(start_from, resume_run, training, rank, targets=None, source=None):
     """What keeps a model from beginning with that adapter; None if nothing does. `source`: the model, if it is a folder."""
-    from ..inference import guidance
     from ..trainer.families.configured import check_start
-    from ..trainer.policy import layouts
+    from ..trainer.policy import files, layouts
 
     if resume_run:
         return f"start_from: resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
     if training == "full":
         return "start_from: all weights are trained, and this names an adapter. Fix: training = lora, or leave it empty"
     try:
-        adapter, rank = guidance.find(start_from), MOST_RANK if rank is None else rank  # linked, it is known later
+        adapter, rank = files.find(start_from), MOST_RANK if rank is None else rank  # linked, it is known later
         folder = None
         with contextlib.suppress(FileNotFoundError):  # it may be downloaded
             folder = search.model(source, MARKER) if source else None
         if folder is not None:
             return check_start(folder, adapter, rank, targets)
-        wrong = [layouts.misfit(file, layouts.parts(file, None), rank, None) for file in guidance.files_of(adapter)]
-        return next((f"start_from: {each}" for each in wrong if each), None)
+        return layouts.check([(file, None, None) for file in files.weights_of(adapter)], rank)
     except (OSError, ValueError) as error:
         return f"start_from: {error}"
 

@@ -206,7 +206,8 @@ def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -
     refused: dict[str, list[dict]] = {}  # by what was said
     for error in errors:
         if error.get("type") == KIND:
-            refused.setdefault(_said(error), []).append(error)
+            name = f"{error['extra_info']['input_name']} - "  # which ComfyUI writes before what was said
+            refused.setdefault(error["details"].removeprefix(name), []).append(error)
         else:
             yield error
     for said, repeated in refused.items():
@@ -229,11 +230,6 @@ def _about(class_type: str, said: str, names: list[str]) -> str | None:
     if first and any(first[0] in inputs.get(section, {}) for section in ("required", "optional")):
         return first[0]
     return input_of(said, [name for name in names if name != "input_types"], guess=False)
-
-
-def _said(error: dict[str, Any]) -> str:
-    """ComfyUI writes the input's name before it."""
-    return error["details"].removeprefix(f"{error['extra_info']['input_name']} - ")
 
 
 def searched_last(message: str) -> str:

@@ -84,7 +84,11 @@ ASKED = {
 
 def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
     """What the machine has."""
-    return _answer(kind, _known({**MACHINES, "runs": lambda: _latest(runs)}, kind)())
+
+    def latest() -> list[str]:
+        return [run.id for run in sorted(runs.all(), key=lambda run: _changed(run.folder), reverse=True)]
+
+    return _answer(kind, _known({**MACHINES, "runs": latest}, kind)())
 
 
 def of_graph(node_classes: Mapping[str, type], kind: str, node: str, prompt: dict) -> dict[str, Any]:
@@ -107,11 +111,6 @@ def _known(table: Mapping[str, Callable], kind: str) -> Callable:
 
 def _answer(kind: str, values: list[str]) -> dict[str, Any]:
     return {"values": values[:MOST_LISTED], "several": kind in SEVERAL, "more": len(values) > MOST_LISTED}
-
-
-def _latest(runs: Runs) -> list[str]:
-    """Names of all runs, the latest first."""
-    return [run.id for run in sorted(runs.all(), key=lambda run: _changed(run.folder), reverse=True)]
 
 
 def _changed(folder: Path) -> float:

@@ -24,6 +24,7 @@ from ..trainer import rollout
 from ..trainer.groups import distances
 from ..trainer.networks import features
 from ..trainer.pictures import grids
+from ..trainer.prompts import lines
 from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
 from ..trainer.run.folder import EVALUATIONS, RunError, json_line, read_lines
@@ -94,7 +95,7 @@ def compare(
 
 def _check_settings(settings: Settings, rates: Mapping[str, Sequence[float]], tuned: Mapping[str, Workflow]) -> None:
     """Raises ValueError for what would otherwise be noticed only after everything was trained."""
-    if len(settings.prompts.splitlines()) * settings.evaluation_seeds < 2:
+    if len(lines(settings.prompts)) * settings.evaluation_seeds < 2:
         raise ValueError("one picture has no spread to measure rises in. Fix: more --prompts or --evaluation-seeds")
     for name in (*settings.own_rates, *settings.only):
         if name not in rates:
@@ -183,7 +184,7 @@ def _report(
         screening=settings.screening,
         judge=judge,
         score=settings.score,
-        prompts=len(settings.prompts.splitlines()),
+        prompts=len(lines(settings.prompts)),
         evaluation_seeds=settings.evaluation_seeds,
         features=settings.features,
         untrained_diversity=_diversity(first, settings, untrained=True),

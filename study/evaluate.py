@@ -29,8 +29,8 @@ from ..trainer.families.base import FlowModel
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.policy import lora, saved
-from ..trainer.policy.files import ADAPTER
-from ..trainer.prompts import IMAGES, distinct, identity, key, picture_names
+from ..trainer.policy.files import ADAPTER, adapter_at, all_of, find
+from ..trainer.prompts import IMAGES, LISTS, distinct, identity, key, picture_names
 from ..trainer.rewards import Reward
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
@@ -38,7 +38,7 @@ from ..trainer.run.evaluation import NOISE
 from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, SamplerSettings, metadata_of
 from . import plots
-from .scoring import METADATA, check_names
+from .scoring import check_names
 from .statistics import Interval, as_csv, bracketed, clustered, table
 
 BASE = "base"
@@ -78,7 +78,7 @@ def parse_lora(text: str) -> Method:
         ValueError: the name is not a plain one.
     """
     name, path = named_path(text, "--lora")
-    return Method(name, path / ADAPTER if path.is_dir() else path)
+    return Method(name, adapter_at(path))
 
 
 def parse_guides(texts: Sequence[str]) -> list[Method]:
@@ -255,8 +255,8 @@ def _pictures(prompts: Sequence[str]) -> dict[str, str]:
 
 def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
-    adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
-    files = [file for adapter in adapters for file in lora.files(model, adapter).values()]
+    adapters = [find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
+    files = [file for adapter in adapters for file in all_of(adapter)]
     hashes = [sha256(file) for file in files or saved.files(model, Path(source).expanduser())]
     return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
@@ -385,7 +385,7 @@ class _Record:
                 json_line({**self.metadata.get(name, {}), "file_name": file, "prompt": prompt})
                 for file, name, prompt in rows
             ]
-            write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
+            write_text(self.folder / PICTURES / method / LISTS[0], "".join(lines))
 
     def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:
         """Scores [P, S, K], NaN for those that are missing."""

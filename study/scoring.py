@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..host.files import read_bytes
 from ..trainer.pictures.media import PICTURES, VIDEOS, frame_rate, read
-from ..trainer.prompts import FILE_NAME, KEYS, TABLES, decoded, identity, prompt_of_row, read_prompts, rows
+from ..trainer.prompts import FILE_NAME, KEYS, LISTS, TABLES, caption, identity, prompt_of_row, read_prompts, rows
 from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from . import statistics
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 CLIP_JUDGE = "clip_judge"
 KINDS = (*REWARDS, CLIP_JUDGE)
-METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 
 
 def no_comfyui(name: str) -> Any:
@@ -123,11 +123,10 @@ def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
-    """The prompt of every file: from `source`, else from <name>.txt beside it, else from a METADATA file beside it.
+    """The prompt of every file: from `source`, else from <name>.txt beside it, else from the first of LISTS beside it.
 
     Args:
-        source: one prompt per line, or a .jsonl file of objects with `prompt`, and what rewards read beside it; in the order of
-            the files, unless every object says by `file_name` whose it is.
+        source: as Prompt Dataset reads it; in the order of the files, unless every row says by `file_name` whose it is.
 
     Raises:
         ValueError: too few or too many prompts, or a file without one.
@@ -142,25 +141,31 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
                 f"{source} has {len(texts)} prompts for {len(files)} files. Fix: one a file, in their order"
             )
         return texts
-    metadata = {folder: _by_name(folder / METADATA) for folder in {file.parent for file in files}}
-    return [
-        decoded(read_bytes(beside) or b"", beside).strip()
-        if (beside := file.with_suffix(".txt")).is_file()
-        else _named(file, metadata[file.parent], file.with_name(METADATA))
-        for file in files
-    ]
+    prompts: list[str] = []
+    tables: dict[Path, tuple[dict[str, str], Path]] = {}
+    for file in files:
+        if (text := file.with_suffix(".txt")).is_file():
+            prompts.append(caption(read_bytes(text) or b"", text))
+            continue
+        if (folder := file.parent) not in tables:
+            table = next(filter(Path.is_file, map(folder.joinpath, LISTS)), folder / LISTS[0])
+            tables[folder] = _by_name(table), table
+        prompts.append(_named(file, *tables[folder]))
+    return prompts
 
 
 def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
-    if file.name not in named:
+    below = str(file.relative_to(source.parent)) if file.is_relative_to(source.parent) else file.name
+    if (name := below if below in named else file.name) not in named:
         raise ValueError(
             f"{file} has no prompt, neither in {file.stem}.txt beside it nor in {source}. Fix: --prompts FILE"
         )
-    return named[file.name]
+    return named[name]
 
 
 def _by_name(path: Path) -> dict[str, str]:
-    """{file_name: prompt, with the rest of its row} of a table; empty where that is not there, or a row names no file.
+    """{file_name, and its last part: prompt, with the rest of its row} of a table; empty where that is not there, or a row names
+    no file.
 
     Raises:
         PromptError: names the line.
@@ -170,8 +175,9 @@ def _by_name(path: Path) -> dict[str, str]:
     table = list(rows(read_bytes(path) or b"", path))
     if not all(isinstance(row, dict) and FILE_NAME in row for _, row in table):
         return {}
-    return {
-        Path(str(row.pop(FILE_NAME))).name: prompt_of_row(row, place) for place, row in table if row.keys() & {*KEYS}
+    named = [(str(row.pop(FILE_NAME)), prompt_of_row(row, place)) for place, row in table if row.keys() & {*KEYS}]
+    return {Path(name).name: prompt for name, prompt in named} | {
+        os.path.normpath(name): prompt for name, prompt in named
     }
 
 

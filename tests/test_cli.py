@@ -104,63 +104,6 @@ def test_good_workflows(otca, written, small_graph, finished_run):
         assert (code, errors) == (0, "") and "ready to train" in printed, source
 
 
-def dataset(graph):
-    return [id_of(graph, "OTCA_PromptDataset"), 0]
-
-
-def without_rewards(graph):
-    return {name: None for name in inputs_of(graph, "OTCA_RewardStack") if name.startswith("reward_")}
-
-
-# {what is wrong: node, its inputs (None: removed; or a function of the graph), the input that is named, what is said, the fix}
-BAD = {
-    "missing link": ("GRPOStep", {"advantages": None}, "advantages", "missing", "connect a OTCA_ADVANTAGES"),
-    "dangling link": ("GRPOStep", {"advantages": ["99", 0]}, "advantages", "99", "connect a OTCA_ADVANTAGES"),
-    "mistyped link": ("SDESampler", {"model": dataset}, "model", "OTCA_PROMPTS", "connect a OTCA_MODEL"),
-    "mistyped reward": ("RewardStack", {"reward_2": dataset}, "reward_2", "OTCA_PROMPTS", "OTCA_REWARD"),
-    "absent output": ("SDESampler", {"model": ["1", 3]}, "model", "no output 3", "connect a OTCA_MODEL"),
-    "too large": ("TCDWeights", {"w_min": 1.5}, "w_min", "1.5", "to 1.0"),
-    "no number": ("SDESampler", {"steps": "many"}, "steps", "'many'", "give INT"),
-    "no choice": ("SDESampler", {"kind": "dance"}, "kind", "'dance'", "dance_sde"),
-    "group of one": ("SDESampler", {"group_size": 1}, "group_size", "= 1", "from 2"),
-    "missing file": ("PromptDataset", {"file": "nowhere.txt"}, "file", "nowhere.txt", ".txt or .jsonl"),
-    "missing model": ("LoadFlowModel", {"model": "nothing-flux"}, "model", "nothing-flux", "path"),
-    "missing path": ("LoadFlowModel", {"path": "/no/such/model"}, "path", "/no/such/model", "folder"),
-    "missing reward model": ("RewardClipT", {"model": "nothing-clip"}, "model", "nothing-clip", "shapes-clip"),
-    "no rewards": ("RewardStack", without_rewards, None, "no reward is connected", "connect a Reward node"),
-    "no prompts": ("PromptDataset", {"file": "", "prompts": "# none\n"}, None, "no prompts", "type one per line"),
-}
-
-
-def damage(graph, name):
-    node, changes, *_ = BAD[name]
-    inputs = inputs_of(graph, f"OTCA_{node}")
-    for key, value in (changes(graph) if callable(changes) else changes).items():
-        inputs[key] = value(graph) if callable(value) else value
-        if value is None:
-            del inputs[key]
-    return graph
-
-
-def complaint(errors, node_id, graph):
-    """What is said of that node, and the fix."""
-    [line] = [
-        ln for ln in errors.splitlines() if ln.startswith(f'error: node {node_id} "{graph[node_id]["_meta"]["title"]}"')
-    ]
-    return line.partition("Fix: ")
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(otca, written, small_graph, name):
-    node, _, input_name, value, fix = BAD[name]
-    graph = damage(small_graph(), name)
-    code, printed, errors = otca("validate", written(graph))
-    assert code == 2 and printed == ""
-    told, _, advice = complaint(errors, id_of(graph, f"OTCA_{node}"), graph)
-    assert not input_name or f", input {input_name}" in told or f" {input_name} receives " in told
-    assert value in told and fix in advice, errors
-
-
 def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp_path):
     folder = shutil.copytree(flux_folder, tmp_path / "model")
     weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -171,41 +114,14 @@ def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp
         assert code in (1, 2) and str(weights) in errors and "truncated" in errors and "Fix: " in errors
 
 
-def test_all_problems_at_once(otca, written, small_graph):
-    graph = small_graph()
-    for name in ("group of one", "no choice", "too large", "missing file", "no rewards"):
-        damage(graph, name)
-    code, _, errors = otca("validate", written(graph))
-    assert code == 2 and errors.count("error: ") == 5 and errors.count("Fix: ") == 5
-    graph = small_graph()  # of an unknown class
-    node_id = id_of(graph, "OTCA_TCDWeights")
-    graph[node_id]["class_type"] = "OTCA_TCDWeight"
-    code, printed, errors = otca("validate", written(graph))
-    told, _, advice = complaint(errors, node_id, graph)
-    assert code == 2 and printed == "" and "OTCA_TCDWeight" in told and "did you mean OTCA_TCDWeights?" in advice
-    graph = small_graph()  # with a cycle
-    step, sampler = id_of(graph, "OTCA_GRPOStep"), id_of(graph, "OTCA_SDESampler")
-    graph[sampler]["inputs"]["model"] = [step, 0]
-    code, _, errors = otca("validate", written(graph))
-    assert code == 2 and "form a cycle" in errors and "Fix: " in errors
-    assert step in errors and sampler in errors
-
-
-NO_WORKFLOWS = {
-    "no json": "not readable as a workflow",
-    "[]": "not a graph in API format",
-    '{"nodes": [], "links": [], "version": 0.4}': "UI format",
-    '{"1": {"class_type": "OTCA_SDESampler"}}': "'1' is not a node",
-}
-
-
 def test_files_that_are_no_workflow(otca, written, tmp_path):
     for command in ("validate", "train"):
-        code, _, errors = otca(command, tmp_path / "gone.json")
-        assert code == 2 and "gone.json: no such file" in errors and "Fix: " in errors
-        for text, words in NO_WORKFLOWS.items():
-            code, _, errors = otca(command, written(text))
-            assert code == 2 and "Fix: " in errors and words in errors and "Export (API)" in errors, errors
+        for path, words in (
+            (tmp_path / "gone.json", "gone.json: no such file"),
+            (written("no"), "not readable as a workflow"),
+        ):
+            code, _, errors = otca(command, path)
+            assert code == 2 and words in errors and "Fix: " in errors and "Export (API)" in errors, errors
 
 
 def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
@@ -231,35 +147,20 @@ def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
 
 
 def test_set(otca, written, small_graph):
-    graph = small_graph({"OTCA_SDESampler": {"group_size": 1}})
-    path = written(graph)
+    path = written(small_graph({"OTCA_SDESampler": {"group_size": 1}}))
     assert otca("validate", path)[0] == 2
-    for node in ("OTCA_SDESampler", "SDESampler", "SDE Sampler", id_of(graph, "OTCA_SDESampler")):
-        changes = [
-            f"{node}.group_size=2",
-            "TCDWeights.w_min=1",
-            "GRPOStep.learning_rate=1e-5",
-            "PromptDataset.shuffle=false",
-        ]
-        assert otca("validate", path, *(part for change in changes for part in ("--set", change)))[0] == 0, node
-
-
-BAD_SETS = [
-    ("SDESampler.group_size=1", ["group_size = 1", "from 2"]),
-    ("SDESampler.group_size=x", ["group_size = 'x'", "INT"]),
-    ("SDESampler.group_siz=3", ["group_siz", "did you mean group_size?"]),
-    ("SDESample.group_size=3", ["SDESample", "use one of"]),
-    ("SDESampler.group_size", ["no '='", "NODE.INPUT=VALUE"]),
-    ("group_size=3", ["no node 'group_size'", "use one of"]),
-    ("SDESampler.model=3", ["model", "connect a OTCA_MODEL"]),
-]
+    changes = ["SDESampler.group_size=2", "GRPOStep.learning_rate=1e-5", "PromptDataset.shuffle=false"]
+    assert otca("validate", path, *(part for change in changes for part in ("--set", change)))[0] == 0
 
 
 def test_a_bad_set_is_named(otca, written, small_graph):
     path = written(small_graph())
-    for change, words in BAD_SETS:
+    for change, words in (
+        ("SDESampler.group_size", "NODE.INPUT=VALUE"),
+        ("SDESampler.group_siz=3", "did you mean group_size?"),
+    ):
         code, _, errors = otca("validate", path, "--set", change)
-        assert code == 2 and "Fix: " in errors and all(word in errors for word in words), errors
+        assert code == 2 and "Fix: " in errors and words in errors, errors
 
 
 # --- sample ---------------------------------------------------------------------------------------------------------
@@ -359,7 +260,7 @@ BAD_SAMPLES = [
     (["shapes-flux", "--size", "big"], ["--size 'big'", "Fix: "]),
     (["shapes-flux", "--size", "44x40"], ["multiples of 8"]),
     (["shapes-flux", "--guide", "runs/color"], ["'runs/color' is not RUN=γ", "Fix: "]),
-    (["shapes-flux", "--guide", "nowhere=1"], ["guide 'nowhere' was not found", "Fix: "]),
+    (["shapes-flux", "--guide", "nowhere=1"], ["adapter 'nowhere' was not found", "Fix: "]),
 ]
 
 

@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 PRESET = "general.txt"  # of Prompt Dataset, where nothing is given: a file of assets/prompts
 KEYS = ("prompt", "caption", "text")  # of a row, in which its prompt stands: the first that is there
 FILE_NAME = "file_name"  # of a row: the picture that it is about
-# Lists that folders of others have, the first that is there: image folders of datasets, and the tasks of Flow-GRPO.
-LISTS = ("metadata.jsonl", "metadata.csv", "train_metadata.jsonl", "train.jsonl", "train.txt")
+# Tables that folders of others have, the first that is there: image folders of datasets, and the tasks of Flow-GRPO.
+LISTS = tuple(f"metadata.{kind}" for kind in ("jsonl", "csv", "parquet")) + ("train_metadata.jsonl",)
+LISTS += tuple(f"train.{kind}" for kind in ("jsonl", "json", "csv", "parquet"))
+LINES = "train.txt"  # and where none of them is there
 IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
 MOST_PICTURES = 10  # of one prompt
 MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
@@ -41,7 +43,7 @@ def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
     """Returns the prompts of a text box; of a file or folder when one is named; of `preset` if the box is empty.
 
     A text has one prompt a line, see `lines`. Rows of a table (.jsonl, .json, .csv, .tsv, .parquet) are `Prompt`s, whose metadata
-    is all that they say beside the prompt. A folder holds one of LISTS, or pictures with a text of the same name each.
+    is all that they say beside the prompt. A folder holds one of LISTS or LINES, or pictures with a text of the same name each.
 
     Raises:
         NotAllowed: a file that workflows may not read.
@@ -63,8 +65,8 @@ def read_source(name: str) -> tuple[Path, list[str]]:
 
 
 def _read_folder(name: str) -> tuple[Path, list[str]] | None:
-    """Returns a folder and its prompts: those of the first of LISTS in it; else one for each picture with a text of the same
-    name, as `a.png` and `a.txt`, which says what to do with it. None if the name is not a folder's.
+    """Returns a folder and its prompts: those of the first of LISTS in it, or of LINES; else one for each picture with a text
+    of the same name, as `a.png` and `a.txt`, which says what to do with it. None if the name is not a folder's.
 
     Raises:
         NotAllowed: a folder that workflows may not read, or a link out of it.
@@ -85,10 +87,9 @@ def _read_folder(name: str) -> tuple[Path, list[str]] | None:
 
 def _folder(name: str) -> tuple[Path, list[str]]:
     path = folders.input_folder(name, permissions.PROMPTS)
-    for file in LISTS:
-        if (path / file).is_file():
-            content = folders.read_below(path, file, permissions.MOST_PROMPT_BYTES)
-            return path / file, [_in_folder(name, prompt) for prompt in prompts_in(content, path / file)]
+    if listed := next((file for file in (*LISTS, LINES) if (path / file).is_file()), None):
+        content = folders.read_below(path, listed, permissions.MOST_PROMPT_BYTES)
+        return path / listed, [_in_folder(name, prompt) for prompt in prompts_in(content, path / listed)]
     return path, _pairs(path, name)
 
 
@@ -122,9 +123,7 @@ def _pair(folder: Path, name: str, text: str, picture: str) -> Prompt:
         content = folders.read_below(folder, text, permissions.MOST_PROMPT_BYTES)
     except opening.Refused as error:
         raise PromptError(f"{folder / text} {error}. Fix: put a plain text there") from error
-    if not (caption := decoded(content, folder / text).strip()):
-        raise PromptError(f"{folder / text} is empty. Fix: write into it what is to be done with {picture}")
-    return Prompt(caption, {IMAGE: f"{name}/{picture}"}, str(folder / text))
+    return Prompt(caption(content, folder / text), {IMAGE: f"{name}/{picture}"}, str(folder / text))
 
 
 # --- lines and rows ---------------------------------------------------------------------------------------------------
@@ -140,14 +139,25 @@ def decoded(content: bytes, path: Path) -> str:
         raise PromptError(f"{path}, line {number} is not text in UTF-8 ({wrong}). Fix: save it as UTF-8") from error
 
 
+def caption(content: bytes, path: Path) -> str:
+    """Returns the text of a picture's .txt as it is, JSON too. Raises PromptError where it is empty, or as `decoded`."""
+    if not (text := decoded(content, path).strip()):
+        raise PromptError(f"{path} is empty. Fix: write the prompt of its picture into it")
+    return text
+
+
 def lines(text: str) -> list[str]:
     """Returns the prompts of a text, one a line as editors count them. Empty lines and those that begin with # are left out.
 
     An object {"prompt": …} is a prompt with metadata, and what else begins with { is text. Raises PromptError for such an object
     that cannot be read.
     """
-    stripped = (line.strip() for line in re.split(r"\r\n|[\r\n]", text))
+    stripped = (line.strip() for line in _split(text))
     return [prompt_of(line) for line in stripped if line and not line.startswith("#")]
+
+
+def _split(text: str) -> list[str]:
+    return re.split(r"\r\n|[\r\n]", text)
 
 
 def prompt_of(text: str) -> str:
@@ -201,7 +211,7 @@ def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json_lines(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(decoded(content, path).split("\n"), 1):
+    for number, line in enumerate(_split(decoded(content, path)), 1):
         if line.strip():
             try:
                 yield f"line {number}", json_files.parse(line, MOST_DEPTH)
@@ -223,7 +233,7 @@ def _json_list(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
 
 def _csv(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     text = decoded(content, path)
-    head = next(iter(text.splitlines()), "")
+    head = _split(text)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count), strict=True)
     names = [str(name).strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = ["prompt" if name == "prompts" else name for name in names]

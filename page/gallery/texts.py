@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from PIL import Image
+
 MOST_TEXT = 4 * 1024**2  # bytes of one text; a large graph with its canvas is a few hundred kB
 MOST_PARTS = 4096  # chunks or segments of one file that are looked at
 KEYS = ("prompt", "workflow", "parameters")  # ComfyUI's two, and that of other programs
@@ -172,18 +174,18 @@ def _webp(file: BinaryIO, found: Carried) -> None:
 def _exif(content: bytes, found: Carried) -> None:
     """ComfyUI writes `prompt:{…}` and `workflow:{…}` as the camera's model and make, others as the picture's description; more
     programs write their parameters as the user's comment."""
-    order = {b"II": "<", b"MM": ">"}.get(content[:2])
-    if order is None:
-        return
+    exif = Image.Exif()
     try:
-        tags = _directory(content, order, struct.unpack_from(order + "I", content, 4)[0])
-        if len(tags.get(_EXIF, b"")) == 4:
-            tags |= _directory(content, order, struct.unpack(order + "I", tags[_EXIF])[0])
-    except struct.error:
+        exif.load(content)
+        tags = {**exif, **exif.get_ifd(_EXIF)}
+    except Exception:  # of its decoder, the documented and the other
         return found.left_out.append("its EXIF is damaged")
     for tag in (_MODEL, _MAKE, _IMAGE_DESCRIPTION, _COMMENT):
-        text = _comment(tags.get(tag, b"")) if tag == _COMMENT else tags.get(tag, b"").decode("utf-8", "replace")
-        text = text.rstrip("\0")
+        value = tags.get(tag, b"")
+        raw = (
+            value.encode("latin-1", "replace") if isinstance(value, str) else value if isinstance(value, bytes) else b""
+        )
+        text = (_comment(raw) if tag == _COMMENT else raw.decode("utf-8", "replace")).rstrip("\0")
         key, colon, rest = text.partition(":")
         if colon and key.lower() in KEYS and rest.lstrip().startswith("{"):
             found.add(key.lower(), rest)
@@ -191,18 +193,6 @@ def _exif(content: bytes, found: Carried) -> None:
             found.add("prompt", text)
         elif "Steps: " in text:
             found.add("parameters", text)
-
-
-def _directory(content: bytes, order: str, start: int) -> dict[int, bytes]:
-    """Bytes of each tag of one directory of a TIFF."""
-    tags = {}
-    (count,) = struct.unpack_from(order + "H", content, start)
-    for number in range(min(count, 256)):
-        tag, kind, length, place = struct.unpack_from(order + "HHII", content, start + 2 + 12 * number)
-        size = length * {1: 1, 2: 1, 3: 2, 4: 4, 7: 1}.get(kind, 0)
-        begin = place if size > 4 else start + 10 + 12 * number
-        tags[tag] = content[begin : begin + size]
-    return tags
 
 
 def _comment(content: bytes) -> str:

@@ -13,8 +13,10 @@ from comfyui_otca.bundle import packages
 from comfyui_otca.bundle.found import MODELS
 from comfyui_otca.host import paths
 from comfyui_otca.host.foreign_nodes import ForeignNode
+from comfyui_otca.inference.guidance import Guide, file_states
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.bundle.conftest import inputs_of, with_reward
+from comfyui_otca.trainer.policy.files import PEFT, PEFT_SETTINGS, read_tensors, write_tensors
 from comfyui_otca.trainer.workflow import WorkflowError
 
 PROMPTS, LOADER, RUN = "OTCA_PromptDataset", "OTCA_LoadFlowModel", "OTCA_TrainingRun"
@@ -75,6 +77,20 @@ def test_the_adapter_to_start_from_is_copied_and_that_of_a_run_gets_the_runs_nam
     assert inputs_of(resumed.graph, LOADER)["start_from"] == "run.safetensors"
     (problem,) = problems(collected, small_graph({LOADER: {"resume_run": "nobody"}}))
     assert problem.input == "resume_run" and "OTCA_RUNS" in problem.fix
+
+
+def test_an_adapter_of_pefts_is_copied_with_what_says_its_scale(places, small_graph, collected, finished_run):
+    folder, names = places.models / "loras" / "mine", (PEFT, PEFT_SETTINGS)
+    folder.mkdir(parents=True)
+    tensors = read_tensors(finished_run / "lora.safetensors").items()
+    write_tensors(folder / PEFT, {key.replace("transformer.", "base_model.model.", 1): value for key, value in tensors})
+    (folder / PEFT_SETTINGS).write_text('{"lora_alpha": 8}')
+    held = collected(small_graph({LOADER: {"start_from": "mine"}}))
+    assert inputs_of(held.graph, LOADER)["start_from"] == "mine"
+    assert held.copied == {f"loras/mine/{name}": folder / name for name in names}
+    before = file_states([Guide("mine", ())])
+    (folder / PEFT_SETTINGS).write_text('{"lora_alpha": 16}')
+    assert file_states([Guide("mine", ())]) != before, "another scale is another adapter"
 
 
 def test_pairs_are_copied_with_their_pictures_and_a_link_out_of_their_folder_is_refused(places, small_graph, collected):

@@ -17,7 +17,7 @@ from comfyui_otca.inference.guidance import Composition, Guide, composed, parse,
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora
-from comfyui_otca.trainer.policy.files import read_tensors, write_tensors
+from comfyui_otca.trainer.policy.files import find, read_tensors, write_tensors
 from comfyui_otca.trainer.sde import transition
 
 pytestmark = pytest.mark.anywhere
@@ -283,15 +283,15 @@ def test_a_guide_that_fails_to_load_leaves_nothing(model, files, tmp_path):
 
 
 def test_a_run_by_its_folder_or_name_and_a_file_in_a_loras_folder(real_run, files, tmp_path, monkeypatch):
-    assert guidance.find(str(real_run)) == real_run / "lora.safetensors"
+    assert find(str(real_run)) == real_run / "lora.safetensors"
     monkeypatch.chdir(tmp_path)
     shutil.copytree(real_run, tmp_path / "runs" / "mine")
-    assert guidance.find("mine").resolve() == tmp_path / "runs" / "mine" / "lora.safetensors"
+    assert find("mine").resolve() == tmp_path / "runs" / "mine" / "lora.safetensors"
     (tmp_path / "loras").mkdir()
     for expert in ("high", "low"):
         shutil.copy(files["one"], tmp_path / "loras" / f"wan_{expert}_noise.safetensors")
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
-    assert guidance.find("wan.safetensors") == tmp_path / "loras" / "wan.safetensors"
+    assert find("wan.safetensors") == tmp_path / "loras" / "wan.safetensors"
 
 
 def test_a_guide_that_was_trained_on_is_another(files, tmp_path):
@@ -309,12 +309,12 @@ def test_refusals(model, files, tmp_path, flux_folder, load_model):
             pass
         assert told in str(caught.value)
 
-    refused("nowhere=1", "guide 'nowhere' was not found", FileNotFoundError)
+    refused("nowhere=1", "adapter 'nowhere' was not found", FileNotFoundError)
     (tmp_path / "empty").mkdir()
     refused(f"{tmp_path}/empty=1", "has no lora.safetensors yet", FileNotFoundError)
     (tmp_path / "whole" / "transformer").mkdir(parents=True)
     (tmp_path / "whole" / "transformer" / "diffusion_pytorch_model.safetensors").touch()
-    refused(f"{tmp_path}/whole=1", "whole trained all weights")
+    refused(f"{tmp_path}/whole=1", "whole trained all weights: it has no adapter")
     refused(f"{files['one']}=0:1,4:2", "step 4 does not exist, they are 0 … 3")
     refused(f"{files['one']}=1", "all weights of this run were trained", of=load_model(training="full"))
     pair = {f"transformer.x.lora_{side}.weight": torch.zeros(2, 2) for side in "AB"}

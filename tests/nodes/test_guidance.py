@@ -95,7 +95,7 @@ def test_the_model_can_be_trained_afterwards(small_graph, adapter, tmp_path, mon
     [
         ({"guides": "runs/color"}, "guide 'runs/color' is not RUN=γ"),
         ({"guides": ""}, "no guide is named"),
-        ({"guides": "nowhere = 1"}, "guide 'nowhere' was not found"),
+        ({"guides": "nowhere = 1"}, "adapter 'nowhere' was not found"),
         ({"prompts": "\n"}, "no prompts"),
     ],
 )

@@ -18,7 +18,7 @@ def test_what_a_graph_alone_shows_to_be_wrong_is_named(monkeypatch, tmp_path):
     both = validate("a-run", "an-adapter", 16)
     assert both.startswith("start_from: resume_run = 'a-run' already says where to begin. Fix: ")
     nowhere = validate("", "nowhere.safetensors", 16)
-    assert nowhere.startswith("start_from: guide 'nowhere.safetensors' was not found") and "Fix: " in nowhere
+    assert nowhere.startswith("start_from: adapter 'nowhere.safetensors' was not found") and "Fix: " in nowhere
 
 
 def test_a_model_of_the_diffusers_route_is_refused_with_the_way_to_use_it():

@@ -15,8 +15,8 @@ import pytest
 
 from comfyui_otca.host import claim, headless_comfyui, processes
 from comfyui_otca.host.foreign_nodes import NodeClasses
-from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.policy import files as adapters
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -265,10 +265,10 @@ def test_a_run_of_the_canvas_is_found_headlessly(site, made, started, monkeypatc
     site.post("/otca/runs/first/resume")
     [(_, options)] = started
     with pytest.raises(FileNotFoundError):
-        guidance.find("taught")
+        adapters.find("taught")
     for name in options["env"].keys() - os.environ.keys():
         monkeypatch.setenv(name, options["env"][name])
-    assert guidance.find("taught") == folder / "lora.safetensors"
+    assert adapters.find("taught") == folder / "lora.safetensors"
 
 
 def test_a_run_that_ended_early_goes_on_without_that_rule(site, made, monkeypatch):

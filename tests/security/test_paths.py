@@ -15,9 +15,9 @@ import pytest
 from comfyui_otca.host import paths, search
 from comfyui_otca.host.access import folders, opening, permissions
 from comfyui_otca.host.access.permissions import NotAllowed
-from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.page.test_refusals import NAMING
+from comfyui_otca.trainer.policy import files as adapters
 
 READ = NAMING  # what names a file or folder that is read; and here what names one that is written
 WRITTEN = [
@@ -36,7 +36,7 @@ FINDS = {
     "a model": lambda name: search.model(name, "model_index.json"),
     "weights": lambda name: search.weights(name, "loras"),
     "a reward model": lambda name: search.reward_file(name, name, "1 GB", "owner/name"),
-    "a guide": guidance.find,
+    "a guide": adapters.find,
     "prompts": lambda name: permissions.open_prompts(name)[0],
     "pairs": lambda name: folders.input_folder(name, permissions.PAIRS),
     "pictures": lambda name: folders.input_folder(name, permissions.PICTURES),

@@ -43,6 +43,10 @@ def sets(name, **inputs):
     return lambda graph: graph.inputs(name).update(inputs)
 
 
+def lacks(name, *inputs):
+    return lambda graph: [graph.inputs(name).pop(each) for each in inputs]
+
+
 def copied(name, node_id, **inputs):
     return lambda graph: graph.copy(name, node_id).update(inputs)
 
@@ -190,6 +194,20 @@ REFUSED = [
     ([sets("LoadFlowModel", device="gpu 0")], "LoadFlowModel", "device", "no device"),
     ([two_credits_that_rescale_the_ratio], "CombineCredit", "credit_2", "both rescale the ratio"),
     ([sets("SDESampler", seed=2**63 - 1)], "SDESampler", "seed", "would pass"),
+    ([sets("PromptDataset", file="nowhere.txt")], "PromptDataset", "file", "nowhere.txt"),
+    ([sets("PromptDataset", file="", prompts="# none\n")], "PromptDataset", "prompts", "no prompts"),
+    ([sets("LoadFlowModel", model="nothing-flux")], "LoadFlowModel", "model", "nothing-flux"),
+    ([sets("RewardClipT", model="nothing-clip")], "RewardClipT", "model", "nothing-clip"),
+    (
+        [lacks("RewardStack", "reward_1", "reward_2", "reward_3", "reward_4")],
+        "RewardStack",
+        None,
+        "no reward is connected",
+    ),
+    (
+        [sets("TrainingRun", evaluate_every=0, best_metric="evaluation/sum")],
+        *("TrainingRun", "evaluate_every", "judges by evaluations"),
+    ),
 ]
 
 

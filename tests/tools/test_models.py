@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.tools.models.__main__ import round_weights
+from comfyui_otca.tools.models.worlds import WORLDS
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.rewards import scenes
@@ -13,7 +14,7 @@ from comfyui_otca.trainer.types import SamplerSettings
 
 
 def test_scenes_flux_is_right_in_a_part_of_its_pictures():
-    captions = [scene.caption for scene in scenes.scenes()]
+    captions = [scene.caption for scene in WORLDS["scenes"].scenes]
     asked = captions[:12] + captions[12::8]  # all single objects, and some of the others
     how = SamplerSettings(kind="ode", steps=8, width=40, height=40, shift=0.0, guidance=3.5, batch_size=64)
     pictures = rollout.generate(

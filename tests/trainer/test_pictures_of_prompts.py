@@ -197,7 +197,7 @@ def test_what_is_wrong_with_a_folder_of_pairs(pairs, tmp_path):
     refused("three.png and three.webp belong to one text. Fix: ")
     (pairs / "three.webp").unlink()
     (pairs / "three.txt").write_text(" ")
-    refused("three.txt is empty. Fix: write into it what is to be done with three.png")
+    refused("three.txt is empty. Fix: write the prompt of its picture into it")
     (pairs / "three.txt").write_bytes(b"\xff\xfe\xff")
     refused("three.txt, line 1 is not text in UTF-8")
     (pairs / "three.txt").unlink()

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.host import paths
-from comfyui_otca.trainer.prompts import PromptError, as_line, as_row, choose, distinct, file_state, lines, read_prompts
-from comfyui_otca.trainer.types import Prompt, metadata_of
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.nodes.data import PromptDataset
+from comfyui_otca.study.scoring import prompts_of
+from comfyui_otca.trainer.pairs.reading import read_pairs
+from comfyui_otca.trainer.prompts import (
+    LISTS,
+    PromptError,
+    as_line,
+    as_row,
+    choose,
+    distinct,
+    file_state,
+    lines,
+    read_prompts,
+)
+from comfyui_otca.trainer.rewards import ranking
+from comfyui_otca.trainer.run import evaluation
+from comfyui_otca.trainer.types import Prompt, RunSettings, metadata_of
+from comfyui_otca.trainer.workflow.running import Workflow
 
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -21,44 +40,103 @@ def written(tmp_path, name, text):
     return str(path)
 
 
-def test_text_box():
-    assert read_prompts("  red \n\n# a comment\n  # another\nblue#1\r\nгрün ") == ["red", "blue#1", "грün"]
-
-
-def test_text_file_wins_over_the_text_box(tmp_path):
-    file = written(tmp_path, "a.txt", "one\n#no\n\n two\n")
-    assert read_prompts("three", file) == ["one", "two"]
-
-
-def test_json_lines(tmp_path):
-    rows = [{"prompt": " one "}, {"prompt": "#two", "other": 1}]
-    file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
-    read = read_prompts("", file)
-    assert read == ["one", "#two"] and [*map(metadata_of, read)] == [{}, {"other": 1}]
-    assert metadata_of(choose(read, 1, 1, None).texts[0]) == {"other": 1} and metadata_of("plain") == {}
-
-
-# What people bring, as it is published: text boxes, lists, tables. Each says the same two prompts.
-TWO = ["a red circle", "left of a blue square"]
-ROWS = [{"prompt": text} for text in TWO]
+# What people bring, as it is published: text boxes, lists, tables. Each says the same three prompts.
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1e"  # at which Python splits, and no editor does
+THREE = ["a red circle#1", f"left of{SEPARATORS}a blue square", '{"scene": "a studio"}']
+ROWS = [{"prompt": text} for text in THREE]
+JSON_TEXT = '"{""scene"": ""a studio""}"'  # as a cell
 SAME = {
-    "a.txt": "\ufeffa red circle\r\n\r\n# held out\rleft of a blue square",
-    "a.jsonl": "\n".join(map(json.dumps, ROWS)) + "\r\n",
-    "caption.jsonl": "\n".join(json.dumps({"caption": text, "nothing": None}) for text in TWO),
-    "text.jsonl": "\n".join(json.dumps({"text": text}) for text in TWO),
-    "strings.json": json.dumps(TWO),
+    "a.txt": f" {THREE[0]}\r\n\r\n  # held out\r" + "\n".join(THREE[1:]),
+    "mark.txt": "\ufeff" + "\n".join(THREE),
+    "a.jsonl": "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\r\n",
+    "returns.jsonl": "\r".join(map(json.dumps, ROWS)),
+    "caption.jsonl": "\n".join(json.dumps({"caption": text, "nothing": None}) for text in THREE),
+    "text.jsonl": "\n".join(json.dumps({"text": text}) for text in THREE),
+    "strings.json": json.dumps(THREE),
     "objects.json": json.dumps(ROWS, indent=1),
-    "a.csv": "id,Prompt\n1,a red circle\n2,left of a blue square\n",
-    "semicolons.csv": "\ufeffcaption;id\r\na red circle;1\r\nleft of a blue square;2\r\n",
-    "a.tsv": "Prompts\tCategory\na red circle\tx\nleft of a blue square\ty\n",
+    "a.csv": f"id,Prompt\n1,{THREE[0]}\n2,{THREE[1]}\n3,{JSON_TEXT}\n",
+    "semicolons.csv": f"\ufeffcaption;id\r\n{THREE[0]};1\r\n{THREE[1]};2\r\n{JSON_TEXT};3\r\n",
+    "a.tsv": f"Prompts\tCategory\n{THREE[0]}\tx\n{THREE[1]}\ty\n{JSON_TEXT}\tz\n",
+    "a.parquet": "",
+}
+PICTURES = [Path(f"{number}.png") for number in range(3)]
+
+
+def _of_node(prompts="", file=""):
+    return [*PromptDataset().take(prompts, 3, 0, False, 0, file)[0].texts]
+
+
+def _set(**inputs):
+    """As `otca train --set` says it, and the node is then given."""
+    workflow = Workflow.load(paths.ASSETS.parent / "workflows" / "api" / "quickstart.json", NODE_CLASS_MAPPINGS)
+    node = [workflow.set(f"PromptDataset.{name}", value)[0] for name, value in inputs.items()][0]
+    inputs = workflow.nodes[node].constants
+    assert not [problem for problem in workflow.validate() if problem.node_id == node]
+    return _of_node(inputs["prompts"], inputs["file"])
+
+
+def _evaluated(text):
+    return evaluation.prompts(RunSettings(evaluation_prompts=text), [], None)
+
+
+FROM_FILES = {
+    "Prompt Dataset": lambda file: _of_node(file=file),
+    "otca train --set": lambda file: _set(file=file),
+    "otca score": lambda file: prompts_of(PICTURES, Path(file)),
+    "otca compare, prove, bundle": lambda file: _evaluated("\n".join(map(as_line, read_prompts("", file)))),
+}
+FROM_TEXT = {
+    "Prompt Dataset": lambda text: _of_node(prompts=text),
+    "otca train --set": lambda text: _set(prompts=text, file=""),
+    "evaluation_prompts": _evaluated,
+    "Score Images": lambda text: ranking.prompts_of(text, 3, one_a_line=True),
 }
 
 
+def table(name, rows):
+    """Bytes of rows in the layout that the name's ending says."""
+    if ".json" in name:
+        return (json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))).encode()
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    write, content = csv.write_csv if name.endswith(".csv") else parquet.write_table, io.BytesIO()
+    write(pyarrow.Table.from_pylist(rows), content)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("place", FROM_FILES)
 @pytest.mark.parametrize("name", SAME)
-def test_a_list_says_the_same_in_every_layout_and_place(tmp_path, name):
-    assert read_prompts("", written(tmp_path, name, SAME[name])) == TWO
-    if name == "a.txt":
-        assert read_prompts(SAME[name].lstrip("\ufeff")) == lines(SAME[name].lstrip("\ufeff")) == TWO
+def test_a_list_says_the_same_in_every_layout_and_place(tmp_path, name, place):
+    (tmp_path / name).write_bytes(SAME[name].encode() or table(name, ROWS))
+    assert FROM_FILES[place](str(tmp_path / name)) == THREE
+
+
+@pytest.mark.parametrize("place", FROM_TEXT)
+def test_a_text_box_says_what_the_file_says(place):
+    assert FROM_TEXT[place](SAME["a.txt"]) == THREE
+
+
+@pytest.mark.parametrize("name", [*LISTS, "captions"])
+def test_a_folder_says_the_same_in_every_place(tmp_path, name):
+    """A picture's list or captions: of a dataset, of `otca score`, and of pairs, whose rows name two pictures."""
+    for side in ("w", "l", "images"):
+        (tmp_path / side).mkdir()
+        for picture, text in zip(PICTURES, THREE, strict=True):
+            (tmp_path / side / picture).write_bytes(b"")
+            if name == "captions" and side != "l":
+                (tmp_path / side / picture).with_suffix(".txt").write_text(f"\ufeff{text}\r\n", "utf-8")
+    if name != "captions":
+        rows = [{"file_name": str(file), **row} for file, row in zip(PICTURES, ROWS, strict=True)]
+        (tmp_path / "images" / name).write_bytes(table(name, rows))
+        rows = [
+            {"chosen": f"w/{file}", "rejected": f"l/{file}", **row} for file, row in zip(PICTURES, ROWS, strict=True)
+        ]
+        (tmp_path / name).write_bytes(table(name, rows))
+    images = tmp_path / "images"
+    assert read_prompts("", str(images)) == _of_node(file=str(images)) == THREE
+    assert prompts_of([images / file for file in PICTURES], None) == THREE
+    assert [pair.prompt for pair in read_pairs(tmp_path).pairs] == THREE
 
 
 def test_a_table_of_arrow(tmp_path):
@@ -67,29 +145,14 @@ def test_a_table_of_arrow(tmp_path):
     from pyarrow import parquet
 
     clause = {"class": "cup", "count": 2, "color": None}
-    table = {"caption": TWO, "jpg_0": [b"x", b"y"], "include": [[clause], None], "n": [1, 2]}
+    table = {"caption": THREE[:2], "jpg_0": [b"x", b"y"], "include": [[clause], None], "n": [1, 2]}
     parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
     prompts = read_prompts("", str(tmp_path / "a.parquet"))
-    assert prompts == TWO
+    assert prompts == THREE[:2]
     assert [*map(metadata_of, prompts)] == [{"include": [{"class": "cup", "count": 2}], "n": 1}, {"n": 2}]
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(PromptError, match=r"a\.parquet cannot be read as a table .*Fix: "):
         read_prompts("", str(tmp_path / "a.parquet"))
-
-
-SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1e"  # at which Python splits, and no editor does
-
-
-def test_only_line_breaks_end_a_line(tmp_path):
-    prompts = [f"a red circle {sign}left of a blue square" for sign in SEPARATORS]
-    text = "\n".join(prompts)
-    assert read_prompts(text) == lines(text) == read_prompts("", written(tmp_path, "a.txt", text)) == prompts
-    assert (
-        read_prompts(
-            "", written(tmp_path, "a.jsonl", "\n".join(json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts))
-        )
-        == prompts
-    )
 
 
 def test_a_caption_that_begins_with_a_bracket_is_text():

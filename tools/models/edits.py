@@ -90,7 +90,7 @@ def _of_new_words(old: T5EncoderModel, known: T5Tokenizer, words: T5Tokenizer) -
 
 def _pairs(per_caption: int) -> tuple[Drawings, Drawings, Drawings]:
     """Pictures after each edit, with its caption; with one that may be wrong; and those before it."""
-    random, edits = np.random.default_rng(0), shapes.edits()
+    random, edits = np.random.default_rng(0), EDITS.scenes
     drawn = [draw_edit(edit, random) for edit in edits for _ in range(per_caption)]
     before, after = (
         torch.from_numpy(np.stack(each)).permute(0, 3, 1, 2).contiguous() for each in zip(*drawn, strict=True)
@@ -114,7 +114,7 @@ def write_prompts(folder: Path) -> None:
     random = np.random.default_rng(1)
     shutil.rmtree(folder / PICTURES, ignore_errors=True)
     (folder / PICTURES).mkdir()
-    edits, lines = shapes.edits(), []
+    edits, lines = EDITS.scenes, []
     recolour, drawing = ([edit for edit in edits if bool(edit.shape) == drawn] for drawn in (False, True))
     while len(lines) < TRAIN + HELD_OUT:
         kind = drawing if len(lines) % 2 else recolour

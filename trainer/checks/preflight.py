@@ -25,7 +25,7 @@ from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
 from ..memory import needs, own
 from ..memory.native import Architecture, architecture_of
-from ..policy.files import read_metadata
+from ..policy.files import find, read_metadata
 from ..prompts import PRESET, PromptError, read_prompts
 from ..rewards import RewardError, reward_class
 from ..run import offered, verdicts
@@ -51,6 +51,7 @@ from ..workflow.running import Workflow
 from . import method
 
 MODEL_TYPE = "OTCA_MODEL"
+MODEL_INPUTS = ("model", "low_noise_model")  # of Make Trainable
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
@@ -388,6 +389,21 @@ def _models(graph: _Graph) -> Iterator[Problem]:
             yield from (graph.misfit(loader, misfit) for misfit in model.lora_targets(values["lora_targets"]))
 
 
+def _starts(graph: _Graph) -> Iterator[Problem]:
+    """An adapter that Make Trainable begins with has layers of the networks whose files loaders name."""
+    for node_id in graph.of(MAKE_NODE):
+        start, rank = (graph.known(node_id, name) for name in ("start_from", "lora_rank"))
+        links = [graph.nodes[node_id].inputs[name] for name in MODEL_INPUTS if name in graph.nodes[node_id].links]
+        files = [file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1]]
+        if start and rank and None not in files and len(files) == len(links):
+            from ..native import lora  # imports torch
+
+            try:
+                lora.check_start(files, find(start), rank)
+            except (OSError, ValueError) as error:
+                yield graph.problem(node_id, "start_from", *_parted(error))
+
+
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
     """The configuration of a loader's model, by its folder; None if it is yet to be downloaded."""
     name = _named_by(values)
@@ -502,7 +518,7 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
             for name, node in rewards.items()
             if node in graph.nodes
             and "source" not in graph.nodes[node].links
-            and getattr(graph.nodes[node].cls, "sees_source", _never)(**graph.values[node])
+            and getattr(graph.nodes[node].cls, "sees_source", lambda **_: False)(**graph.values[node])
         }
         for dataset in graph.of(DATASET_NODE) if seeing else ():
             try:
@@ -515,10 +531,6 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
                 )
                 fix = 'name one in each line: {"prompt": "…", "image": "start.png"}, or connect source'
                 yield graph.problem(stack, name, message, fix)
-
-
-def _never(**_: Any) -> bool:
-    return False
 
 
 def _prompts(graph: _Graph, dataset: str) -> list[str]:
@@ -603,6 +615,7 @@ CHECKS = (
     _theirs,
     _devices,
     _models,
+    _starts,
     _sampler,
     _sizes,
     _texts,

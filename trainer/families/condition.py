@@ -48,7 +48,8 @@ class Condition:
         lengths = {name: length[index] for name, length in self.lengths.items()}
         tensors = {name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()}
         sizes = tuple(self.sizes[row] for row in index.tolist()) if self.sizes else ()
-        return Condition({name: _cut(tensor, lengths.get(name)) for name, tensor in tensors.items()}, lengths, sizes)
+        cut = {name: tensors[name][:, : int(length.max())] for name, length in lengths.items()}
+        return Condition(tensors | cut, lengths, sizes)
 
     def beside(self, negative: Condition) -> Condition:
         """This one and the negative prompt's."""
@@ -76,10 +77,6 @@ class Condition:
     def ragged(self, name: str) -> list[Tensor]:
         """The rows of that name without padding."""
         return [row[:length] for row, length in zip(self.tensors[name], self.lengths[name].tolist(), strict=True)]
-
-
-def _cut(tensor: Tensor, lengths: Tensor | None) -> Tensor:
-    return tensor if lengths is None else tensor[:, : int(lengths.max())]
 
 
 class Embeddings:

@@ -77,19 +77,15 @@ def read_configuration(folder: Path) -> Configuration:
     names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
     checkpoint = Checkpoint(family, *(read_object(folder / name) for name in names))
     try:
-        height, width = _some_size(checkpoint.grid)
-        checkpoint.grid.shape(height, width)
-        checkpoint.shift(SamplerSettings("ode", 0.0, 1, width, height))
+        side = checkpoint.grid.unit
+        checkpoint.grid.shape(side, side)
+        checkpoint.shift(SamplerSettings("ode", 0.0, 1, side, side))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
         raise FlowModelError(
             f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
     return Configuration(folder, checkpoint)
-
-
-def _some_size(grid: LatentGrid) -> tuple[int, int]:
-    return grid.unit, grid.unit
 
 
 def check_start(folder: Path, adapter: Path, rank: int, targets: str | None) -> None:
@@ -107,11 +103,12 @@ def check_start(folder: Path, adapter: Path, rank: int, targets: str | None) -> 
     kind = family_class(family)
     ends = Adapter(rank, rank, targets or "").ends(kind.LORA_TARGETS)
     networks = [name for name in kind.EXPERTS if (folder / name).is_dir()]
+    held = []
     for name, file in files_of(networks, adapter).items():
         shapes = modules(folder / name)[0]
         trained = [layer for layer in shapes if targets is None or any(f".{layer}".endswith(f".{end}") for end in ends)]
-        if wrong := layouts.misfit(file, layouts.parts(file, names.network(family, shapes)), rank, trained):
-            raise ValueError(wrong)
+        held.append((file, names.network(family, shapes), trained))
+    layouts.check(held, rank)
 
 
 def modules(folder: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:

@@ -86,14 +86,8 @@ def read_index(path: Path) -> dict[str, Any]:
         FlowModelError: it cannot be read, or names foreign code.
     """
     index = path / "model_index.json"
-    try:
-        components = json.loads(index.read_text(encoding="utf-8"))
-        family = components["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FlowModelError(
-            f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
-        ) from error
-    if not isinstance(family, str):
+    components = read_object(index)
+    if not isinstance(family := components.get("_class_name"), str):
         raise _foreign(index, "_class_name", family)
     for component, source in components.items():
         if not isinstance(source, list):

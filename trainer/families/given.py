@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ..types import place_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 MOST_BYTES = 1024**3  # of decoded pictures in main memory
 
 
@@ -120,16 +120,11 @@ def check(prompts: Sequence[str]) -> None:
                 continue
             seen.add(name)
 
-            def look(name: str = name, prompt: str = prompt) -> None:
-                with open(_opened(name, prompt)[1], "rb") as file:
+            def look(name: str = name) -> None:
+                with open(permissions.open_prompts(name, picture=True)[1], "rb") as file:
                     media.stored_size(file)
 
-            try:
-                opening.in_time(look)
-            except (OSError, ValueError) as error:
-                if isinstance(error, PromptError | permissions.NotAllowed):
-                    raise
-                raise _unfit(name, prompt, error) from error
+            _in_time(look, name, prompt)
 
 
 def picture(name: str, width: int, height: int) -> np.ndarray:
@@ -147,7 +142,7 @@ _knowing = threading.Lock()
 
 def _read(name: str, prompt: str = "") -> Picture:
     def read() -> Picture:
-        path, descriptor = _opened(name, prompt)
+        path, descriptor = permissions.open_prompts(name, picture=True)
         status = os.fstat(descriptor)
         state = str(path), status.st_ino, status.st_mtime_ns, status.st_size
         with _knowing:
@@ -165,12 +160,20 @@ def _read(name: str, prompt: str = "") -> Picture:
                 total -= _known.pop(oldest).pixels.nbytes
         return made
 
+    return _in_time(read, name, prompt)
+
+
+def _in_time(work: Callable[[], T], name: str, prompt: str) -> T:
+    """What `work` makes of a picture's file; whatever keeps it from that names the prompt, the picture and the fix."""
+    of = place_of(prompt) + ": " if prompt else ""
     try:
-        return opening.in_time(read)
+        return opening.in_time(work)
+    except permissions.NotAllowed as error:
+        raise permissions.NotAllowed(f"{of}{error}") from error
     except (OSError, ValueError, opening.Refused) as error:
-        if isinstance(error, PromptError | permissions.NotAllowed):
-            raise
-        raise _unfit(name, prompt, error) from error
+        message = f"{of}{KEY} {opening.shown(name)} of a prompt: {error}".partition(". Fix: ")[0]
+        fix = "put a plain picture of that name into ComfyUI's input folder, or correct the line"
+        raise PromptError(f"{message}. Fix: {fix}") from error
 
 
 def _decoded(content: bytes) -> Picture:
@@ -180,20 +183,3 @@ def _decoded(content: bytes) -> Picture:
 
     pixels = np.asarray(media.upright(content))
     return Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))
-
-
-def _opened(name: str, prompt: str) -> tuple[Path, int]:
-    try:
-        return permissions.open_prompts(name, picture=True)
-    except permissions.NotAllowed as error:
-        raise permissions.NotAllowed(f"{place_of(prompt)}: {error}" if prompt else str(error)) from error
-    except (OSError, ValueError) as error:
-        raise _unfit(name, prompt, error) from error
-
-
-def _unfit(name: str, prompt: str, error: Exception) -> PromptError:
-    of = place_of(prompt) + ": " if prompt else ""
-    message = f"{of}{KEY} {opening.shown(name)} of a prompt: {error}".partition(". Fix: ")[0]
-    return PromptError(
-        f"{message}. Fix: put a plain picture of that name into ComfyUI's input folder, or correct the line"
-    )

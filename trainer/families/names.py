@@ -19,7 +19,7 @@ _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf
 
 def network(family: str, shapes: Shapes) -> Network:
     """A network of diffusers, with what published checkpoints call its layers. `family`: its pipeline's class."""
-    return Network(shapes, dict(_places(published(family), shapes)), field(family))
+    return Network(shapes, _places(published(family), shapes), field(family))
 
 
 def field(family: str) -> tuple[str, str]:
@@ -33,9 +33,17 @@ def published(family: str) -> Mapping[str, str]:
     return _TABLES["layers"].get(_family(family).get("layers"), {})
 
 
-def of_wan(shapes: Shapes) -> dict[str, list[Rows]]:
-    """Diffusers' names of Wan's layers, in a network that has Wan's own: ComfyUI's loader does not know them."""
-    return dict(_places({ours: theirs for theirs, ours in published("Wan").items()}, shapes))
+def others(shapes: Shapes) -> dict[str, list[Rows]]:
+    """The names that the other layout, published or diffusers', has for layers; q, k and v are as wide as what they read."""
+    known: dict[str, list[Rows]] = {}
+    for table in _TABLES["layers"].values():
+        known |= _places(table, shapes)
+        for theirs, layers in _named(table, shapes):
+            height, width = shapes.get(theirs, (0, 0))[:2]
+            ends = [*(width * number for number in range(1, len(layers))), height]
+            for layer, start, end in zip(layers, [0, *ends], ends, strict=False):
+                known |= {layer: [Rows(theirs, 0, end - start, start)]} if theirs in shapes else {}
+    return known
 
 
 def _family(name: str) -> Mapping[str, str]:
@@ -43,13 +51,22 @@ def _family(name: str) -> Mapping[str, str]:
     return next((family for start, family in known if name.lower().startswith(start.lower())), {})
 
 
-def _places(table: Mapping[str, str], shapes: Shapes) -> Iterator[tuple[str, list[Rows]]]:
+def _places(table: Mapping[str, str], shapes: Shapes) -> dict[str, list[Rows]]:
+    places = {}
+    for theirs, layers in _named(table, shapes):
+        if all(layer in shapes for layer in layers):
+            firsts = itertools.accumulate([0, *(shapes[layer][0] for layer in layers)])
+            places[theirs] = [
+                Rows(layer, first, shapes[layer][0]) for layer, first in zip(layers, firsts, strict=False)
+            ]
+    return places
+
+
+def _named(table: Mapping[str, str], shapes: Shapes) -> Iterator[tuple[str, list[str]]]:
+    """(a layer's published name, its names in diffusers) for each block's number that some layer has."""
     numbers = sorted({part for name in shapes for part in name.split(".") if part.isdecimal()}, key=int)
     for theirs, ours in table.items():
         stem, _, parts = ours.rstrip(")").partition("(")
         for number in numbers if "#" in theirs else [""]:
             layers = [f"{stem}{part}".replace("#", number) for part in parts.split() or [""]]
-            if all(layer in shapes for layer in layers):
-                firsts = itertools.accumulate([0, *(shapes[layer][0] for layer in layers)])
-                rows = [Rows(layer, first, shapes[layer][0]) for layer, first in zip(layers, firsts, strict=False)]
-                yield theirs.replace("#", number), rows
+            yield theirs.replace("#", number), layers

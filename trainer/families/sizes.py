@@ -305,10 +305,6 @@ def _shift(scheduler: Config, mu: float) -> float:
     return mu if scheduler.get("time_shift_type") == "linear" else math.exp(mu)
 
 
-def _says_so(checkpoint: Checkpoint) -> bool:
-    return bool(checkpoint.index.get("is_distilled"))
-
-
 @dataclass(frozen=True)
 class Family:
     """A family, by its pipeline's name in diffusers: where its class is, and its rules.
@@ -329,7 +325,7 @@ class Family:
     grid: Callable[[Config, Config], LatentGrid]
     asked: Callable[[Checkpoint, int, int], float]
     guidance: Guidance | None = SCALE
-    distilled: Callable[[Checkpoint], bool] = _says_so
+    distilled: Callable[[Checkpoint], bool] = lambda checkpoint: bool(checkpoint.index.get("is_distilled"))
     tokenizer: str = "tokenizer"
     most_tokens: int = 512
     needs_pictures: bool = False

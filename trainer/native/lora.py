@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from ...host.paths import ASSETS
+from ..families import names
 from ..families.configured import modules
+from ..policy import layouts
 from ..policy.adapters import TRAINED, Adapter, Adapters, Pair
-from ..policy.files import NETWORKS, opened
+from ..policy.files import NETWORKS, files_of, shapes
 from ..policy.layouts import Shapes
 from .frozen import is_linear
 
@@ -102,6 +104,7 @@ def _shape(layer: torch.nn.Module) -> tuple[int, int]:
 
 # Where a network stands in a file that holds more, and in ComfyUI's own LoRAs.
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")
+_PACKED = ("comfy_quant", "absmax", "qweight")  # beside weights of which one number may hold several
 # An adapter on these layers changes every token alike.
 _MODULATION = re.compile(
     r"(^|[._])(ada\w*|mod|modulation|\w+_mod|\w*norm\w*|t_\w+|time\w*|\w*emb\w*|gate\w*|router)([._]|$)", re.IGNORECASE
@@ -165,14 +168,23 @@ def of_folder(folder: Path) -> list[str]:
     return sorted({layer for name in NETWORKS if (folder / name).is_dir() for layer in modules(folder / name)[0]})
 
 
-def of_file(path: Path) -> list[str]:
+def of_file(path: Path) -> Shapes:
     """Linear layers of the network in a single file, by the names that the file has."""
-    with opened(path, "np") as content:
-        keys = [key for key in content.keys() if key.endswith(".weight")]
-        prefix = next((start for start in _PREFIXES if any(key.startswith(start) for key in keys)), "")
-        own = [key for key in keys if key.startswith(prefix)]
-        linear = [key for key in own if len(content.get_slice(key).get_shape()) == 2]
-    return sorted(key.removeprefix(prefix).removesuffix(".weight") for key in linear)
+    weights = {key: shape for key, shape in shapes(path).items() if key.endswith(".weight")}
+    prefix = next((start for start in _PREFIXES if any(key.startswith(start) for key in weights)), "")
+    linear = {key: shape for key, shape in weights.items() if key.startswith(prefix) and len(shape) == 2}
+    return {key.removeprefix(prefix).removesuffix(".weight"): shape for key, shape in linear.items()}
+
+
+def check_start(files: Sequence[Path], adapter: Path, rank: int) -> None:
+    """As `configured.check_start`, of networks in single files.
+
+    Where weights may be packed, and where no table has the network's names, it is seen when the network is there.
+    """
+    for file, own in zip(files, files_of(NETWORKS[: len(files)], adapter).values(), strict=True):
+        known = names.others(layers := of_file(file))
+        if known and not any(key.endswith(_PACKED) for key in shapes(file)):
+            layouts.check([(own, layouts.Network(layers, known), None)], rank)
 
 
 def of_embedded(name: str) -> list[str]:

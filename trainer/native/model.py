@@ -477,11 +477,11 @@ class NativeModel(FlowModel):
         return f"diffusion_model.{name}"
 
     def layers(self, expert: str) -> Network:
-        """With the names that ComfyUI's own loader takes, which may be of slices; and those of Wan that it does not know."""
+        """With the names that ComfyUI's own loader takes, which may be of slices; and those that it does not know, as Wan's."""
         import comfy.lora
 
         shapes = self.adapters[expert].shapes()
-        known = names.of_wan(shapes)
+        known = names.others(shapes)
         for name, place in comfy.lora.model_lora_keys_unet(self.wrapped[expert].core, {}).items():
             weight, rows, *turned = (place, None) if isinstance(place, str) else place
             layer = weight.removeprefix("diffusion_model.").removesuffix(".weight")

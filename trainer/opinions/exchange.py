@@ -86,7 +86,9 @@ def import_votes(store: Store, folder: Path) -> Imported:
             if chosen is None or rejected is None:
                 unread += 1
                 continue
-            pair = Opinion(PAIR, chosen.id, True, rejected.id, _pair_id(vote.id, number), vote.time)
+            # The same in each import: a vote has an id, and its pairs have an order.
+            own = hashlib.sha256(f"{vote.id} {number}".encode(errors="surrogatepass")).hexdigest()[:32]
+            pair = Opinion(PAIR, chosen.id, True, rejected.id, own, vote.time)
             opinions.append(pair.as_json())
     return _kept(store, opinions, [picture.as_json() for picture in known.values() if picture], unread)
 
@@ -96,11 +98,6 @@ def _kept(store: Store, opinions: list[dict], pictures: list[dict], unread: int 
     store.give(opinions, pictures)
     new = store.count() - before
     return Imported(new, len(opinions) - new, unread)
-
-
-def _pair_id(vote: str, number: int) -> str:
-    """The same in each import: a vote has an id, and its pairs have an order."""
-    return hashlib.sha256(f"{vote} {number}".encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _picture(path: Path, prompt: str) -> Picture | None:

@@ -21,11 +21,12 @@ from typing import Any
 
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
-from ..prompts import PromptError, decoded, prompt_of_row, rows
+from .. import prompts
+from ..prompts import TABLES, PromptError, caption, prompt_of_row, rows
 from ..types import Prompt, metadata_of
 
 FILE = "pairs.jsonl"
-LISTS = (FILE, "pairs.csv", "metadata.jsonl", "train.jsonl", "train.json")  # the first that is there
+LISTS = (*(f"pairs{kind}" for kind in TABLES), *prompts.LISTS)  # the first that is there
 SIDES = (("w", "l"), ("chosen", "rejected"))  # folders of the better pictures, and of the others
 WHY = permissions.PAIRS
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -170,7 +171,7 @@ def _of_sides(path: Path, better: str) -> list[Pair]:
             raise PairError(
                 f"{path / better / name} {lacks}. Fix: two pictures of one name, and their prompt as a text"
             )
-        prompt = decoded(folders.read_below(path, captions[0], MOST_LIST_BYTES), path / captions[0]).strip()
+        prompt = caption(folders.read_below(path, captions[0], MOST_LIST_BYTES), path / captions[0])
         pairs.append(
             Pair(Prompt(prompt, {}, captions[0]), f"{better}/{name}", f"{worse}/{name}", f"picture {shown(name)}")
         )

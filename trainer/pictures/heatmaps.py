@@ -75,7 +75,9 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     table.imshow(standings[:shown].numpy(), cmap=DIVERGING, aspect="auto", vmin=-3, vmax=3)
     for row, column in np.ndindex(shown, len(names)):
         ink = "white" if abs(standings[row, column]) > 1.8 else "black"
-        table.text(column, row, _score(values[row, column].item()), ha="center", va="center", fontsize=8, color=ink)
+        score = values[row, column].item()
+        shown_score = "–" if score == LEFT_OUT else f"{score:.3g}"
+        table.text(column, row, shown_score, ha="center", va="center", fontsize=8, color=ink)
     for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
         table.axhline(bound + 0.5, color="black", linewidth=1.2)
     table.set_xticks(range(len(names)), names, fontsize=9)
@@ -175,10 +177,6 @@ def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral
 
 def _step_label(credit: StepCredit, step: int, separator: str) -> str:
     return f"{step}{separator}σ {credit.sigmas[step]:.2f}" if credit.sigmas else str(step)
-
-
-def _score(value: float) -> str:
-    return "–" if value == LEFT_OUT else f"{value:.3g}"
 
 
 def _correlations(scores: Scores) -> list[str]:

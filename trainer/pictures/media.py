@@ -155,7 +155,8 @@ def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS,
     """
     with _decoding(content, formats) as picture:
         _within(picture.size, left)
-        if name and (frames := _frames_of(picture)) > 1:
+        frames = getattr(picture, "n_frames", 1)
+        if name and frames > 1 and picture.format != "MPO":  # the second one of a telephone's JPEG is not shown
             logger.warning("%s has %d pictures, of which the first is taken", name, frames)
         texts = {key: text for key, text in picture.info.items() if isinstance(text, str)}
         seen = _on_white(_turned(picture))
@@ -201,11 +202,6 @@ def _light(content: bytes, kind: str) -> Image.Image:
     light = np.nan_to_num(np.stack([red, green, blue], axis=-1) + (1 - alpha[..., None])).clip(0, 1)
     shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     return Image.fromarray((shown * 255).round().astype(np.uint8))
-
-
-def _frames_of(picture: Image.Image) -> int:
-    """How many pictures a file has that is shown as an animation: the second one of a telephone's JPEG (MPO) is not shown."""
-    return 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
 
 
 def _on_white(picture: Image.Image) -> Image.Image:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from ...host import paths
+from ...host.access import permissions
 from ...host.files import beside, flush, put_in_place
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ NETWORKS = ("transformer", "transformer_2")  # that are trained, of any family
 ADAPTER = "lora.safetensors"
 # The last two are those of a model with two networks.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
+PEFT, PEFT_SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # as peft's save_pretrained writes them
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
 
 
@@ -28,6 +31,46 @@ def files_of(networks: Sequence[str], path: Path) -> dict[str, Path]:
         return {networks[0]: path}
     noises = zip(networks, ("high", "low"), strict=True)
     return {network: path.with_name(f"{path.stem}_{noise}_noise{path.suffix}") for network, noise in noises}
+
+
+def find(source: str) -> Path:
+    """The adapter of a run, by its folder or name, or a LoRA file, by its path or its name in ComfyUI's loras folders.
+
+    Raises:
+        NotAllowed: a path that workflows may not read.
+        FileNotFoundError: nothing there, or a run that has saved nothing yet.
+        ValueError: a run that trained all weights.
+    """
+    candidates = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
+    for path in candidates:
+        if weights_of(adapter := adapter_at(path)):
+            return adapter
+    if run := next((path for path in candidates if path.is_dir()), None):
+        if list(run.glob(f"transformer*/{WEIGHTS}")):
+            raise ValueError(f"run {run} trained all weights: it has no adapter. Fix: train it with training = lora")
+        raise FileNotFoundError(f"run {run} has no {ADAPTER} yet. Fix: train until the first checkpoint")
+    raise FileNotFoundError(
+        f"adapter {source!r} was not found, looked for as {', '.join(map(str, candidates))}. Fix: give a run's folder or a "
+        "LoRA's .safetensors file; if it is a pair, without _high_noise and _low_noise"
+    )
+
+
+def adapter_at(path: Path) -> Path:
+    """The adapter in a run's folder or in one of peft's; a file itself."""
+    names = (ADAPTER, PEFT) if path.is_dir() else ()
+    return next((path / name for name in names if weights_of(path / name)), path / ADAPTER if names else path)
+
+
+def weights_of(adapter: Path) -> list[Path]:
+    """The weight files of an adapter that are there; an adapter of two networks has two."""
+    names = [adapter.stem, *(f"{adapter.stem}_{expert}_noise" for expert in ("high", "low"))]
+    return [file for name in names if (file := adapter.with_name(f"{name}{adapter.suffix}")).is_file()]
+
+
+def all_of(adapter: Path) -> list[Path]:
+    """All files of an adapter that are there: its weights, and what peft says of them beside its own."""
+    settings = adapter.with_name(PEFT_SETTINGS)
+    return [*weights_of(adapter), *([settings] if adapter.name == PEFT and settings.is_file() else [])]
 
 
 @contextlib.contextmanager

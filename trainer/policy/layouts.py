@@ -10,16 +10,15 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError
 
-from .files import opened, read_metadata, shapes
+from .files import PEFT, PEFT_SETTINGS, opened, read_metadata, shapes
 
-PEFT = "adapter_model.safetensors"  # as peft's save_pretrained writes it
 Shapes = Mapping[str, tuple[int, ...]]
 
 # The end of a tensor's name: peft's, with or without its adapter's name, kohya's, and those of older diffusers.
@@ -164,6 +163,13 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
     return layers
 
 
+def check(files: Iterable[tuple[Path, Network | None, Collection[str] | None]], rank: int) -> None:
+    """Raises ValueError, as `parts` and `misfit`, for the first (file, network, trained layers) that does not go on."""
+    for file, network, trained in files:
+        if wrong := misfit(file, parts(file, network), rank, trained):
+            raise ValueError(wrong)
+
+
 def misfit(path: Path, layers: Mapping[str, Sequence[Part]], rank: int, trained: Collection[str] | None) -> str | None:
     """What keeps such layers of a file from going on as an adapter of that rank on those layers; None if nothing does.
 
@@ -192,11 +198,11 @@ def _configuration(path: Path) -> _Configuration:
     text = read_metadata(path).get("lora_adapter_metadata")
     try:
         if text is None and path.name == PEFT:
-            return _Configuration.model_validate_json(path.with_name("adapter_config.json").read_text("utf-8"))
+            return _Configuration.model_validate_json(path.with_name(PEFT_SETTINGS).read_text("utf-8"))
         values = {name.removeprefix("transformer."): value for name, value in json.loads(text or "{}").items()}
         return _Configuration.model_validate(values)
     except (OSError, ValueError, AttributeError, RecursionError, re.error) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ValueError(
-            f"{path}: its configuration cannot be read ({reason}). Fix: copy it again, with the adapter_config.json beside it"
+            f"{path}: its configuration cannot be read ({reason}). Fix: copy it again, with the {PEFT_SETTINGS} beside it"
         ) from error

@@ -207,12 +207,10 @@ def filled(question: str, prompt: str) -> str | None:
     ]
     if any(metadata.get(name) in (None, "", [], {}) for name in names):
         return None
-    values = {"prompt": str(prompt), "source": SEEN_AS} | {f"metadata.{name}": _said(metadata[name]) for name in names}
+    values = {"prompt": str(prompt), "source": SEEN_AS}
+    for name, value in ((name, metadata[name]) for name in names):
+        values[f"metadata.{name}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return PLACEHOLDER.sub(lambda match: values[match[1]], question)
-
-
-def _said(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def parse_scale(text: str) -> tuple[float, float]:

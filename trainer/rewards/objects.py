@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -105,15 +106,12 @@ def met(
         if clause.position is not None:
             relation, number = clause.position
             others = right[number]
-            so_far = so_far and others is not None and _all_stand(relation, objects, others)
+            pairs = itertools.product(objects, others or ())
+            so_far = so_far and others is not None and all(relation in relations(a.box, b.box) for a, b in pairs)
             answers.append(so_far)
         right.append(objects if so_far else None)
     answers += [len(found.get(clause.name, ())) < clause.count for clause in asked.exclude]
     return answers
-
-
-def _all_stand(relation: str, objects: Sequence[Found], others: Sequence[Found]) -> bool:
-    return all(relation in relations(own.box, other.box) for own in objects for other in others)
 
 
 def relations(one: Corners, other: Corners) -> set[str]:

@@ -72,14 +72,6 @@ class Region:
     overlaps: tuple[float, ...]
 
 
-def scenes() -> list[Scene]:
-    """Every scene of the world: 12 objects alone, 12 twice, and 132 ordered pairs in each of 3 relations."""
-    objects = list(itertools.product(COLORS, SHAPES))
-    pairs = itertools.permutations(objects, 2)
-    single, two = [Scene((one,)) for one in objects], [Scene((one, one)) for one in objects]
-    return [*single, *two, *(Scene(pair, relation) for pair, relation in itertools.product(pairs, RELATIONS))]
-
-
 def parse_caption(text: str) -> Scene | None:
     """The scene that a prompt describes, or None when it is not of this world."""
     match = _CAPTION.search(text)

@@ -6,7 +6,6 @@ colour and shape off the pixels, so that it can say whether training kept the pr
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,11 +60,6 @@ def _article(word: str | None) -> str:
     return "an" if word and word[0] in "aeiou" else "a"
 
 
-def scenes() -> list[Scene]:
-    """Every scene of the world: 8 colours x 3 shapes x 7 other backgrounds = 168."""
-    return [Scene(c, s, b) for c, s, b in itertools.product(PALETTE, SHAPES, PALETTE) if c != b]
-
-
 @dataclass(frozen=True)
 class Edit:
     """What an instruction asks of a picture of the world: another colour for its shape, or on plain ground a shape."""
@@ -80,11 +74,6 @@ class Edit:
     def of(self, before: Scene) -> Scene:
         """The scene that it makes of another one."""
         return replace(before, color=self.color, shape=self.shape or before.shape)
-
-
-def edits() -> list[Edit]:
-    """Every edit of the world: 8 colours for what is there, and 8 x 3 shapes to draw."""
-    return [Edit(*each) for each in itertools.product(PALETTE, (None, *SHAPES))]
 
 
 def parse_edit(text: str) -> Edit | None:

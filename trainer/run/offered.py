@@ -6,7 +6,7 @@ the headers of their files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ def metrics(workflow: Workflow, run: str) -> list[str]:
     stack = rewards_asked(workflow.nodes, run)
     if stack is None:
         return []
-    names = [name for source, index in _rewards(workflow.nodes[stack]) for name in _name(workflow, source, index)]
+    links = [link for name, link in workflow.nodes[stack].links.items() if name.startswith("reward_")]
+    names = [name for source, index in links for name in _name(workflow, source, index)]
     return [keys.EVALUATION_SUM, *map(keys.evaluation, dict.fromkeys(names))] if names else []
 
 
@@ -45,10 +46,6 @@ def rewards_asked(nodes: Mapping[str, Node], run: str) -> str | None:
         links = nodes[node_id].links
         node_id = next((links[name][0] for name in TO_REWARDS if name in links), "")
     return None
-
-
-def _rewards(stack: Node) -> Iterable[tuple[str, int]]:
-    return [link for name, link in stack.links.items() if name.startswith("reward_")]
 
 
 def _name(workflow: Workflow, source: str, index: int) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from comfyui_otca.commands.options import set_seeds
 from comfyui_otca.host import extras
 from comfyui_otca.host.foreign_nodes import NodeClasses
+from comfyui_otca.host.paths import weights_variable
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.native import MakeTrainable
 from comfyui_otca.nodes.rewards.images import RewardSharpness
@@ -38,6 +41,14 @@ def loader(named):
     """A class like ComfyUI's loaders."""
     types = classmethod(lambda cls: {"required": {named: ("STRING", {})}})
     return type("Loader", (), {"RETURN_TYPES": ("MODEL", "CLIP", "VAE"), "FUNCTION": "load", "INPUT_TYPES": types})
+
+
+def made_trainable(content, **inputs):
+    """Puts Make Trainable into the place of a graph's Load Flow Model, behind a node `loader`."""
+    model = next(entry for entry in content.values() if entry["class_type"] == "OTCA_LoadFlowModel")
+    links = {name: ["loader", number] for number, name in enumerate(("model", "clip", "vae"))}
+    adapter = {"lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", links | adapter | inputs
 
 
 def through_theirs(graph, node, name, value):
@@ -132,9 +143,7 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
     monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
     content = small_graph({})
     first = {entry["class_type"]: node for node, entry in content.items()}
-    model = content[first["OTCA_LoadFlowModel"]]
-    links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
-    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    made_trainable(content)
     for node in ("loader", "other", "same"):
         name = "of_the_model" if node == "same" else node
         content[node] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": f"{name}.safetensors"}}
@@ -306,10 +315,7 @@ def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, mon
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "edits.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "image": "a.png"}')
     content = small_graph({"OTCA_PromptDataset": {"prompts": "", "file": "edits.jsonl"}})
-    first = {entry["class_type"]: node for node, entry in content.items()}
-    model = content[first["OTCA_LoadFlowModel"]]
-    links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
-    model["class_type"], model["inputs"] = "OTCA_MakeTrainable", {**links, "lora_rank": 4, "lora_alpha": 4.0, "seed": 0}
+    made_trainable(content)
     content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": unet}}
     problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": loader("unet_name")}))
     found = [problem for problem in problems if problem.input == "file"]
@@ -317,6 +323,38 @@ def test_pictures_for_a_model_that_comfyui_loads_and_takes_none(small_graph, mon
     for problem in found:
         assert "line 2 has 1 pictures, and this model takes none" in problem.message and problem.severity == "error"
         assert problem.fix.startswith("name fewer, or choose another model")
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "more", "told"),
+    [
+        ("transformer.transformer_blocks.0.attn.to_k", (8, 8), {}, ""),
+        ("diffusion_model.double_blocks.0.img_attn.qkv", (24, 8), {}, ""),
+        ("lora_unet_double_blocks_0_img_attn_qkv", (24, 8), {}, ""),
+        ("transformer.transformer_blocks.9.attn.to_k", (8, 8), {}, "here is no such layer"),
+        ("transformer.transformer_blocks.0.attn.to_k", (9, 8), {}, "is [9, 8] in the file"),
+        ("transformer.transformer_blocks.0.attn.to_k", (8, 9), {}, "is [8, 9] in the file"),
+        ("transformer.transformer_blocks.9.attn.to_k", (8, 8), {"x.comfy_quant": (1,)}, ""),
+    ],
+)
+def test_an_adapter_of_another_network_than_the_loaders_file_is_named(
+    small_graph, monkeypatch, tmp_path, layer, size, more, told
+):
+    """By the headers of both files; of weights that may be packed the network itself decides."""
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    monkeypatch.setenv(weights_variable("diffusion_models"), str(tmp_path))
+    weights = {"model.diffusion_model.double_blocks.0.img_attn.qkv.weight": (24, 8), **more}
+    pair = {f"{layer}.lora_A.weight": (2, size[1]), f"{layer}.lora_B.weight": (size[0], 2)}
+    for name, tensors in (("net", weights), ("start", pair)):
+        save_file(
+            {key: np.zeros(shape, np.float32) for key, shape in tensors.items()}, tmp_path / f"{name}.safetensors"
+        )
+    content = small_graph({})
+    made_trainable(content, start_from=str(tmp_path / "start.safetensors"))
+    content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": "net.safetensors"}}
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": loader("unet_name")}))
+    assert [problem.input for problem in problems if problem.input == "start_from"] == ["start_from"] * bool(told)
+    assert told in "".join(map(str, problems))
 
 
 def asking(small_graph, prompts, kinds):

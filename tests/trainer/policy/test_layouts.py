@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from comfyui_otca.trainer.families import names
 from comfyui_otca.trainer.families.sizes import RULES
-from comfyui_otca.trainer.policy import layouts, lora
+from comfyui_otca.trainer.policy import files, layouts, lora
+from comfyui_otca.trainer.policy.layouts import Rows
 
 BLOCK = "single_transformer_blocks.0.attn"
 LAYER = f"{BLOCK}.to_v"
@@ -151,7 +152,7 @@ def test_the_scale_is_the_one_that_the_writers_loader_reads(model, tmp_path, cha
         network = get_peft_model(network, config)
         filled(network)
         network.save_pretrained(tmp_path)
-        name, theirs, file = "default", network.base_model.model, tmp_path / layouts.PEFT
+        name, theirs, file = "default", network.base_model.model, tmp_path / files.PEFT
     right = theirs.get_submodule(LAYER).get_delta_weight(name).detach()
     torch.testing.assert_close(change(model, file), right, rtol=0, atol=1e-6)
     if writer == "diffusers" and norm is not None:
@@ -235,11 +236,15 @@ def shapes_of(pipeline, width):
 def test_published_names_are_those_of_diffusers_own_converters(pipeline, tmp_path):
     """Their rows, too. SD3 has no converter there: ComfyUI's is asked in tests/comfyui."""
     network = names.network(pipeline, shapes_of(pipeline, KOHYAS.get(pipeline, 12)))
-    published, generator = {}, torch.Generator().manual_seed(1)
+    published, generator, sizes = {}, torch.Generator().manual_seed(1), {}
     for theirs, rows in network.names.items():
-        out, into = sum(each.count for each in rows), network.shapes[rows[0].layer][1]
+        out, into = sizes[theirs] = sum(each.count for each in rows), network.shapes[rows[0].layer][1]
         published[f"diffusion_model.{theirs}.lora_A.weight"] = torch.randn(2, into, generator=generator)
         published[f"diffusion_model.{theirs}.lora_B.weight"] = torch.randn(out, 2, generator=generator)
+    for theirs, rows in network.names.items():  # the same the other way round, by the shapes of such a file
+        assert [names.others(sizes)[row.layer] for row in rows] == [
+            [Rows(theirs, 0, row.count, row.start)] for row in rows
+        ]
     file = written(tmp_path, published)
     own = {}
     for layer, parts in layouts.parts(file, network).items():

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from comfyui_otca.tools.models.draw import draw_scene
-from comfyui_otca.tools.models.worlds import WRONG_RELATION, WRONG_WORD, misheard
-from comfyui_otca.trainer.rewards.scenes import COLORS, Scene, Scenes, grade, judge, parse_caption, regions, scenes
+from comfyui_otca.tools.models.worlds import WORLDS, WRONG_RELATION, WRONG_WORD, misheard
+from comfyui_otca.trainer.rewards.scenes import COLORS, Scene, Scenes, grade, judge, parse_caption, regions
 from comfyui_otca.trainer.rewards.shapes import PALETTE, SHAPES
 
 from .test_shapes import draw
@@ -36,7 +36,7 @@ RED_ABOVE = paint(("red", "circle", TOP), ("blue", "square", BOTTOM))
 
 
 def test_the_grammar_is_what_its_captions_say_and_a_caption_of_another_world_is_not_scored():
-    every = scenes()
+    every = WORLDS["scenes"].scenes
     assert len(every) == 12 + 12 + 3 * 132 == len({scene.caption for scene in every})
     assert [parse_caption(scene.caption) for scene in every] == every
     assert {scene.category for scene in every} == {"single", "two", "and", "left of", "above"}
@@ -78,7 +78,7 @@ def test_the_judge():
 def test_every_scene_that_is_drawn_is_read_right_but_few(everything):
     """A quarter of them; all 420 with --everything."""
     random = np.random.default_rng(3)
-    asked = scenes() if everything else scenes()[::4]
+    asked = WORLDS["scenes"].scenes if everything else WORLDS["scenes"].scenes[::4]
     right = [judge(draw_scene(scene, random) / 255, scene.caption) for scene in asked]
     assert np.mean(right) > 0.97
 
@@ -137,6 +137,6 @@ def test_captions_are_misheard_as_often_as_said():
     # right as a whole: four words right and not exchanged; two wrong words cannot make the exchanged pair right often
     expected = (1 - WRONG_WORD) ** 4 * (1 - WRONG_RELATION)
     assert np.mean([other == scene for other in heard]) == pytest.approx(expected, abs=0.015)
-    assert set(heard) <= set(scenes())
+    assert set(heard) <= set(WORLDS["scenes"].scenes)
     alone = [misheard(single, random).objects == single.objects for _ in range(20000)]
     assert np.mean(alone) == pytest.approx((1 - WRONG_WORD) ** 2, abs=0.01)

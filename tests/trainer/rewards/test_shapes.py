@@ -9,18 +9,17 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFilter
 
+from comfyui_otca.tools.models.worlds import EDITS, WORLDS
 from comfyui_otca.trainer.rewards.shapes import (
     PALETTE,
     SHAPES,
     Scene,
     ShapesAccuracy,
     accuracy,
-    edits,
     followed,
     parse_caption,
     parse_edit,
     recognise,
-    scenes,
 )
 from comfyui_otca.trainer.types import Prompt
 
@@ -68,7 +67,7 @@ def paint(shape: str | None, color: str | None, background: str, half=0.28, at=(
 
 
 def test_there_are_168_scenes_and_every_caption_is_read_back_as_its_scene():
-    everything = scenes()
+    everything = WORLDS["shapes"].scenes
     assert len(set(everything)) == len(everything) == 168 == 8 * 3 * 7
     assert all(scene.color != scene.background for scene in everything)
     captions = [scene.caption for scene in everything]
@@ -163,7 +162,7 @@ def square(color: str | None, background: str, left: int = 10) -> np.ndarray:
     return picture / 255
 
 
-@pytest.mark.parametrize("edit", edits(), ids=lambda edit: edit.caption)
+@pytest.mark.parametrize("edit", EDITS.scenes, ids=lambda edit: edit.caption)
 def test_every_edit_is_read_from_its_caption(edit):
     assert parse_edit(f"please {edit.caption}.") == edit
     assert parse_caption(edit.caption) is None

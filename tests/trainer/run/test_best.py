@@ -271,16 +271,6 @@ def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, run, tmp_pat
     assert "best: evaluation/sharpness 1.515 at iteration 3" in said
 
 
-def test_an_unknown_metric_is_said_before_anything_is_trained(small_graph, tmp_path, capsys):
-    path = tmp_path / "workflow.json"
-    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"best_metric": "evaluation/sharp"}})))
-    assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
-    known = ", ".join(f"evaluation/{name}" for name in ("sum", "clip_t", "colorfulness", "sharpness", "accuracy"))
-    told = f"best_metric 'evaluation/sharp' is not a figure of this run. Fix: one of {known}"
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
 DECLINES = [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9]  # the held-out reward stands best after iteration 1, and declines twice
 TOLD = (
     "accuracy, which is held out, has declined for 2 evaluations in a row: from 0.815 at iteration 1 to 0.415 at 3, a change of "

@@ -680,14 +680,6 @@ def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp
     assert (folder / "rewards.png").is_file() and (folder / "lora.safetensors").is_file()
 
 
-def test_what_judges_by_evaluations_is_refused_without_any(small_graph, tmp_path, capsys):
-    path, name, value = tmp_path / "workflow.json", "best_metric", "evaluation/sum"
-    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"evaluate_every": 0, name: value}})))
-    assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert f"{name} = {value!r} judges by evaluations" in said and "a number above 0 for evaluate_every" in said
-
-
 def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path, monkeypatch):
     steps, generate = [], rollout.generate
     monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))

@@ -96,7 +96,10 @@ class VoteFolder:
         Raises:
             Damaged: votes.jsonl, with the line.
         """
-        shown = dict(zip(groups, sources or map(_source, prompts), strict=True))
+        own = [
+            next((pixels.numpy() for pixels in given.sources(prompt)[:1]), None) for prompt in prompts if not sources
+        ]
+        shown = dict(zip(groups, sources or own, strict=True))
         found = self._groups(samples, prompts, groups, fps or self.fps, shown)
         said = votes.read(self.file)
         questions = self._questions(
@@ -208,11 +211,6 @@ class VoteFolder:
             if opinion is None or not (about or opinion.sure):
                 return [None] * len(group.pictures)
             return opinion.scores
-
-
-def _source(prompt: str) -> np.ndarray | None:
-    """The picture that a prompt works on, the first of several."""
-    return next((pixels.numpy() for pixels in given.sources(prompt)[:1]), None)
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:
