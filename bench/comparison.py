@@ -431,7 +431,8 @@ def learned(name: str, folders: list[Path]) -> str:
         rows.append([label, *shown, f"{mean:+.2f} ± {error:.2f}"])
     total = functools.reduce(np.add, rises)
     mean, error = mean_and_error(total.reshape(by_prompt))
-    seconds = [sum(json.loads(line)["seconds/iteration"] for line in _lines(folder)) for folder in folders]
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in folders]
+    seconds = [sum(json.loads(line)["seconds/iteration"] for line in of_one) for of_one in lines]
     each = ", ".join(f"{value:+.2f}" for value in total.mean(1))
     rise = f"**{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {each})"
     rows.append(["**sum of the trained rewards**", "", "", rise])
@@ -467,10 +468,6 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
 
 def _evaluations(folders: list[Path]) -> list[list[dict]]:
     return [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
-
-
-def _lines(folder: Path) -> list[str]:
-    return (folder / "metrics.jsonl").read_text().splitlines()
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.nn.functional import linear
 
 from comfyui_otca.bench import common
 from comfyui_otca.tools.true_size.networks import FLUX, KLEIN, LUMINA, WAN, flux, of_blocks, published
@@ -212,18 +213,14 @@ def kept_bytes(model, call) -> int:
     held = [*model.parameters(), *model.buffers()]
     for layer in of_blocks(model).values():
         shapes = (RANK, layer.in_features), (layer.out_features, RANK)
-        pair = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
-        layer.forward = partial(_with_adapter, layer.forward, *pair)
-        held += pair
+        a, b = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
+        layer.forward = lambda x, frozen=layer.forward, a=a, b=b: frozen(x) + linear(linear(x, a), b)
+        held += [a, b]
     with Live(held) as live, torch.enable_grad():
         result = call(model)
         kept = live.now
     del result
     return kept
-
-
-def _with_adapter(frozen, a, b, x):
-    return frozen(x) + torch.nn.functional.linear(torch.nn.functional.linear(x, a), b)
 
 
 def architectures(comfyui: Path) -> None:

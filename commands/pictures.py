@@ -16,7 +16,7 @@ from .options import COMFYUI, DEVICE, FIRST_SEED, PERMISSIONS, SAMPLING, SOURCE,
     arg("--prompt", "may be given more than once", action="append", required=True),
     count("--seeds", "pictures to a prompt", 4),
     FIRST_SEED,
-    arg("--output", "default: samples-<n>.png in the run, or here", type=Path, metavar="PNG"),
+    arg("--output", "default: samples-<n>.png in the run or here; .gif, .webp, .apng move", type=Path, metavar="FILE"),
     arg(
         "--pair",
         "of a run: before.png and after.png of one prompt and seed, in a new folder, instead of a grid",
@@ -42,12 +42,13 @@ def sample(arguments: argparse.Namespace) -> int:
     from ..trainer.prompts import prompt_of
 
     guides = [guidance.parse(text) for text in arguments.guide]
+    arguments.prompt = list(map(prompt_of, arguments.prompt))
     options.begin(arguments, arguments.source, *(guide.source for guide in guides))
     if arguments.pair:
         return _pair(arguments)
     path = sample_to_file(
         arguments.source,
-        list(map(prompt_of, arguments.prompt)),
+        arguments.prompt,
         seeds=range(arguments.seed, arguments.seed + arguments.seeds),
         steps=arguments.steps,
         size=arguments.size,
@@ -63,7 +64,6 @@ def sample(arguments: argparse.Namespace) -> int:
 
 def _pair(arguments: argparse.Namespace) -> int:
     from ..inference.loading import pair_to_folder
-    from ..trainer.prompts import prompt_of
 
     others = ("output", "guide", "steps", "size", "frames")
     if len(arguments.prompt) > 1 or (given := [f"--{name}" for name in others if getattr(arguments, name)]):
@@ -71,7 +71,7 @@ def _pair(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
     classes = options.classes_of_run(arguments, arguments.source)
     folder = Path(arguments.source).expanduser()
-    pair_to_folder(folder, prompt_of(arguments.prompt[0]), arguments.seed, arguments.pair, classes, options.say)
+    pair_to_folder(folder, arguments.prompt[0], arguments.seed, arguments.pair, classes, options.say)
     print(arguments.pair)
     return 0
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-from ..host import devices, search
-from ..host.files import write_text
+from ..host import devices, extras, search
+from ..host.files import write_bytes, write_text
 from ..host.own_folders import new_folder
 from ..trainer import rollout
 from ..trainer.families.base import FlowModel
 from ..trainer.flow import load_flow_model
-from ..trainer.pictures import grids
+from ..trainer.pictures import grids, media
 from ..trainer.policy import saved
 from ..trainer.policy.files import read_metadata
 from ..trainer.run.folder import ABOUT, AFTER, BEFORE, WORKFLOW
@@ -41,6 +43,7 @@ def sample_to_file(
     guides: Sequence[Guide] = (),
 ) -> Path:
     """Writes a grid of every prompt with every seed and returns its path; of videos the middle frames, and an .mp4 beside it.
+    One of ANIMATIONS, by its ending, holds the videos, or the pictures before and after.
 
     Args:
         source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
@@ -54,7 +57,9 @@ def sample_to_file(
         FileNotFoundError: neither a run nor a model, or a guide that is not there.
         ValueError: a size that cannot be read, or a guide of another model.
     """
-    folder = Path(source).expanduser()
+    folder, kind = Path(source).expanduser(), output.suffix.lower() if output else ""
+    if moves := kind in media.ANIMATIONS:
+        extras.check(f"--output {output}", "media")
     model, settings = load(source, node_classes, size=size, steps=steps, frames=frames, batch_size=batch_size)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
@@ -73,9 +78,13 @@ def sample_to_file(
     else:
         picture = grids.sample_grid(grids.stills(base), texts)
     path = output or _free_name(folder if run else Path("."))
-    grids.save(picture, path)
+    if not moves:
+        grids.save(picture, path)
     if images.ndim == 5:
-        grids.save_video(images, texts, path.with_suffix(".mp4"))
+        grids.save_video(images, texts, path if moves else path.with_suffix(".mp4"))
+    elif moves:  # both sheets of `before_after` are of one size
+        sheets = np.stack(np.split(picture, 1 + bool(run or guides)))
+        write_bytes(path, media.animation(sheets, 1.0, kind))
     return path
 
 
@@ -152,10 +161,8 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _free_name(folder: Path) -> Path:
-    number = 1
-    while (folder / f"samples-{number}.png").exists():
-        number += 1
-    return folder / f"samples-{number}.png"
+    names = (folder / f"samples-{number}.png" for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 # -- one prompt and seed, without and with what was trained: `otca sample --pair` ---------------------------------------------

@@ -125,6 +125,7 @@ MODEL_2, SAMPLER_2, START, LENGTH = ["model2", 0], ["sampler2", 0], ["window", 0
 BY_WINDOW = sets("SDESampler", window_start=START, window_length=LENGTH)
 HTTP = {"url": "http://127.0.0.1:99999/score", "coefficient": 1.0}
 MINE = {"coefficient": 1.0, "name": "mine"}
+UNJUDGED = {"evaluate_every": 0, "best_metric": "evaluation/sum"}
 # what damages a graph, the class of the node that is named, the input, and a word of the message
 REFUSED = [
     ([no_training_run], None, None, "exactly one Training Run"),
@@ -198,16 +199,8 @@ REFUSED = [
     ([sets("PromptDataset", file="", prompts="# none\n")], "PromptDataset", "prompts", "no prompts"),
     ([sets("LoadFlowModel", model="nothing-flux")], "LoadFlowModel", "model", "nothing-flux"),
     ([sets("RewardClipT", model="nothing-clip")], "RewardClipT", "model", "nothing-clip"),
-    (
-        [lacks("RewardStack", "reward_1", "reward_2", "reward_3", "reward_4")],
-        "RewardStack",
-        None,
-        "no reward is connected",
-    ),
-    (
-        [sets("TrainingRun", evaluate_every=0, best_metric="evaluation/sum")],
-        *("TrainingRun", "evaluate_every", "judges by evaluations"),
-    ),
+    ([lacks("RewardStack", *(f"reward_{number}" for number in range(1, 5)))], "RewardStack", None, "no reward is"),
+    ([sets("TrainingRun", **UNJUDGED)], "TrainingRun", "evaluate_every", "judges by evaluations"),
 ]
 
 

@@ -100,7 +100,9 @@ def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]
     else:
         learns_from_pairs = "OTCA_MyPictures" in of or "OTCA_PreferencePairs" in of  # no curve but that of evaluations
         run_iterations(canvas, of["OTCA_TrainingRun"], runs, evaluate_every=2 if learns_from_pairs else 0)
-        credits = [node for node, kind in kinds.items() if _shows_credit(kind) or kind == "OTCA_RewardStack"]
+        returned = {kind: getattr(NODE_CLASS_MAPPINGS.get(kind), "RETURN_TYPES", ()) for kind in kinds.values()}
+        known = ("OTCA_StepwiseGain", "OTCA_RewardStack")
+        credits = [node for node, kind in kinds.items() if kind in known or "OTCA_CREDIT" in returned[kind]]
         credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
         outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
     return [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
@@ -202,10 +204,6 @@ def _clip(page, name: str, elements: list) -> None:
     area = {"x": left, "y": top, "width": right - left, "height": below - top}
     page.screenshot(path=PICTURES / f"{name}.png", clip=area)
     print(f"{name}.png")
-
-
-def _shows_credit(kind: str) -> bool:
-    return kind == "OTCA_StepwiseGain" or "OTCA_CREDIT" in getattr(NODE_CLASS_MAPPINGS.get(kind), "RETURN_TYPES", ())
 
 
 def _words(title: str) -> tuple[str, str]:

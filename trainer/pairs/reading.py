@@ -21,12 +21,12 @@ from typing import Any
 
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
-from .. import prompts
+from ..prompts import LISTS as OF_PROMPTS
 from ..prompts import TABLES, PromptError, caption, prompt_of_row, rows
 from ..types import Prompt, metadata_of
 
 FILE = "pairs.jsonl"
-LISTS = (*(f"pairs{kind}" for kind in TABLES), *prompts.LISTS)  # the first that is there
+LISTS = (*(f"pairs{kind}" for kind in TABLES), *OF_PROMPTS)  # the first that is there
 SIDES = (("w", "l"), ("chosen", "rejected"))  # folders of the better pictures, and of the others
 WHY = permissions.PAIRS
 CHOSEN, REJECTED = "chosen", "rejected"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...host.files import write_bytes
-from .media import mp4
+from .media import ANIMATIONS, animation, mp4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,10 +131,11 @@ def stills(images: Tensor) -> Tensor:
 
 
 def save_video(videos: Tensor, captions: Sequence[str], path: Path) -> None:
-    """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4."""
+    """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4, or one of ANIMATIONS."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sheets = np.stack([sample_grid(frame, captions) for frame in videos.transpose(0, 1)])
-    write_bytes(path, mp4(sheets, FRAMES_PER_SECOND, quality=5))
+    kind, fps = path.suffix.lower(), FRAMES_PER_SECOND
+    write_bytes(path, animation(sheets, fps, kind) if kind in ANIMATIONS else mp4(sheets, fps, quality=5))
 
 
 def save(picture: np.ndarray, path: Path) -> None:

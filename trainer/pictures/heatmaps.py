@@ -75,9 +75,8 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     table.imshow(standings[:shown].numpy(), cmap=DIVERGING, aspect="auto", vmin=-3, vmax=3)
     for row, column in np.ndindex(shown, len(names)):
         ink = "white" if abs(standings[row, column]) > 1.8 else "black"
-        score = values[row, column].item()
-        shown_score = "–" if score == LEFT_OUT else f"{score:.3g}"
-        table.text(column, row, shown_score, ha="center", va="center", fontsize=8, color=ink)
+        score = "–" if values[row, column] == LEFT_OUT else f"{values[row, column]:.3g}"
+        table.text(column, row, score, ha="center", va="center", fontsize=8, color=ink)
     for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
         table.axhline(bound + 0.5, color="black", linewidth=1.2)
     table.set_xticks(range(len(names)), names, fontsize=9)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PICTURES = PICTURE_SUFFIXES
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
+ANIMATIONS = (".gif", ".webp", ".apng")  # to share: what is written of videos, and of before and after
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # of PICTURES, as PIL calls them
 LIGHT = {b"v/1\x01": "EXR", b"#?RADIANCE": "HDR", b"#?RGBE": "HDR"}  # of PICTURES by their beginning; PIL reads neither
 # Said in every video: players take BT.601 or BT.709 by the size of one that says neither.
@@ -237,6 +238,14 @@ def _turned(picture: Image.Image) -> Image.Image:
         return picture
     turn = turns.get(orientation) if isinstance(orientation, int) else None
     return picture if turn is None else picture.transpose(turn)
+
+
+def animation(frames: np.ndarray, fps: float, kind: str) -> bytes:
+    """A file of one of ANIMATIONS, repeated for ever, of frames [F, H, W, 3] uint8. WebP and APNG keep them to the bit."""
+    import imageio.v3 as imageio
+
+    how: dict[str, Any] = {"extension": kind, "plugin": "pillow", "duration": 1000 / fps, "loop": 0}
+    return imageio.imwrite("<bytes>", frames, **how, **({"lossless": True} if kind == ".webp" else {}))
 
 
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:

@@ -164,23 +164,22 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
 
 
 def check(files: Iterable[tuple[Path, Network | None, Collection[str] | None]], rank: int) -> None:
-    """Raises ValueError, as `parts` and `misfit`, for the first (file, network, trained layers) that does not go on."""
+    """Raises ValueError, as `parts` and `check_fits`, for the first (file, network, trained layers) that does not go on."""
     for file, network, trained in files:
-        if wrong := misfit(file, parts(file, network), rank, trained):
-            raise ValueError(wrong)
+        check_fits(file, parts(file, network), rank, trained)
 
 
-def misfit(path: Path, layers: Mapping[str, Sequence[Part]], rank: int, trained: Collection[str] | None) -> str | None:
-    """What keeps such layers of a file from going on as an adapter of that rank on those layers; None if nothing does.
+def check_fits(path: Path, layers: Mapping[str, Sequence[Part]], rank: int, trained: Collection[str] | None) -> None:
+    """Raises ValueError where such layers of a file cannot go on as an adapter of that rank on the trained layers.
 
     Less of either goes on: the rest begins as an adapter of that rank does, with B = 0.
     """
     most = max(sum(part.rank for part in of_one) for of_one in layers.values())
     if most > rank:
-        return f"{path} needs rank {most} here, and lora_rank is {rank}. Fix: lora_rank = {most}"
+        raise ValueError(f"{path} needs rank {most} here, and lora_rank is {rank}. Fix: lora_rank = {most}")
     if more := sorted(set(layers).difference(layers if trained is None else trained)):
-        return f"{path} changes {more[0]}, which gets no adapter. Fix: lora_targets empty, or with the end of that name"
-    return None
+        fix = "lora_targets empty, or with the end of that name"
+        raise ValueError(f"{path} changes {more[0]}, which gets no adapter. Fix: {fix}")
 
 
 def _alphas(path: Path) -> dict[str, float]:

@@ -110,8 +110,7 @@ def load(model: FlowModel, path: Path) -> None:
     assert adapter is not None, "asked only where there is one"
     for expert, (file, layers) in held.items():
         trained = model.adapters[expert].pairs()
-        if wrong := layouts.misfit(file, layers, adapter.rank, trained):
-            raise ValueError(wrong)
+        layouts.check_fits(file, layers, adapter.rank, trained)
         if len(layers) < len(trained) and distributed.is_main():
             logger.warning("%s has %d of %d layers: the others begin at 0", file, len(layers), len(trained))
     _fill(model, held, TRAINED)

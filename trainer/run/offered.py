@@ -19,11 +19,7 @@ from ..workflow.running import Workflow
 
 PIPELINE = "model_index.json"
 EMBEDDED_NODE = "OTCA_EmbeddedModel"
-TO_REWARDS = (
-    "report",
-    "advantages",
-    "scores",
-)  # the inputs that lead from Training Run to what its rewards are connected to
+TO_REWARDS = ("report", "advantages", "scores")  # from Training Run to what its rewards are connected to
 
 
 def metrics(workflow: Workflow, run: str) -> list[str]:
@@ -62,22 +58,19 @@ def _name(workflow: Workflow, source: str, index: int) -> list[str]:
 
 def layers(workflow: Workflow, node_id: str) -> list[str]:
     """Ends of names of the layers that an adapter can be put on, of the model of one of MODEL_NODES."""
+    from ..native import lora  # imports torch
+
     node = workflow.nodes[node_id]
     try:
         if node.class_type == LOAD_NODE:
-            return _of_folder(_values(node))
+            values = _values(node)
+            folder = search.model(values.get("path") or values.get("model") or "", PIPELINE)
+            return lora.ends(lora.of_folder(folder))
         if node.class_type == MAKE_NODE:
             return _of_loader(workflow, node)
     except (OSError, ValueError):  # it is not here, or damaged: the node itself says so when it is used
         return []
     return []
-
-
-def _of_folder(values: Mapping[str, Any]) -> list[str]:
-    from ..native import lora  # imports torch
-
-    folder = search.model(values.get("path") or values.get("model") or "", PIPELINE)
-    return lora.ends(lora.of_folder(folder))
 
 
 def _of_loader(workflow: Workflow, node: Node) -> list[str]:

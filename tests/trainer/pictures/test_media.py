@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from comfyui_otca.trainer.pictures import media
 
@@ -84,6 +84,15 @@ def test_exif_that_makes_no_sense_is_passed_over():
     for wrong in (2, 5, 7, 12, 255):  # … and now text, fractions, bytes, floats, nothing known
         damaged = whole[:tag] + bytes([wrong]) + whole[tag + 1 :]
         assert media.fitted(damaged, 16, 16).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("kind", media.ANIMATIONS)
+def test_frames_move_in_a_file_to_share(kind):
+    pytest.importorskip("imageio")
+    frames = np.repeat(np.uint8([0, 99, 200]), 6 * 8 * 3).reshape(3, 6, 8, 3)
+    with Image.open(io.BytesIO(media.animation(frames, 16.0, kind))) as file:
+        shown = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(file)]
+    assert np.array_equal(shown, frames) and file.info["loop"] == 0
 
 
 # Each has a red left half, and of what is clear the colours below it are random.
