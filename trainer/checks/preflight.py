@@ -394,8 +394,9 @@ def _starts(graph: _Graph) -> Iterator[Problem]:
     for node_id in graph.of(MAKE_NODE):
         start, rank = (graph.known(node_id, name) for name in ("start_from", "lora_rank"))
         links = [graph.nodes[node_id].inputs[name] for name in MODEL_INPUTS if name in graph.nodes[node_id].links]
-        files = [file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1]]
-        if start and rank and None not in files and len(files) == len(links):
+        behind = [file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1]]
+        files = [path for path in behind if path]
+        if start and rank and len(files) == len(links):
             from ..native import lora  # imports torch
 
             try:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from ..types import place_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
 MOST_BYTES = 1024**3  # of decoded pictures in main memory
 
 
@@ -163,7 +162,7 @@ def _read(name: str, prompt: str = "") -> Picture:
     return _in_time(read, name, prompt)
 
 
-def _in_time(work: Callable[[], T], name: str, prompt: str) -> T:
+def _in_time(work: Callable[[], opening.T], name: str, prompt: str) -> opening.T:
     """What `work` makes of a picture's file; whatever keeps it from that names the prompt, the picture and the fix."""
     of = place_of(prompt) + ": " if prompt else ""
     try:

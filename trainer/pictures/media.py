@@ -244,8 +244,8 @@ def animation(frames: np.ndarray, fps: float, kind: str) -> bytes:
     """A file of one of ANIMATIONS, repeated for ever, of frames [F, H, W, 3] uint8. WebP and APNG keep them to the bit."""
     import imageio.v3 as imageio
 
-    how: dict[str, Any] = {"extension": kind, "plugin": "pillow", "duration": 1000 / fps, "loop": 0}
-    return imageio.imwrite("<bytes>", frames, **how, **({"lossless": True} if kind == ".webp" else {}))
+    how: dict[str, Any] = {"extension": kind, "plugin": "pillow", "duration": 1000 / fps, "loop": 0, "lossless": True}
+    return imageio.imwrite("<bytes>", frames, **how)
 
 
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
