@@ -46,8 +46,8 @@ def advantages(node: str, advantages: Advantages) -> dict:
     A credit by objective also has each objective's part in Ã, `by_objective` [K][B][T'].
     """
     # What each objective adds, [B, K]: A_k, with its coefficient, if the fusion does not say it.
-    parts = advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
-    valid, share = advantages.valid, parts.abs()
+    added = advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
+    valid, share = advantages.valid, added.abs()
     mean = share[valid].mean(0) if valid.any() else share.mean(0)
     shown = {
         "node": node,
