@@ -24,9 +24,7 @@ import comfy.cli_args  # noqa: E402
 comfy.cli_args.args.cpu = True
 comfy.cli_args.args.preview_method = comfy.cli_args.LatentPreviewMethod.Latent2RGB  # it would need FLUX's 16 channels
 
-import comfy.model_management  # noqa: E402
 import comfy.sample  # noqa: E402
-import comfy.sampler_helpers  # noqa: E402
 import comfy.samplers  # noqa: E402
 import comfy.sd  # noqa: E402
 import comfy.utils  # noqa: E402
@@ -35,6 +33,7 @@ from comfy_extras.nodes_flux import CLIPTextEncodeFlux, FluxGuidance  # noqa: E4
 from PIL import Image  # noqa: E402
 
 import nodes  # noqa: E402
+from comfyui_otca.tests.comfyui.native.proofs import by_sampler  # noqa: E402
 from comfyui_otca.trainer import rollout  # noqa: E402
 from comfyui_otca.trainer.flow import load_flow_model  # noqa: E402
 from comfyui_otca.trainer.policy import lora  # noqa: E402
@@ -64,15 +63,7 @@ def encoded(text: str) -> list:
 
 
 def velocity(model, x, sigma: float, text: str):
-    """What ComfyUI's samplers take the model's velocity to be."""
-    comfy.model_management.load_models_gpu([model])
-    model.pre_run()
-    empty, conditions = torch.zeros_like(x[:1]), {"positive": comfy.sampler_helpers.convert_cond(encoded(text))}
-    conditions = comfy.samplers.process_conds(model.model, empty, conditions, x.device, empty, None, 0)
-    noise_levels = torch.full((len(x),), sigma)
-    return (
-        x - comfy.samplers.sampling_function(model.model, x, noise_levels, None, conditions["positive"], 1.0, {})
-    ) / sigma
+    return by_sampler(model, x, [sigma], ours.sigmas(SETTINGS), encoded(text))[0]
 
 
 def our_velocity(x, sigma: float, text: str):

@@ -55,9 +55,8 @@ class _Block:
     def __call__(self, tensors: Sequence[Tensor], again: bool) -> list[Tensor]:
         """The tensors of what the block returns."""
         queue = iter(tensors)
-        leaves = [
-            next(queue) if is_tensor else other for is_tensor, other in zip(self._is_tensor, self._others, strict=True)
-        ]
+        places = zip(self._is_tensor, self._others, strict=True)
+        leaves = [next(queue) if is_tensor else other for is_tensor, other in places]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         if self._options is not None:
             # The second time as it was the first time: later blocks have written other numbers into it.

@@ -60,7 +60,8 @@ class NativeCondition:
 
 # Entries of a cond that holds for a part of the picture or of the sampling.
 PARTIAL = {"area", "mask", "strength", "timestep_start", "timestep_end", "start_percent", "end_percent"}
-BROUGHT = {"control", "gligen", "hooks", "default"}  # other networks or weights, or a prompt for where no other is
+# Other networks or weights, a prompt for where no other is, or a mask over tokens that a node has put behind the text.
+BROUGHT = {"control", "gligen", "hooks", "default", "attention_mask"}
 # A cond with one of these is no row that can stand below another prompt's.
 _ALONE = PARTIAL | BROUGHT
 

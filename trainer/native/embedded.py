@@ -135,9 +135,8 @@ class TextEncoders(FluxClipModel):
             return_projected_pooled=False,
             **options,
         )
-        words = self.clip_l.operations.Embedding(
-            config["vocab_size"], config["hidden_size"], device=device, dtype=dtype
-        )
+        sizes = config["vocab_size"], config["hidden_size"]
+        words = self.clip_l.operations.Embedding(*sizes, device=device, dtype=dtype)
         self.clip_l.transformer.set_input_embeddings(words)
         config = _config(folder, "text_encoder_2")
         self.t5xxl = SDClipModel(
@@ -177,10 +176,8 @@ class Tokenizers:
 
 def _tokenizer(folder: Path) -> Tokenizer:
     """By the library below transformers, whose classes before version 5 do not read these files."""
-    settings, tokenizer = (
-        read_json(folder / "tokenizer_config.json"),
-        Tokenizer.from_file(str(folder / "tokenizer.json")),
-    )
+    settings = read_json(folder / "tokenizer_config.json")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     length, padding = min(MOST_TOKENS, settings["model_max_length"]), settings["pad_token"]
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(padding), pad_token=padding, length=length)
@@ -262,16 +259,8 @@ def vae(folder: Path) -> comfy.sd.VAE:
     config, weights = _config(folder, "vae"), load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
     blocks, layers = len(config["block_out_channels"]), config["layers_per_block"]
     network = Autoencoder(weights, config["norm_num_groups"], blocks, layers)
-    sizes = {
-        "double_z": True,
-        "z_channels": 1,
-        "resolution": 32,
-        "in_channels": 3,
-        "out_ch": 3,
-        "ch": 32,
-        "ch_mult": [1],
-    }
-    sizes |= {"num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0}
+    sizes = {"double_z": True, "z_channels": 1, "resolution": 32, "in_channels": 3, "out_ch": 3, "ch": 32}
+    sizes |= {"ch_mult": [1], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0}
     parameters = {"ddconfig": sizes, "embed_dim": 1}
     loaded = comfy.sd.VAE(sd=StandIn(**parameters).state_dict(), config={"params": parameters})
     loaded.first_stage_model = network.to(loaded.vae_dtype).train(False)

@@ -39,9 +39,8 @@ class Expert:
         import comfy.patcher_extension
 
         self.patcher = model.clone()
-        self.patcher.is_injected = (
-            False  # a clone of one that is in use says that its wrappers are on, and never puts ours on
-        )
+        # A clone of one that is in use says that its wrappers are on, and never puts ours on.
+        self.patcher.is_injected = False
         self.network: torch.nn.Module = self.patcher.model.diffusion_model
         self.functions = foreign.functions(self.patcher, INJECTION)
         self.is_alone = any(function.place != "injections" for function in self.functions)
@@ -68,8 +67,8 @@ class Expert:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in: the type of its weights, or another one where the device cannot compute in that."""
-        return self.core.manual_cast_dtype or self.core.get_dtype()
+        """What it computes in: the type of its weights, or another one where the device cannot or a node says so."""
+        return self.patcher.get_model_object("manual_cast_dtype") or self.core.get_dtype()
 
     def _inject(self, patcher: ModelPatcher) -> None:
         self._wrap(self.network, functools.partial(self._called, self.network.forward))

@@ -51,14 +51,16 @@ class Function:
 
     @property
     def node(self) -> str:
-        """The title of the node that has put it there; where none is known for it, the function's own name."""
-        inner, name = self.inner, self.inner.__qualname__.split(".")[0]
-        known = sys.modules.get("nodes")
+        """The title of the node that has put it there, or of those that may have; else the function's own name."""
+        inner, known = self.inner, sys.modules.get("nodes")
+        name, place = inner.__qualname__.split(".")[0], inner.__module__
         classes: dict[str, type] = getattr(known, "NODE_CLASS_MAPPINGS", {})
-        for id_, cls in sorted(classes.items(), key=lambda each: each[1].__module__ != inner.__module__):
-            if name == cls.__name__ or name in _names(cls):
-                return getattr(known, "NODE_DISPLAY_NAME_MAPPINGS", {}).get(id_) or id_
-        return f"{inner.__module__.rsplit('/', 1)[-1]}.{inner.__qualname__}"
+        names = {name, *_users(name, sys.modules.get(place))}
+        users = {id_: cls for id_, cls in classes.items() if name == cls.__name__ or names & _names(cls)}
+        away = {id_: (cls.__module__ != place, cls.__name__ != name, cls.__module__) for id_, cls in users.items()}
+        near = sorted(id_ for id_, distance in away.items() if distance == min(away.values()))
+        titles = getattr(known, "NODE_DISPLAY_NAME_MAPPINGS", {})
+        return " or ".join(titles.get(id_) or id_ for id_ in near) or f"{place.rsplit('/', 1)[-1]}.{inner.__qualname__}"
 
 
 def _enclosed(function: types.FunctionType) -> list[Any]:
@@ -73,13 +75,20 @@ def _is_comfys(value: Any) -> bool:
 
 
 def _names(cls: type) -> set[str]:
-    """All names that the code of a node's own function uses."""
-    function = getattr(cls, "execute", None) or getattr(cls, str(getattr(cls, "FUNCTION", "")), None)
-    codes, names = [getattr(function, "__code__", None)], set()
+    """All names that the code of a node's own function uses, or that of a node which it is a kind of."""
+    own = {"execute", str(getattr(cls, "FUNCTION", ""))}
+    functions = [vars(part)[name] for part in cls.__mro__ for name in own & vars(part).keys()]
+    codes, names = [getattr(getattr(each, "__func__", each), "__code__", None) for each in functions], set()
     for code in filter(None, codes):
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return names
+
+
+def _users(name: str, module: types.ModuleType | None) -> set[str]:
+    """The functions of a module that use a name, as one that puts a wrapper on a MODEL uses the wrapper's."""
+    functions = {key: each for key, each in vars(module or types).items() if isinstance(each, types.FunctionType)}
+    return {key for key, each in functions.items() if name in each.__code__.co_names}
 
 
 def functions(patcher: ModelPatcher, own: str) -> list[Function]:

@@ -192,9 +192,8 @@ def of_embedded(name: str) -> list[str]:
     from . import embedded
 
     weights = embedded.comfy_weights(ASSETS / name)
-    return sorted(
-        key.removesuffix(".weight") for key, value in weights.items() if key.endswith(".weight") and value.ndim == 2
-    )
+    matrices = [key for key, value in weights.items() if key.endswith(".weight") and value.ndim == 2]
+    return sorted(key.removesuffix(".weight") for key in matrices)
 
 
 def ends(names: Iterable[str]) -> list[str]:

@@ -259,9 +259,8 @@ class NativeModel(FlowModel):
         options = comfy.model_patcher.create_model_options_clone(expert.patcher.model_options)
         levels = torch.tensor(self.sigmas(settings), device=self.device)
         options.setdefault("transformer_options", {})["sample_sigmas"] = levels
-        comfy.sampler_helpers.prepare_model_patcher(
-            expert.patcher, {}, options
-        )  # with other nodes' wrappers, each once
+        # With other nodes' wrappers, each once.
+        comfy.sampler_helpers.prepare_model_patcher(expert.patcher, {}, options)
         comfy.samplers.cast_to_load_options(options, device=self.device, dtype=expert.patcher.model_dtype())
         return options
 

@@ -26,37 +26,41 @@ READABLE = ("Tensor", "Parameter", "QuantizedTensor", "GGMLTensor")
 
 def check(model: ModelPatcher, name: str = "model") -> None:
     """Raises FlowModelError for a MODEL that is not a flow-matching model of pictures or videos as we can sample it."""
-    import comfy.model_sampling
-
     kind, sampling = type(model.model).__name__, model.get_model_object("model_sampling")
-    flow = comfy.model_sampling.CONST
-    straight = isinstance(sampling, flow) and not isinstance(
-        sampling, getattr(comfy.model_sampling, "IMG_TO_IMG_FLOW", ())
-    )
-    if not straight:
-        cosmos = getattr(comfy.model_sampling, "COSMOS_RFLOW", ())
-        reason = (
-            "is a flow in another parametrisation, whose noise levels and velocities mean something else"
-            if isinstance(sampling, cosmos)
-            else "does no flow matching: it predicts noise or turns pictures into pictures"
-        )
-        raise _refused(name, kind, reason)
-    scale = float(getattr(sampling, "noise_scale", 1.0) or 1.0)
-    if not math.isclose(scale, 1.0):
-        raise _refused(name, kind, f"starts from noise {scale:g} times as strong, which the SDE's steps do not know")
+    if problem := _of_sampling(sampling):
+        own = model.object_patches_backup.get("model_sampling", model.model.model_sampling)
+        if sampling is not own and not _of_sampling(own):
+            put = foreign.Function("object_patches", sampling)  # of ComfyUI's own class, which any node may have taken
+            node = "a node in front" if put.inner.__module__.startswith("comfy.") else put.node
+            raise FlowModelError(f"{name}: behind {node} {kind} {problem}. Fix: connect the MODEL from before it")
+        raise _refused(name, kind, problem)
     dimensions = model.model.latent_format.latent_dimensions
     if dimensions not in (2, 3) or "audio" in kind.lower() or kind.startswith(NO_PICTURES):
         raise _refused(name, kind, "makes no pictures and no videos")
     if kind in NEEDS_SOUND:
         raise _refused(name, kind, "makes sound along with its video, which nothing here samples")
     _check_weights(model.model.diffusion_model, name, kind)
-    around = [each for each in foreign.functions(model, "") if each.kind in foreign.AROUND_SAMPLING]
-    if around:
+    if around := [each for each in foreign.functions(model, "") if each.kind in foreign.AROUND_SAMPLING]:
         raise FlowModelError(
             f"{name}: {foreign.titles(around)} works around a whole sampling, as where a step reuses what an earlier one has "
             "computed, and training takes single steps. Fix: connect the MODEL from before it; a KSampler after Tuned Model may "
             "have it"
         )
+
+
+def _of_sampling(sampling: Any) -> str | None:
+    """Why a ModelSampling is not ours; None where it is."""
+    import comfy.model_sampling
+
+    turns_pictures = getattr(comfy.model_sampling, "IMG_TO_IMG_FLOW", ())
+    if isinstance(sampling, getattr(comfy.model_sampling, "COSMOS_RFLOW", ())):
+        return "is a flow in another parametrisation, whose noise levels and velocities mean something else"
+    if not isinstance(sampling, comfy.model_sampling.CONST) or isinstance(sampling, turns_pictures):
+        return "does no flow matching: it predicts noise or turns pictures into pictures"
+    scale = float(getattr(sampling, "noise_scale", 1.0) or 1.0)
+    if not math.isclose(scale, 1.0):
+        return f"starts from noise {scale:g} times as strong, which the SDE's steps do not know"
+    return None
 
 
 def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:

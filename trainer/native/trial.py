@@ -59,7 +59,8 @@ def run(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: flo
             if node := foreign.blamed(error, expert.functions):
                 raise FlowModelError(
                     f"model: {node} raises in a call of {type(expert.core).__name__}: {first_line(error)}. Fix: connect the "
-                    f"MODEL from before that node; a KSampler after Tuned Model may have it"
+                    "MODEL from before that node, or switch off what it remembers of a sampling at another size, such as "
+                    "momentum; a KSampler after Tuned Model may have it"
                 ) from error
             raise
 

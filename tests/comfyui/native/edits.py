@@ -16,6 +16,7 @@ from torch import Tensor
 
 from comfyui_otca.host.access import permissions
 from comfyui_otca.tests.comfyui.native.made import Loss, Made, apart, entries, make
+from comfyui_otca.tests.comfyui.native.proofs import by_sampler
 from comfyui_otca.tests.comfyui.tiny.parts import TinyTokenizer
 from comfyui_otca.trainer.families.options import FlowModelError
 from comfyui_otca.trainer.types import Prompt, SamplerSettings
@@ -156,31 +157,11 @@ def as_stock(family: str) -> dict:
     return {"apart": max(differences), "same": same, "sizes": sizes}
 
 
-@torch.no_grad()
 def theirs(made: Made, patcher, x: Tensor, sigma: float, text: str, names: list[str], guidance: float) -> Tensor:
-    """The velocity by the functions that ComfyUI's samplers call, of conditionings that its own nodes made."""
-    import comfy.model_management
-    import comfy.sampler_helpers
-    import comfy.samplers
-
-    conditionings = {"positive": stock(made, text, names, guidance)}
-    is_guided = guidance > 1 and not made.model.guidance_is_embedded
-    if is_guided:
-        conditionings["negative"] = stock(made, NEGATIVE, names, guidance)
-    comfy.model_management.load_models_gpu([patcher])
-    patcher.pre_run()
-    core, options, noise = patcher.model, patcher.model_options, made.model._with_frames(x)
-    conds = {name: comfy.sampler_helpers.convert_cond(value) for name, value in conditionings.items()}
-    has_shapes = "latent_shapes" in inspect.signature(comfy.samplers.process_conds).parameters
-    shapes = {"latent_shapes": [tuple(noise.shape)]} if has_shapes else {}
-    conds = comfy.samplers.process_conds(core, noise, conds, noise.device, noise * 0, None, None, **shapes)
-    schedule = torch.tensor(made.model.sigmas(settings(made, guidance)))
-    options = {**options, "transformer_options": options["transformer_options"] | {"sample_sigmas": schedule}}
-    level = torch.full((len(noise),), sigma)
-    clean = comfy.samplers.sampling_function(
-        core, noise, level, conds.get("negative"), conds["positive"], guidance if is_guided else 1.0, options
-    )
-    return ((noise - clean) / sigma).reshape(x.shape)
+    """The velocity by ComfyUI's sampler, of conditionings that its own nodes made."""
+    both = [stock(made, each, names, guidance) for each in (text, NEGATIVE)]
+    schedule, scale = made.model.sigmas(settings(made, guidance)), 1.0 if made.model.guidance_is_embedded else guidance
+    return by_sampler(patcher, made.model._with_frames(x), [sigma], schedule, *both, scale)[0].reshape(x.shape)
 
 
 def edited(family: str, forms: list[str]) -> dict:

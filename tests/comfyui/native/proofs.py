@@ -250,30 +250,34 @@ def layouts(family: str) -> dict:
 
 
 @torch.no_grad()
-def stock_velocity(made: Made, patcher, noise: Tensor, sigma: float, text: str) -> Tensor:
-    """By the functions that ComfyUI's samplers call, with a MODEL of its own."""
-    import inspect
-
-    import comfy.model_management
-    import comfy.sampler_helpers
+def by_sampler(
+    model, x: Tensor, levels, schedule, positive: list, negative: list = (), guidance: float = 1.0
+) -> list[Tensor]:
+    """The velocities of x at these levels as a sampler of ComfyUI gets them from a MODEL, in one sampling."""
+    import comfy.sample
     import comfy.samplers
 
-    comfy.model_management.load_models_gpu([patcher])
-    patcher.pre_run()
-    core, options = patcher.model, patcher.model_options
+    velocities: list[Tensor] = []
+
+    def sample(network, noise, sigmas, extra_args=None, **_):
+        velocities.extend((x - network(x, level * torch.ones(len(x)), **extra_args)) / level for level in levels)
+        return noise
+
+    comfy.sample.sample_custom(
+        *(model, x, guidance, comfy.samplers.KSAMPLER(sample), torch.as_tensor(schedule)),
+        *(positive, negative or positive, torch.zeros_like(x)),
+        disable_pbar=True,
+        seed=0,
+    )
+    return velocities
+
+
+def stock_velocity(made: Made, patcher, noise: Tensor, sigma: float, text: str) -> Tensor:
+    """With a MODEL of ComfyUI's own. Some networks look their noise level up in the schedule."""
     conditioning = made.tiny.conditioning(text)
     if made.model.guidance_is_embedded:
         conditioning = [[embeddings, entries | {"guidance": 1.0}] for embeddings, entries in conditioning]
-    conds = {"positive": comfy.sampler_helpers.convert_cond(conditioning)}
-    has_shapes = "latent_shapes" in inspect.signature(comfy.samplers.process_conds).parameters
-    shapes = {"latent_shapes": [tuple(noise.shape)]} if has_shapes else {}
-    conds = comfy.samplers.process_conds(core, noise, conds, noise.device, noise * 0, None, None, **shapes)
-    # Some networks look their noise level up in the schedule, which ComfyUI's samplers put here.
-    schedule = torch.tensor(made.model.sigmas(made.settings()))
-    options = {**options, "transformer_options": options["transformer_options"] | {"sample_sigmas": schedule}}
-    level = torch.full((len(noise),), sigma)
-    clean = comfy.samplers.sampling_function(core, noise, level, None, conds["positive"], 1.0, options)
-    return (noise - clean) / sigma
+    return by_sampler(patcher, noise, [sigma], made.model.sigmas(made.settings()), conditioning)[0]
 
 
 class logged(logging.Handler):
