@@ -92,8 +92,10 @@ def parser() -> argparse.ArgumentParser:
 def _complain(error: BaseException) -> None:
     from .host import environment
 
-    process = environment.read("RANK")
-    print(f"otca{f' process {process}' if process else ''}: {error}", file=sys.stderr)
+    process, message = environment.read("RANK"), str(error)
+    if isinstance(error, OSError) and "Fix:" not in message:  # the system's own words
+        message += ". Fix: make that place readable and writable and free its disk, or name another one"
+    print(f"otca{f' process {process}' if process else ''}: {message}", file=sys.stderr)
 
 
 def _bad_input() -> tuple[type[Exception], ...]:

@@ -16,11 +16,13 @@ from .types import ODE_SOLVERS, WINDOW_MODES
 from .workflow.problem import Misfit
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .types import SamplerSettings
 
 
 def noise_levels(
-    settings: SamplerSettings, shift: float, terminal: float = 0.0, own: Sequence[float] = ()
+    settings: SamplerSettings, shift: float, terminal: float = 0.0, own: Sequence[float] = (), least: float = 0.0
 ) -> tuple[float, ...]:
     """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
 
@@ -30,21 +32,32 @@ def noise_levels(
         shift: that of the settings, or the checkpoint's own.
         terminal: the last level before 0 of the checkpoint's own schedule, to which its levels are stretched; 0: they are not.
         own: the checkpoint's own u without its last one, 0, for as many steps; for more or fewer, straight lines between them.
+        least: the last u before 0, where all before it are even from 1 to it, as SD3's pipeline has them; 0: it has no such.
     """
     import numpy as np
     import torch  # the sampler's node imports this module, and the list of nodes must not load torch
 
     end = settings.window_end
-    u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
+    u = _falling(1, settings.steps, least)
     if settings.transitions < settings.steps:
-        rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
-        u = torch.cat([u[:end], rest])
+        u = torch.cat([u[:end], _falling(u[end].item(), settings.transitions - end, least)])
     if own:
         u = torch.from_numpy(np.interp(u, np.linspace(0, 1, len(own) + 1), (0.0, *reversed(own))))
     levels = shift * u / (1 + (shift - 1) * u)
     if terminal and len(levels) > 2:  # of one step, the first level is the last before 0 too
         levels[:-1] = 1 - (1 - levels[:-1]) * (1 - terminal) / (1 - levels[-2])
     return tuple(levels.tolist())
+
+
+def _falling(begin: float, steps: int, least: float) -> Tensor:
+    """steps + 1 values from `begin` to 0, evenly spaced; with `least` but for the last one, which follows that."""
+    import torch
+
+    if least and steps:
+        return torch.cat(
+            [torch.linspace(begin, least, steps, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)]
+        )
+    return torch.linspace(begin, 0, steps + 1, dtype=torch.float64)
 
 
 def step_kinds(settings: SamplerSettings) -> list[str]:

@@ -249,6 +249,9 @@ class Checkpoint:
         except (TypeError, ValueError, ArithmeticError) as error:
             message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
             raise ValueError(f"{message}. Fix: copy that file again, or set shift on SDE Sampler") from error
+        if flag := next(filter(self.scheduler.get, OTHER_LEVELS), None):
+            message = f"its scheduler_config.json sets {flag}, which makes noise levels that are not computed here"
+            raise ValueError(f"{message}. Fix: set {flag} to false there, or set shift on SDE Sampler")
         if any(not 1 >= level > after for level, after in pairwise((*self.levels, 0))):
             message = f"the sample_sigmas {list(self.levels)} of its model_index.json do not fall from 1 towards 0"
             raise ValueError(f"{message}. Fix: copy that file again, or set shift on SDE Sampler")
@@ -257,8 +260,18 @@ class Checkpoint:
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
         """T+1 noise levels from 1 to 0, see `schedule.noise_levels`. Raises ValueError as `shift`."""
         if settings.shift:
-            return noise_levels(settings, settings.shift)
-        return noise_levels(settings, self.shift(settings), self.terminal, self.levels)
+            return noise_levels(settings, settings.shift, least=self._least(settings.steps, settings.shift))
+        shift = self.shift(settings)
+        return noise_levels(settings, shift, self.terminal, self.levels, self._least(settings.steps, shift))
+
+    def _least(self, steps: int, shift: float) -> float:
+        """The last u before 0 where its pipeline leaves the levels to its scheduler; Euler's has shifted it once already."""
+        if self._rules.gives_levels:
+            return 0.0
+        least = 1 / self.scheduler.get("num_train_timesteps", 1000)
+        if self.scheduler.get("use_flow_sigmas"):  # UniPC, which leaves out the last of one level more
+            return least + (1 - least) / steps
+        return least if self.scheduler.get("use_dynamic_shifting") else shift * least / (1 + (shift - 1) * least)
 
     def misfits(self, settings: SamplerSettings) -> Iterator[Misfit]:
         """What it cannot sample with."""
@@ -318,6 +331,7 @@ class Family:
         most_tokens: of a prompt, the most that it was trained for.
         needs_pictures: prompts have to name a picture each.
         edits: the most pictures of a prompt that the network works on.
+        gives_levels: its pipeline gives its scheduler evenly spaced noise levels, and not only how many there are.
         parts: what its index names beside SCHEDULER and NETWORKS; a checkpoint may say that it does without one.
     """
 
@@ -330,9 +344,12 @@ class Family:
     most_tokens: int = 512
     needs_pictures: bool = False
     edits: int = 0
+    gives_levels: bool = True
     parts: tuple[str, ...] = ("text_encoder", "tokenizer")
 
 
+# Settings of a scheduler that replace the levels that it is given.
+OTHER_LEVELS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "invert_sigmas")
 SCHEDULER, NETWORKS = "scheduler", ("transformer", "vae")  # which no checkpoint does without
 TWO = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 RULES = {
@@ -348,10 +365,11 @@ RULES = {
         image_shift,
         tokenizer="tokenizer_3",
         most_tokens=256,
+        gives_levels=False,
         parts=(*TWO, "text_encoder_3", "tokenizer_3"),
     ),
-    "WanPipeline": Family("wan.Wan", wan, video_shift),
-    "WanImageToVideoPipeline": Family("wan.WanImageToVideo", wan, video_shift, needs_pictures=True),
+    "WanPipeline": Family("wan.Wan", wan, video_shift, gives_levels=False),
+    "WanImageToVideoPipeline": Family("wan.WanImageToVideo", wan, video_shift, needs_pictures=True, gives_levels=False),
     "QwenImagePipeline": Family(
         "qwen.QwenImage", qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024
     ),

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host import claim, distributed, files
+from ...host.files import Damaged
 from ..families.base import FlowModel
+from ..workflow import lineage
 from . import checkpoint, status
 from .best import put_back
 from .folder import (
@@ -22,6 +24,7 @@ from .folder import (
     CHANGES,
     CHECKPOINTS,
     EVALUATIONS,
+    FILES,
     METRICS,
     WORKFLOW,
     WRITTEN,
@@ -142,6 +145,9 @@ def read(folder: Path, taken: claim.Claim | None, resume: bool, written: status.
         put_back(folder)
     say = logger.warning if writes else logger.debug  # once, and not by every process
     written = written or status.read(folder, say)
+    graph = read_own(folder, WORKFLOW) if resume else None
+    if graph is not None and not lineage.runs(graph):
+        raise Damaged(folder / WORKFLOW, "has no Training Run: it is another run's", FILES[WORKFLOW].fix)
     metrics, evaluations = (
         Lines(folder / name, read_lines(folder / name, say=say), writes) for name in (METRICS, EVALUATIONS)
     )
@@ -151,7 +157,7 @@ def read(folder: Path, taken: claim.Claim | None, resume: bool, written: status.
         resume=resume,
         id=written.id or (checkpoint.run_id(folder, written) if resume else None) or uuid.uuid4().hex,
         status=written,
-        graph=read_own(folder, WORKFLOW) if resume else None,
+        graph=graph,
         canvas=read_own(folder, CANVAS, say),
         metrics=metrics,
         evaluations=evaluations,

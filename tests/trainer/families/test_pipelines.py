@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -52,7 +53,6 @@ class Case:
         packed, unpacked: our latents as the pipeline takes them, and a model's latents of so many rows and columns as ours.
         frames: the shape of the autoencoder's frames, () where it knows pictures alone.
         negative: how the pipeline is told of the negative prompt, by a model and that prompt.
-        even: the pipeline takes other noise levels than evenly spaced ones, unless its scheduler makes these.
         absent: components that the pipeline has to be told of that they are left out on purpose.
     """
 
@@ -67,7 +67,6 @@ class Case:
     unpacked: Callable[..., Tensor] = lambda model, latents, height, width: latents
     frames: tuple[int, ...] = ()
     negative: Callable[[PipelineModel, str], dict] = lambda model, text: {"negative_prompt": [text] * 2}
-    even: bool = False
     absent: tuple[str, ...] = ()
 
 
@@ -93,11 +92,11 @@ SIZES = tiny.SIZES | {"sd3-without-t5": tiny.PICTURE, "flux-dev": tiny.PICTURE}
 SHIFT = math.exp(0.5 - 0.65 / 3840 * (256 - 16))  # of a scheduler for 256 to 4096 tokens, at 4 x 4 of them
 CASES = {
     "flux-dev": Case(shift=SHIFT, unit=8, negative=lambda *_: {}, **TOKENS),
-    "sd3": Case(even=True),
-    "sd3-without-t5": Case(even=True, absent=("text_encoder_3", "tokenizer_3")),
-    "wan21": Case(even=True, frames=(5,), absent=("transformer_2",)),
-    "wan22": Case(even=True, frames=(5,)),
-    "wan22-5b": Case(even=True, frames=(5,), absent=("transformer_2",), unit=32),
+    "sd3": Case(),
+    "sd3-without-t5": Case(absent=("text_encoder_3", "tokenizer_3")),
+    "wan21": Case(frames=(5,), absent=("transformer_2",)),
+    "wan22": Case(frames=(5,)),
+    "wan22-5b": Case(frames=(5,), absent=("transformer_2",), unit=32),
     "z-image": Case(off=0.0, shift=6.0),
     "qwen-image": Case("true_cfg_scale", shift=1.62890, frames=(1,), **TOKENS),
     "qwen-image-2.1": Case(
@@ -174,9 +173,6 @@ def theirs(case, folder, model, asked, dtype):
     """The family's own pipeline, and how it is asked for the same."""
     absent = dict.fromkeys(case.absent)
     pipeline = getattr(diffusers, model.PIPELINE).from_pretrained(folder, torch_dtype=dtype, **absent)
-    if case.even:
-        levels, make = [1 - j / asked.steps for j in range(asked.steps)], pipeline.scheduler.set_timesteps
-        pipeline.scheduler.set_timesteps = lambda *_, device=None, **__: make(sigmas=levels)
     arguments = {"height": asked.height, "width": asked.width, "num_inference_steps": asked.steps}
     more = {"max_sequence_length": model.max_sequence_length, "num_frames": asked.frames}
     taken = inspect.signature(pipeline.__call__).parameters
@@ -238,9 +234,31 @@ def test_in_bfloat16_the_network_is_told_the_pipelines_times(family, folder, loa
 
 def test_the_checkpoints_own_shift(family, still, settings):
     assert still.shift(settings()) == pytest.approx(CASES[family].shift, rel=1e-4)
-    own = settings(shift=2.0)
     expected = (1.0, 6 / 7, 2 / 3, 0.4, 0.0)  # 2u / (1 + u), whatever the checkpoint has
-    assert still.sigmas(own) == pytest.approx(expected)
+    if family.startswith(("sd3", "wan")):  # they ask a scheduler for four levels
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0)
+        scheduler.set_timesteps(4)
+        expected = tuple(scheduler.sigmas.tolist())
+    assert still.sigmas(settings(shift=2.0)) == pytest.approx(expected)
+
+
+@each_variant
+def test_the_noise_levels_are_the_pipelines_own(family, folder, still, settings):
+    case, asked = CASES[family], settings(width=CASES[family].unit, height=CASES[family].unit)
+    pipeline, arguments = theirs(case, folder, still, asked, torch.float32)
+    make = pipeline.scheduler.set_timesteps
+
+    @functools.wraps(make)
+    def made(*given, **named):
+        make(*given, **named)
+        raise InterruptedError("its levels are made")
+
+    pipeline.scheduler.set_timesteps = made
+    for steps in (4, 10, 28):
+        with pytest.raises(InterruptedError, match="its levels are made"):
+            pipeline(TEXTS[0], **arguments | {"num_inference_steps": steps})
+        levels = still.sigmas(replace(asked, steps=steps))
+        assert levels == pytest.approx(pipeline.scheduler.sigmas.tolist(), abs=1e-6), steps
 
 
 @pytest.mark.anywhere

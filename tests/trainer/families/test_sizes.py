@@ -52,6 +52,31 @@ def test_the_shift_is_diffusers_own():
     assert Checkpoint("FluxPipeline", {}, {"shift": 3.0}, vae, {}).shift(settings) == 3.0
 
 
+@pytest.mark.parametrize("steps", [4, 10, 28])
+def test_wans_levels_are_those_of_the_scheduler_in_its_folders(steps):
+    from diffusers import UniPCMultistepScheduler
+
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
+    scheduler.set_timesteps(steps)
+    wan = Checkpoint("WanPipeline", {}, dict(scheduler.config), {}, {"patch_size": [1, 2, 2]})
+    levels = wan.sigmas(SamplerSettings(height=512, width=384, steps=steps))
+    assert levels == pytest.approx(scheduler.sigmas.tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize("flag", ["use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas"])
+def test_a_scheduler_with_other_levels_is_refused_by_the_flag(flag):
+    folder = Checkpoint(
+        "StableDiffusion3Pipeline",
+        {},
+        {"shift": 3.0, flag: True},
+        {"latent_channels": 16, "block_out_channels": [1] * 4},
+        {},
+    )
+    with pytest.raises(ValueError, match=f"sets {flag}, which makes noise levels .* Fix: set {flag} to false"):
+        folder.sigmas(SamplerSettings())
+    assert folder.sigmas(SamplerSettings(shift=3.0))[0] == 1
+
+
 @pytest.mark.parametrize(
     ("grid", "size", "inputs"),
     [

@@ -421,6 +421,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, 
     assert_same_run(copied, finished_run)
 
 
+def test_another_s_workflow_in_a_run_s_folder_is_not_gone_on_with(finished_run, otca, copied, workflow_file):
+    """Seen before: it went on, as if all that is wired had been added since."""
+    file = copied / "workflow.json"
+    file.write_text('{"3": {"class_type": "KSampler", "inputs": {}}}')
+    code, _, errors = otca("train", workflow_file, "--output", copied, "--resume", "--iterations", 7)
+    assert code == 2 and f"{file} has no Training Run: it is another run's. Fix: put the file back, or" in errors
+    assert (copied / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
 def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, otca, copied):
     for place in (copied / "checkpoints").iterdir():
         (place / "state.json").unlink()
