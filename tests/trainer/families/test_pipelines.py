@@ -256,7 +256,7 @@ def test_the_noise_levels_are_the_pipelines_own(family, folder, still, settings)
     pipeline.scheduler.set_timesteps = made
     for steps in (4, 10, 28):
         with pytest.raises(InterruptedError, match="its levels are made"):
-            pipeline(TEXTS[0], **arguments | {"num_inference_steps": steps})
+            pipeline(prompt=TEXTS[0], **arguments | {"num_inference_steps": steps})
         levels = still.sigmas(replace(asked, steps=steps))
         assert levels == pytest.approx(pipeline.scheduler.sigmas.tolist(), abs=1e-6), steps
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from comfyui_otca.trainer.families.sizes import RULES, Checkpoint, LatentGrid
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import SamplerSettings
 
+ROOT = Path(__file__).resolve().parents[3]
 PICTURES = LatentGrid(channels=16, scale=8, patch=2, most=96)
 VIDEOS = LatentGrid(channels=16, scale=8, patch=2, most=1024, time=4, most_frames=1024)
 
@@ -50,6 +53,22 @@ def test_the_shift_is_diffusers_own():
     vae = {"latent_channels": 16, "block_out_channels": [1] * 4}
     assert Checkpoint("FluxPipeline", {}, scheduler, vae, {}).shift(settings) == expected
     assert Checkpoint("FluxPipeline", {}, {"shift": 3.0}, vae, {}).shift(settings) == 3.0
+
+
+def test_flux2s_shift_falls_where_the_docs_say_so():
+    from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
+    table = (ROOT / "docs" / "models.md").read_text().split("| FLUX.2, pixels |")[1].split("\n\n")[0].splitlines()
+    steps = [int(re.match(r"\d+", cell.strip())[0]) for cell in table[0].strip("| ").split("|")]
+    rows = [re.findall(r"[\d.]+", row) for row in table[2:]]
+    assert len(rows) >= 5
+    vae = {"latent_channels": 32, "block_out_channels": [1] * 4}
+    folder = Checkpoint("Flux2Pipeline", {}, {"use_dynamic_shifting": True}, vae, {})
+    for width, height, *shifts in rows:
+        for count, shift in zip(steps, shifts, strict=True):
+            own = folder.shift(SamplerSettings(height=int(height), width=int(width), steps=count))
+            expected = math.exp(compute_empirical_mu((int(width) // 16) * (int(height) // 16), count))
+            assert own == pytest.approx(expected) and f"{own:.2f}" == shift
 
 
 @pytest.mark.parametrize("steps", [4, 10, 28])
