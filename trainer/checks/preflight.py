@@ -392,17 +392,19 @@ def _models(graph: _Graph) -> Iterator[Problem]:
 def _starts(graph: _Graph) -> Iterator[Problem]:
     """An adapter that Make Trainable begins with has layers of the networks whose files loaders name."""
     for node_id in graph.of(MAKE_NODE):
-        start, rank = (graph.known(node_id, name) for name in ("start_from", "lora_rank"))
-        links = [graph.nodes[node_id].inputs[name] for name in MODEL_INPUTS if name in graph.nodes[node_id].links]
+        node, values, rank = graph.nodes[node_id], graph.values[node_id], graph.known(node_id, "lora_rank")
+        named = [want for want in wants.of_node(node.cls, values) if want.why == wants.ADAPTER]
+        adapters = [want for want in named if graph.known(node_id, want.input)]
+        links = [node.inputs[name] for name in MODEL_INPUTS if name in node.links]
         behind = [file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1]]
         files = [path for path in behind if path]
-        if start and rank and len(files) == len(links):
+        for adapter in adapters if rank and len(files) == len(links) else []:
             from ..native import lora  # imports torch
 
             try:
-                lora.check_start(files, find(start), rank)
+                lora.check_start(files, find(adapter.what), rank)
             except (OSError, ValueError) as error:
-                yield graph.problem(node_id, "start_from", *_parted(error))
+                yield graph.problem(node_id, adapter.input, *_parted(error))
 
 
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
