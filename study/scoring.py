@@ -163,7 +163,7 @@ def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
     return named[name]
 
 
-def _by_name(path: Path) -> dict[str, str]:
+def _by_name(path: Path) -> Mapping[str, str]:
     """{file_name, and its last part: prompt, with the rest of its row} of a table; empty where that is not there, or a row names
     no file.
 
