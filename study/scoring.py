@@ -142,7 +142,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
             )
         return texts
     prompts: list[str] = []
-    tables: dict[Path, tuple[dict[str, str], Path]] = {}
+    tables: dict[Path, tuple[Mapping[str, str], Path]] = {}
     for file in files:
         if (text := file.with_suffix(".txt")).is_file():
             prompts.append(caption(read_bytes(text) or b"", text))
