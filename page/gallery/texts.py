@@ -181,10 +181,11 @@ def _exif(content: bytes, found: Carried) -> None:
     except Exception:  # of its decoder, the documented and the other
         return found.left_out.append("its EXIF is damaged")
     for tag in (_MODEL, _MAKE, _IMAGE_DESCRIPTION, _COMMENT):
-        value = tags.get(tag, b"")
-        raw = (
-            value.encode("latin-1", "replace") if isinstance(value, str) else value if isinstance(value, bytes) else b""
-        )
+        raw = tags.get(tag)
+        if isinstance(raw, str):
+            raw = raw.encode("latin-1", "replace")  # as Pillow has read it
+        if not isinstance(raw, bytes):
+            continue
         text = (_comment(raw) if tag == _COMMENT else raw.decode("utf-8", "replace")).rstrip("\0")
         key, colon, rest = text.partition(":")
         if colon and key.lower() in KEYS and rest.lstrip().startswith("{"):

@@ -78,11 +78,11 @@ def check_state(content: Any) -> dict[str, Any]:
 
 
 def _is_listing(value: Any, good) -> bool:
-    listed = value if isinstance(value, list) and len(value) <= MOST_FILES else [None]
-    return all(
-        isinstance(entry, list) and len(entry) == 3 and good(entry[0]) and all(map(is_whole, entry[1:]))
-        for entry in listed
-    )
+    return isinstance(value, list) and len(value) <= MOST_FILES and all(_is_entry(entry, good) for entry in value)
+
+
+def _is_entry(entry: Any, good) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and good(entry[0]) and all(map(is_whole, entry[1:]))
 
 
 def application(folder: Path, token: str) -> web.Application:

@@ -246,6 +246,8 @@ class Checkpoint:
                 raise ValueError(f"it is {shift}")
             if not 0 <= self.terminal < 1:
                 raise ValueError(f"its shift_terminal is {self.terminal}")
+            if not 0 <= (least := self._least(settings.steps, shift)) <= 1:
+                raise ValueError(f"its last level before 0 is {least}")
         except (TypeError, ValueError, ArithmeticError) as error:
             message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
             raise ValueError(f"{message}. Fix: copy that file again, or set shift on SDE Sampler") from error

@@ -82,6 +82,14 @@ def test_wans_levels_are_those_of_the_scheduler_in_its_folders(steps):
     assert levels == pytest.approx(scheduler.sigmas.tolist(), abs=2e-6)
 
 
+@pytest.mark.parametrize("times", [0, -3, "many", []])
+def test_a_scheduler_whose_times_are_no_number_is_refused(times):
+    vae = {"latent_channels": 16, "block_out_channels": [1] * 4}
+    folder = Checkpoint("StableDiffusion3Pipeline", {}, {"shift": 3.0, "num_train_timesteps": times}, vae, {})
+    with pytest.raises(ValueError, match="scheduler_config.json gives no timestep shift.*Fix: copy that file again"):
+        folder.sigmas(SamplerSettings())
+
+
 @pytest.mark.parametrize("flag", ["use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas"])
 def test_a_scheduler_with_other_levels_is_refused_by_the_flag(flag):
     folder = Checkpoint(
