@@ -140,7 +140,7 @@ class PreferencePairs(Node):
         results.belongs(model, prompt, node_id, settings)
         planned = plan.of_pairs(reading.read_folder(folder))
         order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
-        return _learned(planned, model, settings, options, form=plan.PAIRS, check_every=0, **order)
+        return _learned(planned, model, settings, options, form=plan.PAIRS, **order)
 
 
 def _learned(planned, model, settings, options, *, count, **how):
@@ -195,9 +195,6 @@ class MyPictures(Node):
         "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share", advanced=True).tip(
             "Share of the prompts on which nothing is trained: by them is measured how often the model agrees with you."
         ),
-        "check_every": integer(10, 0, 10000, label="measure every", advanced=True).tip(
-            "Iterations between two measurements of that agreement. 0: never."
-        ),
         "negative_prompt": NEGATIVE_PROMPT,
         "guidance_2": GUIDANCE_2,
         "batch_size": BATCH_SIZE,
@@ -240,7 +237,6 @@ class MyPictures(Node):
         tag="",
         folder="",
         held_out=0.2,
-        check_every=10,
         prompt=None,
         node_id="",
         **options,
@@ -253,4 +249,4 @@ class MyPictures(Node):
         planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
         plan.say(planned.said)
         order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
-        return _learned(planned, model, settings, options, form=learn_from, check_every=check_every, **order)
+        return _learned(planned, model, settings, options, form=learn_from, **order)

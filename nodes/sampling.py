@@ -91,9 +91,6 @@ class SDESampler(Node):
         "shared_noise": switch(SamplerSettings.shared_noise, advanced=True).tip(
             "A group's samples start from the same noise (OTCA, DanceGRPO)."
         ),
-        "train_last_step": switch(SamplerSettings.train_last_step, advanced=True).tip(
-            "The last step is stochastic too. Its noise never reaches the picture."
-        ),
         "window_start": integer(0, 0, 999, advanced=True).tip("Number of the first stochastic step of a fixed window."),
         "window_length": integer(0, 0, 1000, advanced=True).tip(
             "Number of stochastic, trained steps. 0: all from window start on."
@@ -199,12 +196,7 @@ class MixGRPOWindow(Node):
             "Number of steps by which the window moves (progressive)."
         ),
     }
-    OPTIONAL = {
-        "seed": seed(advanced=True).tip("Seed of the random windows."),
-        "train_last_step": switch(advanced=True).tip(
-            "The same as on SDE Sampler. Off: the window ends before the last step."
-        ),
-    }
+    OPTIONAL = {"seed": seed(advanced=True).tip("Seed of the random windows.")}
 
     def place(self, iteration, steps, length, **options):
         from ..trainer.schedule import window_start

@@ -114,7 +114,7 @@ def sampler_noise() -> np.ndarray:
         stds = [
             transition(kind, x, x, sigma, after, eta=eta, sigma_after_first=sigmas[1]).std
             for sigma, after in zip(sigmas, sigmas[1:], strict=False)
-        ][:-1]  # the last step is deterministic unless train_last_step
+        ][:-1]  # the last step is deterministic
         axis.plot(stds, color=color, marker=marker, markersize=4, label=f"{kind}, eta {eta:g}")
     axis.set_xticks(range(0, 15, 2), step_labels(sigmas, range(0, 15, 2)), fontsize=8)
     axis.set_xlabel("denoising step", fontsize=9)

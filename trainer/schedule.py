@@ -61,13 +61,12 @@ def _falling(begin: float, steps: int, least: float) -> Tensor:
 
 
 def step_kinds(settings: SamplerSettings) -> list[str]:
-    """The sampler kind of each of the T transitions: `ode` outside the window, and for the last one unless it is trained."""
-    inside = range(settings.window[0] if settings.window else 0, settings.window_end)
-    last = settings.transitions - 1
-    return [
-        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
-        for j in range(settings.transitions)
-    ]
+    """The sampler kind of each of the T transitions: `ode` outside the window, and for the last one.
+
+    Its noise would never reach the picture, which is decoded from the last x̂0.
+    """
+    inside = range(settings.window[0] if settings.window else 0, min(settings.window_end, settings.transitions - 1))
+    return [settings.kind if j in inside else "ode" for j in range(settings.transitions)]
 
 
 def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
@@ -127,12 +126,11 @@ def window_start(
     every: int = 25,
     stride: int = 1,
     seed: int = 0,
-    train_last_step: bool = False,
 ) -> int:
     """The first step of the window (MixGRPO). It depends on the iteration alone, so that a resumed run has the same windows.
 
-    The window stays within the steps that can be trained, 0 … T'-1, so it never trains fewer than `length`: T' = T - 1 unless
-    the last step is trained too. It starts at 0, s, 2s … and finally at the last possible start, T' - length; then at 0 again.
+    The window stays within the steps that can be trained, all but the last, so it never trains fewer than `length`. It starts at
+    0, s, 2s … and finally at the last possible start, T - 1 - length; then at 0 again.
 
     Args:
         iteration: counted from 0.
@@ -149,7 +147,7 @@ def window_start(
     """
     if mode not in WINDOW_MODES:
         raise ValueError(f"mode must be one of {WINDOW_MODES}, not {mode!r}")
-    last = steps - (not train_last_step) - length
+    last = steps - 1 - length
     if last < 0:
         raise ValueError(
             f"length {length}: of {steps} steps {length + last} can be trained, so a longer window does not fit. Fix: lower "

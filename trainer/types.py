@@ -108,16 +108,25 @@ REPLACED = {  # node ids that are no more, and how to have what they did
         "LearnedCredit": "learned",
     }.items()
 }
-GONE = {  # inputs that are no more: the value that each has now for everybody, and how to have what others did
-    "rescale": (1.0, "it is 1 now: multiply coefficient by it; bounds (clip) are those of the score as it is"),
-    "ema_kl_coefficient": (
-        0.0,
-        "there is no pull towards the average now: kl_coefficient pulls towards the untrained model",
-    ),
-    "advantage_limit": (5.0, "it is 5 now"),
-    "weight_decay": (1e-4, "it is 1e-4 now"),
-    "max_grad_norm": (1.0, "it is 1 now: where gradients are long, lower learning_rate"),
-    "retries": (3, "it is 3 now"),
+_ENDS = ("1", "2", "3", "4", "vq", "mq", "ta", "visual", "temporal", "dynamic", "alignment", "factual")
+GONE = {  # inputs that are no more: the value that each has now for everybody, and what to do where a training needs another
+    "rescale": (1.0, "take it out, and multiply coefficient by it; bounds (clip) are those of the score as it is"),
+    "ema_kl_coefficient": (0.0, "take it out; kl_coefficient pulls towards the untrained model"),
+    "advantage_limit": (5.0, "take it out"),
+    "weight_decay": (1e-4, "take it out"),
+    "max_grad_norm": (1.0, "take it out; where gradients are long, lower learning_rate"),
+    "train_last_step": (False, "take it out: the noise of the last step reached no picture"),
+    "score_key": ("", "take it out; a server gives one list of scores, and each address is a Reward: HTTP of its own"),
+    **{
+        f"coefficient_{end}": (1.0, "take it out; coefficient is for all outputs, and a second node has another")
+        for end in _ENDS
+    },
+    **{
+        f"held_out_{end}": (False, "take it out; held_out is for all outputs, and a second node has another")
+        for end in _ENDS
+    },
+    "retries": (3, ""),
+    "check_every": (10, ""),
 }
 
 # --- The values ---
@@ -176,7 +185,6 @@ class SamplerSettings:
     shift: float = 0.0  # 0: the checkpoint's own
     guidance: float = 3.5
     shared_noise: bool = True
-    train_last_step: bool = False
     window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
     log_prob_norm: str = "full"  # one of LOG_PROB_NORMS
     batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only

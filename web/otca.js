@@ -5,6 +5,7 @@
 import * as comfy from "./comfy.js";
 import { openWhatWasLeft } from "./gallery/canvas.js";
 import { setupGallery } from "./gallery/tab.js";
+import { t } from "./lib/language.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
 import { leaveOutGone } from "./lib/values.js";
@@ -186,7 +187,9 @@ comfy.app.registerExtension({
 
   /** @param {{nodes: import("./lib/values.js").Saved[], definitions?: {subgraphs?: {nodes: import("./lib/values.js").Saved[]}[]}}} graph */
   beforeConfigureGraph(graph) {
-    for (const { nodes } of [graph, ...(graph.definitions?.subgraphs ?? [])]) leaveOutGone(nodes, definitions);
+    const parts = [graph, ...(graph.definitions?.subgraphs ?? [])];
+    const gone = parts.flatMap(({ nodes }) => leaveOutGone(nodes, definitions));
+    if (gone.length) comfy.toast("warn", t("Inputs that are no more were left out"), [...new Set(gone)].join("\n"));
   },
 
   /** @param {GraphNode} node */

@@ -70,6 +70,7 @@ interface GraphCanvas {
 /** A node's definition as /object_info gives it. */
 interface Definition {
   name: string;
+  display_name?: string;
   category: string;
   output: string[];
   input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean }?]>>>;

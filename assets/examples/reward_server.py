@@ -23,7 +23,7 @@ Scorer = Callable[[Sequence[np.ndarray], Sequence[str], Sequence[dict]], list]
 
 
 def score(samples: Sequence[np.ndarray], prompts: Sequence[str], metadata: Sequence[dict]) -> list[float | None]:
-    """One number a sample, None for what cannot be scored; or {name: such a list} for several rewards at once.
+    """One number a sample, None for what cannot be scored.
 
     Args:
         samples: pictures [H, W, 3] or videos [F, H, W, 3], uint8.

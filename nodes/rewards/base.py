@@ -94,20 +94,24 @@ class NetworkReward(RewardNode):
 
 
 class SeveralRewards(RewardNode):
-    """A node of several rewards that one network or server gives: a socket, a coefficient and a held_out switch for each."""
+    """A node of several rewards that one network or server gives, each with a socket of its own.
 
-    ENDS: tuple[str, ...]  # of the names of these inputs
-    EXAMPLE: str  # how the name of one in metrics ends
+    One that shall weigh otherwise, or be held out, is a second node's: the two share what they ask.
+    """
+
+    ENDS: tuple[str, ...]  # of the rewards' names in metrics
+    EXAMPLE: str  # one of them
+    MORE: Mapping[str, Input] = {}  # inputs after all others
 
     @classmethod
     def inputs(cls):
         required, optional = super().inputs()
-        coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
+        # Canvases hold values by place, and had such a pair for each reward.
+        last = {"coefficient": required.pop("coefficient"), "held_out": optional.pop("held_out").advanced()}
         optional["name"] = optional["name"].tip(
             f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {cls.KIND}_{cls.EXAMPLE}."
         )
-        required |= {f"coefficient_{end}": coefficient for end in cls.ENDS}
-        return required, {f"held_out_{end}": held_out.advanced() for end in cls.ENDS} | optional
+        return required, optional | cls.MORE | last
 
     @classmethod
     def names(cls, name, inputs):
@@ -119,17 +123,12 @@ class SeveralRewards(RewardNode):
         raise NotImplementedError
 
     @classmethod
-    def announced(cls, name="", **inputs):
-        names = cls.names(name, inputs)
-        return tuple(
-            (own, inputs.get(f"held_out_{end}", cls.HELD_OUT)) for end, own in zip(cls.ENDS, names, strict=True)
-        )
+    def announced(cls, name="", held_out=False, **inputs):
+        return tuple((own, held_out) for own in cls.names(name, inputs))
 
     @devices.outside_inference
-    def build(self, name="", clip="", **inputs):
-        coefficients = [inputs.pop(f"coefficient_{end}") for end in self.ENDS]
-        held_out = [inputs.pop(f"held_out_{end}", None) for end in self.ENDS]
+    def build(self, coefficient=1.0, held_out=False, name="", clip="", **inputs):
         names, settings, rewards = self.names(name, inputs), self.own(inputs), ()
-        for own, coefficient, out, more in zip(names, coefficients, held_out, settings, strict=True):
-            rewards += super().build(coefficient, out, own, clip, **more, **inputs)
+        for own, more in zip(names, settings, strict=True):
+            rewards += super().build(coefficient, held_out, own, clip, **more, **inputs)
         return rewards

@@ -58,9 +58,6 @@ class RewardHTTP(_ServerReward):
     }
 
     OPTIONAL = {
-        "score_key": text(hint="score").tip(
-            "Name of the score, of a server that gives several; they share one request."
-        ),
         "timeout": number(60, 0.1, 86400, step=1, advanced=True).tip("Seconds that one request may take."),
         "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
         "token_variable": TOKEN_VARIABLE,
@@ -132,7 +129,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         ).tip("More fields of the request, as a JSON object: for example those that stop a model from thinking first."),
     }
 
-    LOCAL = {
+    MORE = {
         "judge": socket("CLIP").tip(
             "A vision-language model from ComfyUI's CLIPLoader: Qwen3-VL, Qwen3.5 or Gemma. Then no server is asked."
         ),
@@ -201,12 +198,6 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         return bool(groups_only or compare or cls.compares(template))
 
     @classmethod
-    def inputs(cls):
-        required, optional = super().inputs()
-        required |= {name: required[name].advanced() for name in ("coefficient_2", "coefficient_3", "coefficient_4")}
-        return required, optional | cls.LOCAL
-
-    @classmethod
     def names(cls, name, inputs):
         from ...trainer.rewards.judge import names_of
 
@@ -248,7 +239,7 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         )  # what is connected to these says so when it is asked
         is_local = inputs.get("judge") is not None
         kind = ("pair_judge" if compare or self.compares(template) else "clip_judge") if is_local else self.KIND
-        for name in set(inputs).difference(self.LOCAL, SHARED) if is_local else set(inputs).intersection(self.LOCAL):
+        for name in set(inputs).difference(self.MORE, SHARED) if is_local else set(inputs).intersection(self.MORE):
             del inputs[name]
         return [{"kind": kind, **each} for each in asked]
 

@@ -72,10 +72,9 @@ def test_it_is_held_out_in_a_headless_training(able, small_graph, tmp_path):
         (tmp_path / "base" / name).mkdir(parents=True)
     (tmp_path / "base" / "custom_nodes" / "tiny_judge").symlink_to(judging.__path__[0], target_is_directory=True)
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 2, "evaluate_every": 2, "evaluation_seeds": 1}})
-    coefficients = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
-    asked = {"url": "", "model": "", "questions": "Is this {prompt}?", "held_out_1": True, "judge": ["80", 0]}
+    asked = {"url": "", "model": "", "questions": "Is this {prompt}?", "held_out": True, "judge": ["80", 0]}
     graph["80"] = {"class_type": "TinyJudge", "inputs": {}}
-    graph["81"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": coefficients | asked}
+    graph["81"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": asked}
     [stack] = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack"]
     stack["reward_8"] = ["81", 0]
     (tmp_path / "workflow.json").write_text(json.dumps(graph))

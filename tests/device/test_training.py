@@ -30,7 +30,7 @@ CASES = {
     # the sampler
     "kept graph": ("sd3", {"keep_graph": True}),
     "merged": ("flux", {"sampler": {"merge_adapter": True, "batch_size": 3, "shared_noise": False}}),
-    "flow_sde": ("flux", {"sampler": {"kind": "flow_sde", "train_last_step": True}}),
+    "flow_sde": ("flux", {"sampler": {"kind": "flow_sde"}}),
     "cps": ("flux", {"sampler": {"kind": "cps", "log_prob_norm": "squared_error", "window": (1, 1)}}),
     "flash": ("flux", {"sampler": {"window": (0, 1), "fraction_after_window": 0.5, "ode_solver": "adams_bashforth"}}),
     # GRPO Step

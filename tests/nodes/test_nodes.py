@@ -212,10 +212,13 @@ def test_the_model_that_is_trained_is_the_one_that_sampled(small_workflow):
 
 
 def test_an_input_that_is_no_more_is_named_unless_it_has_the_value_that_is_meant(small_workflow):
-    workflow = small_workflow({"OTCA_GRPOStep": {"weight_decay": 1e-4, "max_grad_norm": 0.5}})
-    (told,) = workflow.validate()
-    assert (told.input, told.severity) == ("max_grad_norm", "warning")
-    assert told.message == "unknown input, ignored" and told.fix.startswith("it is 1 now: ")
+    inputs = {"weight_decay": 1e-4, "max_grad_norm": 0.5, "retries": 7}
+    told, harmless = small_workflow({"OTCA_GRPOStep": inputs}).validate()
+    assert (told.input, told.severity, told.value) == ("max_grad_norm", "error", 0.5)
+    assert told.message == "this input was removed, and is 1.0 for everybody" and told.fix.startswith("take it out")
+    assert (harmless.input, harmless.severity) == ("retries", "warning")
+    linked = small_workflow({"OTCA_SDESampler": {"train_last_step": ["1", 0]}}).validate()
+    assert [problem.severity for problem in linked] == ["error"]
 
 
 @pytest.mark.painted

@@ -1,4 +1,4 @@
-"""The nodes of the video rewards: several objectives of one network, each with its own coefficient and switch."""
+"""The nodes of the video rewards: several objectives of one network."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def score(tmp_path_factory):
     return {"model": str(video_score(tmp_path_factory.mktemp("score")))}
 
 
-def test_every_objective_has_its_own_settings():
+def test_objectives_of_a_node_share_their_settings():
     declared = RewardVideoAlign.INPUT_TYPES()
-    coefficients = ["coefficient_vq", "coefficient_mq", "coefficient_ta"]
-    assert list(declared["required"]) == ["model", "base", "fps", *coefficients]
-    assert list(declared["optional"]) == ["held_out_vq", "held_out_mq", "held_out_ta", *COMMON]
+    assert list(declared["required"]) == ["model", "base", "fps"]
+    assert list(declared["optional"]) == [*COMMON, "coefficient", "held_out"]
     assert declared["optional"]["batch_size"][1]["default"] == 1
     assert RewardVideoAlign.RETURN_NAMES == ("vq", "mq", "ta") and len(RewardVideoScore.RETURN_TYPES) == 5
     assert "video_score_visual" in RewardVideoScore.INPUT_TYPES()["optional"]["name"][1]["tooltip"]
@@ -34,27 +33,18 @@ def test_every_objective_has_its_own_settings():
 
 def test_three_rewards_of_one_network(align):
     with torch.inference_mode():
-        vq, mq, ta = RewardVideoAlign().build(
-            **align,
-            fps=8.0,
-            coefficient_vq=1.0,
-            coefficient_mq=0.5,
-            coefficient_ta=2.0,
-            held_out_ta=True,
-            clip="-20, 20",
-            batch_size=2,
-        )
-    assert vq.network is mq.network is ta.network
+        vq, mq, ta = RewardVideoAlign().build(**align, fps=8.0, coefficient=0.5, clip="-20, 20", batch_size=2)
+        other = RewardVideoAlign().build(**align, fps=8.0, coefficient=2.0, held_out=True)[2]
+    assert vq.network is mq.network is ta.network is other.network
     assert [reward.name for reward in (vq, mq, ta)] == ["video_align_vq", "video_align_mq", "video_align_ta"]
     assert [reward.dimension for reward in (vq, mq, ta)] == ["vq", "mq", "ta"]
-    assert [reward.coefficient for reward in (vq, mq, ta)] == [1.0, 0.5, 2.0]
-    assert [reward.held_out for reward in (vq, mq, ta)] == [False, False, True]
+    assert [reward.coefficient for reward in (vq, mq, ta, other)] == [0.5, 0.5, 0.5, 2.0]
+    assert [reward.held_out for reward in (vq, mq, ta, other)] == [False, False, False, True]
     assert {(reward.fps, reward.batch_size, reward.bounds) for reward in (vq, mq, ta)} == {(8.0, 2, (-20.0, 20.0))}
 
 
 def test_a_name_of_ones_own_starts_all_names(score):
-    coefficients = {f"coefficient_{dimension}": 1.0 for dimension in RewardVideoScore.DIMENSIONS}
-    rewards = RewardVideoScore().build(**score, most_frames=16, name="judge", **coefficients)
+    rewards = RewardVideoScore().build(**score, most_frames=16, name="judge")
     assert [reward.name for reward in rewards] == [f"judge_{dimension}" for dimension in RewardVideoScore.DIMENSIONS]
     assert {reward.most_frames for reward in rewards} == {16}
 

@@ -26,7 +26,7 @@ WRITTEN = [
 ]
 # Texts that name no file: prompts, layers, words, addresses, variables, columns of the log, JSON.
 NO_PATHS = "prompt prompts negative_prompt evaluation_prompts questions name clip device lora_targets url token_variable".split()
-NO_PATHS += "score_key scale extra function best_metric wandb_project good bad tag".split()
+NO_PATHS += "scale extra function best_metric wandb_project good bad tag".split()
 NEEDED = {  # for the input to be looked at
     "OTCA_RewardVote": {"learn": True},
     "OTCA_TCDWeights": {"proxy": "image_features"},

@@ -281,9 +281,7 @@ def test_the_library_refuses_as_the_command_does(small_graph):
 def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):
     monkeypatch.setattr("comfyui_otca.trainer.rewards.video.find", lambda name: name)
     graph = Graph(small_graph())
-    judged = ("visual", "temporal", "dynamic", "alignment", "factual")
-    weights = {f"coefficient_{name}": 1.0 for name in judged}
-    graph.add("video", "RewardVideoScore", model="somewhere", most_frames=8, **weights)
+    graph.add("video", "RewardVideoScore", model="somewhere", most_frames=8)
     graph.inputs("RewardStack")["reward_8"] = ["video", 0]
     [problem] = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
     assert problem.input == "reward_8" and "makes pictures" in problem.message and "video model" in problem.fix

@@ -93,7 +93,6 @@ def rewarded(model, made, final):
 CHAINS = {
     "dance_sde": {},
     "cps": {"kind": "cps", "eta": 0.8},
-    "last step trained": {"train_last_step": True},
     "window": {"window": (1, 2)},
     "ode": {"kind": "ode", "shared_noise": False},
     "second order": {"kind": "ode", "ode_solver": "adams_bashforth", "shared_noise": False},

@@ -100,17 +100,6 @@ def test_only_the_window_is_stochastic(still_model, sample, small_settings, chan
     assert [value.item() > 1e-3 for value in spread] == [j > trained[0] for j in range(5)]
 
 
-def test_the_last_step_may_be_trained(still_model, sample, small_settings):
-    taken = sample(still_model, small_settings(train_last_step=True))
-    assert taken.trained == (0, 1, 2, 3)
-    residual = (taken.latents[:, -1] - taken.final).std()
-    # dance_sde at σ' = 0: noise η·√σ, and the mean is x̂0 shrunk towards it; the picture is decoded from x̂0 itself.
-    assert residual > 0.5 * taken.stds[-1] > 0
-    torch.testing.assert_close(taken.images, still_model.decode(taken.final), rtol=0, atol=1e-5)
-    # cps ends without noise, whatever is asked for
-    assert sample(still_model, small_settings(kind="cps", train_last_step=True)).trained == (0, 1, 2)
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [

@@ -19,7 +19,6 @@ def starts(count, *arguments, **options):
 def test_progressive_moves_on_and_wraps():
     # 8 steps, the last untrained: a window of 4 has the places 0 to 3, each for two iterations.
     assert starts(10, 8, 4, every=2) == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
-    assert starts(6, 8, 4, every=1, train_last_step=True) == [0, 1, 2, 3, 4, 0]
     assert window_start(24, 16, 4) == 0 and window_start(25, 16, 4) == 1, "25 iterations by default"
 
 
@@ -58,23 +57,21 @@ def test_random_places_are_a_function_of_seed_and_iteration():
 )
 @cases
 def test_the_window_is_never_cut_and_every_step_has_its_turn(steps, data, mode, every, stride, begin):
-    last = data.draw(st.booleans())
-    trainable = steps if last else steps - 1
-    length = data.draw(st.integers(1, trainable))
-    options = {"mode": mode, "every": every, "stride": stride, "train_last_step": last}
+    length = data.draw(st.integers(1, steps - 1))
+    options = {"mode": mode, "every": every, "stride": stride}
     seen = set()
     for iteration in range(begin, begin + every * steps):
         start = window_start(iteration, steps, length, **options)
-        assert 0 <= start and start + length <= trainable
+        assert 0 <= start and start + length <= steps - 1
         seen |= set(range(start, start + length))
     if mode != "random" and stride <= length:
-        assert seen == set(range(trainable))
+        assert seen == set(range(steps - 1))
 
 
-@pytest.mark.parametrize(("steps", "length", "last"), [(8, 8, False), (2, 2, False), (8, 9, True)])
-def test_a_window_that_has_no_place(steps, length, last):
+@pytest.mark.parametrize(("steps", "length"), [(8, 8), (2, 2)])
+def test_a_window_that_has_no_place(steps, length):
     with pytest.raises(ValueError, match=f"^length {length}: of {steps} steps .* Fix: lower length"):
-        window_start(0, steps, length, train_last_step=last)
+        window_start(0, steps, length)
 
 
 def test_unknown_mode():

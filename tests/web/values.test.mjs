@@ -29,3 +29,9 @@ test("values stay where no name is told, or the node is not ours", () => {
   assert.deepEqual(values({ type: "Other", widgets_values: [...VALUES], widgets_values_named: NAMED }), VALUES);
   assert.deepEqual(values({ type: "OTCA_A", widgets_values: { seed: 7 } }), { seed: 7 });
 });
+
+test("what is taken out is told with its value", () => {
+  const node = { type: "OTCA_A", widgets_values: [...VALUES], widgets_values_named: NAMED };
+  assert.deepEqual(leaveOutGone([node], DEFINITIONS), ["OTCA_A: rescale = 10"]);
+  assert.deepEqual(leaveOutGone([{ type: "OTCA_A", widgets_values: [7, "fixed", "0, 1"] }], DEFINITIONS), []);
+});

@@ -325,9 +325,8 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
         judges.append(Judge(CLIP_JUDGE if None in known or not known else sum(filter(None, known)), offload=True))
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
-    trained = settings.transitions - (settings.kind != "ode" and not settings.train_last_step)
-    if settings.window:
-        trained = sum(kind != "ode" for kind in step_kinds(settings))
+    # Of `ode` every step is trained: the picture is noised again.
+    trained = settings.transitions if settings.kind == "ode" else sum(kind != "ode" for kind in step_kinds(settings))
     return Iteration(
         size=(settings.width, settings.height, settings.frames),
         samples=samples,

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MOST_JUDGED = 64  # held-out pairs that agreement is measured on: the first by their order
 LEVELS = 4  # noise levels of each
+CHECK_EVERY = 10  # iterations between two measurements of it
 
 _latents: weakref.WeakKeyDictionary[FlowModel, dict[tuple[int, int], Latents]] = weakref.WeakKeyDictionary()
 
@@ -46,7 +47,6 @@ def take(
     index: int,
     shuffle: bool,
     seed: int,
-    check_every: int,
     rewards: Sequence[Reward] = (),
     on_step: Callable[[], None] = lambda: None,
 ) -> tuple[Trajectories, Advantages]:
@@ -60,7 +60,6 @@ def take(
         count: pairs to an iteration; each of several processes takes its share of their pictures.
         shuffle: into a new order in every pass over the pairs, by `seed`.
         seed: of the noise too, which is another in every iteration.
-        check_every: iterations between two measurements of `agreement`; 0: never.
         rewards: held-out ones, which evaluations ask.
         on_step: called before every picture; may raise to stop.
 
@@ -90,7 +89,7 @@ def take(
     trajectories = replace(trajectories, seconds=time.perf_counter() - started)
     liked = torch.tensor([(1 + item.value) / 2 for item in mine])
     advantages = of_scores(trajectories, liked, rewards, _credit(trajectories, plan, items, settings))
-    if check_every and index % check_every == 0 and plan.held_out:
+    if index % CHECK_EVERY == 0 and plan.held_out:
         figures = agreement(model, plan, settings, seed)
         advantages = replace(advantages, metrics={**advantages.metrics, **figures})
     return trajectories, advantages

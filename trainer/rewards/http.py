@@ -1,10 +1,9 @@
 """A reward server in any language: pictures or videos and their prompts go out as JSON, scores come back.
 
-The request, a POST of application/json, and the two forms of the answer:
+The request, a POST of application/json, and the answer:
 
     {"version": 1, "media": "png", "fps": null, "samples": [{"prompt": "a red circle", "data": "iVBORw0…"}, …]}
     {"scores": [0.25, null, …]}
-    {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
 
 `data` is a whole PNG, or an mp4 of `fps` frames a second, in base64. Where the prompt says more than its text, a sample has that
 beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else that key is missing. In the same way Reward: Vote says which samples
@@ -30,20 +29,18 @@ from ..families import given
 from ..networks import RewardError
 from ..pictures import media
 from ..types import metadata_of
-from .server import SHOWN, Question, Server, ServerReward, check_token_variable, check_url, png, shared
+from .server import SHOWN, Question, Server, ServerReward, check_token_variable, check_url, png
 
 VERSION = 1
 LEFT_OUT = "does not apply"  # instead of a score
-# What is read of an answer: room for forty named scores of a sample, with all their digits.
-ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024
+ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024  # what is read of an answer: room for scores with all their digits
 MOST_SIDE = 1024
 
 
 class HTTPReward(ServerReward):
-    """Asks a `ScoreServer`; rewards with the same server and the same settings of it share one request a batch.
+    """Asks a `ScoreServer`.
 
     Args:
-        score_key: which of the server's scores, where it gives several.
         timeout: seconds that one request may take.
         retries: further tries after a connection that failed, a timeout, a status of 5xx or 429.
         batch_size: samples to one request; 0: all at once.
@@ -56,7 +53,6 @@ class HTTPReward(ServerReward):
         name: str = "http",
         *,
         url: str,
-        score_key: str = "",
         timeout: float = 60.0,
         retries: int = 3,
         batch_size: int = 16,
@@ -66,8 +62,7 @@ class HTTPReward(ServerReward):
     ):
         super().__init__(name, **use)
         token_variable = check_token_variable(token_variable)
-        self.server = shared(ScoreServer, check_url(url), timeout, retries, token_variable, batch_size, fps)
-        self.score_key = score_key
+        self.server = ScoreServer(check_url(url), timeout, retries, token_variable, batch_size, fps)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         return self.column(images, prompts)
@@ -77,14 +72,7 @@ class HTTPReward(ServerReward):
 
     def column(self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None) -> list[float | None]:
         """The scores of pictures or videos; `groups` are sent along where they are given."""
-        said = json.dumps([dict(metadata_of(prompt)) for prompt in prompts], sort_keys=True)
-        asked = (tuple(prompts), said, None if groups is None else tuple(groups))
-        columns = self.server.once(batch, asked, lambda: self.server.scores(batch, prompts, groups, self.file_fps))
-        if self.score_key not in columns:
-            names = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
-            fix = f"set score_key to one of {names}" if any(columns) else "leave score_key empty"
-            raise RewardError(f"{self.server.url} gave {names}, and score_key is {self.score_key!r}. Fix: {fix}")
-        return columns[self.score_key]
+        return self.server.scores(batch, prompts, groups, self.file_fps)
 
 
 class ScoreServer(Server):
@@ -101,8 +89,8 @@ class ScoreServer(Server):
 
     def scores(
         self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None, file_fps: float = 0.0
-    ) -> dict[str, list[float | None]]:
-        """{name of a score: one a sample}; the name is empty where the server gives only one.
+    ) -> list[float | None]:
+        """One score a sample.
 
         Args:
             batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
@@ -127,13 +115,9 @@ class ScoreServer(Server):
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         answers = self.ask([_question({**head, "samples": part}) for part in parts])
-        read = [self._read(text, len(part)) for text, part in zip(answers, parts, strict=True)]
-        if any(columns.keys() != read[0].keys() for columns in read):
-            names = " and ".join(str(sorted(columns)) for columns in read)
-            raise RewardError(f"{self.url} gave other scores for each batch: {names}. Fix: the same for all")
-        return {name: [value for columns in read for value in columns[name]] for name in read[0]}
+        return [score for text, part in zip(answers, parts, strict=True) for score in self._read(text, len(part))]
 
-    def _read(self, text: str, count: int) -> dict[str, list[float | None]]:
+    def _read(self, text: str, count: int) -> list[float | None]:
         """The scores in an answer about `count` samples."""
         shown = f"{text[:SHOWN]!r}"
         try:
@@ -142,21 +126,18 @@ class ScoreServer(Server):
             raise RewardError(
                 f'{self.url} answered {shown}. Fix: it must be JSON like {{"scores": [0.5, null]}}'
             ) from None
-        columns = scores if scores and isinstance(scores, dict) else {"": scores}
-        for name, column in columns.items():
-            which = f"scores {name!r}" if name else "scores"
-            if not isinstance(column, list) or len(column) != count:
-                answer = f"{len(column)} {which}" if isinstance(column, list) else f"no list of {which}"
+        if not isinstance(scores, list) or len(scores) != count:
+            answer = f"{len(scores)} scores" if isinstance(scores, list) else "no list of scores"
+            raise RewardError(
+                f"{self.url} gave {answer} for {count} samples: {shown}. Fix: one a sample, in their order"
+            )
+        for sample, value in enumerate(scores):
+            if value not in (None, LEFT_OUT) and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise RewardError(
-                    f"{self.url} gave {answer} for {count} samples: {shown}. Fix: one a sample, in their order"
+                    f"{self.url} gave {repr(value)[:SHOWN]} among its scores, for sample {sample}. Fix: a number, "
+                    f"null for what could not be scored, or {LEFT_OUT!r}"
                 )
-            for sample, value in enumerate(column):
-                if value not in (None, LEFT_OUT) and (isinstance(value, bool) or not isinstance(value, int | float)):
-                    raise RewardError(
-                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a number, "
-                        f"null for what could not be scored, or {LEFT_OUT!r}"
-                    )
-        return {name: list(map(_score, column)) for name, column in columns.items()}
+        return list(map(_score, scores))
 
 
 def _sources(prompts: Sequence[str]) -> tuple[list[str], list[int | None]]:

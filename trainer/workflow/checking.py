@@ -73,10 +73,13 @@ def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
             problems.append(graph.problem(node.id, name, None, "required input is missing", declaration.wanted))
     for name, value in node.inputs.items():
         if name not in node.declared:
-            meant, fix = GONE.get(name, (..., "")) if is_ours(node.entry) else (..., "")
-            if value != meant:
-                fix = fix or suggest(name, node.declared)
+            if not is_ours(node.entry) or name not in GONE:
+                fix = suggest(name, node.declared)
                 problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
+            elif value != (meant := GONE[name])[0]:
+                message = f"this input was removed, and is {meant[0]!r} for everybody"
+                severity = "error" if meant[1] else "warning"  # what would train otherwise than it did does not run
+                problems.append(graph.problem(node.id, name, value, message, meant[1], severity))
         elif name in node.unreadable:
             fix = node.declared[name].wanted
             problems.append(graph.problem(node.id, name, value, node.unreadable[name], fix))

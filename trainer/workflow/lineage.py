@@ -56,7 +56,7 @@ _STRUCTURE = {
     "OTCA_EmbeddedModel": {"model"},
 }
 _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
-_OF_A_REWARD |= {"score_key", "name", "held_out"}
+_OF_A_REWARD |= {"name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(
     r"model|prompts|trajectories|scores|advantages|report|memory|credit(_\d)?|reward_\d"
@@ -206,7 +206,7 @@ def _deciding(graph: Graph, order: Order) -> set[str]:
 def _structural_names(entry: Mapping) -> set[str]:
     kind = entry["class_type"]
     if kind.startswith(_REWARD) and kind != STACK_NODE:
-        return {name for name in entry["inputs"] if name in _OF_A_REWARD or name.startswith("held_out")}
+        return _OF_A_REWARD & entry["inputs"].keys()
     return _STRUCTURE.get(kind, set())
 
 

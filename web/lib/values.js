@@ -13,8 +13,11 @@ const CONTROL = "control_after_generate"; // the widget after a number that move
  *
  * @param {Saved[]} nodes
  * @param {Record<string, Definition>} definitions of our nodes
+ * @returns {string[]} what was taken out, as `Node: input = value`
  */
 export function leaveOutGone(nodes, definitions) {
+  /** @type {string[]} */
+  const gone = [];
   for (const node of nodes) {
     const { required = {}, optional = {} } = definitions[node.type]?.input ?? {};
     const now = { ...required, ...optional };
@@ -23,6 +26,11 @@ export function leaveOutGone(nodes, definitions) {
     const names = node.widgets_values_named
       ? Object.keys(node.widgets_values_named)
       : slots.flatMap((name) => (now[name]?.[1]?.[CONTROL] ? [name, CONTROL] : [name]));
-    node.widgets_values = node.widgets_values.filter((_, place) => !(place in names) || names[place] in now || names[place] === CONTROL);
+    node.widgets_values = node.widgets_values.filter((value, place) => {
+      const stays = !(place in names) || names[place] in now || names[place] === CONTROL;
+      if (!stays) gone.push(`${definitions[node.type].display_name ?? node.type}: ${names[place]} = ${value}`);
+      return stays;
+    });
   }
+  return gone;
 }

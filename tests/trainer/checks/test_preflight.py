@@ -122,8 +122,7 @@ def test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be(found, kin
 @pytest.mark.parametrize(("output", "told"), [(0, False), (1, True)])
 def test_an_output_without_a_question_is_connected(small_graph, output, told):
     content = small_graph({})
-    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
-    judge |= {"url": "http://127.0.0.1:8000/v1", "model": "m", "questions": "Is it {prompt}?"}
+    judge = {"url": "http://127.0.0.1:8000/v1", "model": "m", "questions": "Is it {prompt}?"}
     content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
     [stack] = [entry for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
     stack["inputs"]["reward_8"] = ["judge", output]
@@ -148,8 +147,7 @@ def test_a_judge_that_is_the_models_own_text_encoder_is_not_alone(
         name = "of_the_model" if node == "same" else node
         content[node] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": f"{name}.safetensors"}}
     content["loader"]["inputs"] = content["same"]["inputs"]
-    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
-    judge |= {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
+    judge = {"url": "", "model": "", "questions": "Is it {prompt}?", "judge": [clip, 1]}
     content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
     words = {"reward": ["judge", 0], "good": "photo", "bad": "plastic", "coefficient": 1.0}
     content["words"] = {"class_type": "OTCA_RewardRelativeWords", "inputs": words}
@@ -184,7 +182,7 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
     content = small_graph({})
     first = {entry["class_type"]: entry["inputs"] for entry in content.values()}
     first["OTCA_PromptDataset"].update({"prompts": "", "file": str(tmp_path / "edits.jsonl")})
-    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)} | {"url": "", "model": "", "questions": "Is it?"}
+    judge = {"url": "", "model": "", "questions": "Is it?"}
     inputs = (judge if "Judge" in kind else {"coefficient": 1.0, "name": "of_edits"}) | settings
     content["edits"] = {"class_type": kind, "inputs": inputs}
     content["picture"] = {"class_type": "Picture", "inputs": {}}

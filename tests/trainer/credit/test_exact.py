@@ -30,7 +30,7 @@ def reward():
     return reward_class("sharpness")()
 
 
-@pytest.mark.parametrize("change", [{}, {"train_last_step": True}, {"window": (1, 2)}, {"kind": "cps", "eta": 0.8}])
+@pytest.mark.parametrize("change", [{}, {"window": (1, 2)}, {"kind": "cps", "eta": 0.8}])
 def test_it_is_the_slope_of_the_mean_reward(toy, reward, small_settings, change):
     settings = replace(small_settings(), **change)
     gradient, scores = exact_gradient(toy, PROMPTS, settings, reward, 3)

@@ -175,7 +175,7 @@ def test_gains_add_up_to_what_the_whole_way_gained(still_model, sample, small_se
     """Σ_j g_j = r_T - r_0 over all T, with the real model, its decoder and two rewards."""
     from comfyui_otca.trainer.rewards import reward_class
 
-    trajectories = sample(still_model, small_settings(train_last_step=True))
+    trajectories = sample(still_model, small_settings(kind="ode", shared_noise=False))
     assert trajectories.trained == (0, 1, 2, 3)
     judges = [reward_class(kind)() for kind in ("colorfulness", "sharpness")]
     scores = scored(trajectories, *judges)

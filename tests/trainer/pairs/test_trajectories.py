@@ -26,7 +26,7 @@ INPUTS = {"width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
 SETTINGS = SamplerSettings.of_pairs(INPUTS)
 
 
-HOW = {"form": "pairs", "check_every": 0, "count": 2, "index": 0, "shuffle": False, "seed": 3}
+HOW = {"form": "pairs", "count": 2, "index": 0, "shuffle": False, "seed": 3}
 
 
 @pytest.fixture(autouse=True)

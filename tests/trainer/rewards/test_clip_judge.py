@@ -285,11 +285,10 @@ DIGESTS = {
 # --- the node -----------------------------------------------------------------------------------------------------------
 
 GIVEN = {"url": "", "model": "", "questions": "a: Is it?\nb: Is it {prompt}?", "judge": bright}
-COEFFICIENTS = {f"coefficient_{end}": 1.0 for end in RewardVLMJudge.ENDS}
 
 
 def test_with_a_clip_no_server_is_asked():
-    rewards = RewardVLMJudge().build(**GIVEN, **COEFFICIENTS, batch_size=3, frames=2, max_tokens=5, held_out_2=True)
+    rewards = RewardVLMJudge().build(**GIVEN, batch_size=3, frames=2, max_tokens=5, held_out=True)
     assert [type(reward) for reward in rewards] == [ClipJudge] * 4
     assert [reward.name for reward in rewards] == ["vlm_judge_a", "vlm_judge_b", "vlm_judge_3", "vlm_judge_4"]
     assert (rewards[0].batch_size, rewards[0].frames) == (3, 2) and rewards[1].held_out
@@ -303,7 +302,7 @@ def test_with_a_clip_no_server_is_asked():
 
 
 def test_a_template_takes_the_place_of_the_questions():
-    rewards = RewardVLMJudge().build(**GIVEN, **COEFFICIENTS, template="UnifiedReward pair")
+    rewards = RewardVLMJudge().build(**GIVEN, template="UnifiedReward pair")
     assert type(rewards[0]) is PairJudge and rewards[0].template is TEMPLATES["UnifiedReward pair"]
     assert rewards[0].name == "vlm_judge_UnifiedReward_pair"
     assert RewardVLMJudge.only_of_groups(template="UnifiedReward pair") and RewardVLMJudge.only_of_groups(compare=True)

@@ -95,13 +95,11 @@ def test_the_example_server_scores_brightness_or_by_a_scorer_of_ones_own(serve):
     videos = SHADES[:, None, None, None, None].expand(3, 5, 32, 48, 3)
     assert (ask(url, videos) - SHADES).abs().max() < 0.02  # mp4 is lossy
 
-    def scorer(samples, prompts, metadata):
-        heights, texts = [sample.shape[0] for sample in samples], [one.get("text", "") for one in metadata]
-        return {"height": heights, "length": list(map(len, prompts)), "text": list(map(len, texts))}
+    def lengths(samples, prompts, metadata):
+        return [len(prompt) + len(beside.get("text", "")) for prompt, beside in zip(prompts, metadata, strict=True)]
 
-    url, prompts = serve(reward_server.application(scorer)), [Prompt("one", {"text": "OPEN"}), *PROMPTS[1:]]
-    for key, scores in {"height": [4.0, 4.0, 4.0], "length": [3.0, 3.0, 5.0], "text": [4.0, 0.0, 0.0]}.items():
-        assert ask(url, prompts=prompts, score_key=key).tolist() == scores
+    prompts = [Prompt("one", {"text": "OPEN"}), *PROMPTS[1:]]
+    assert ask(serve(reward_server.application(lengths)), prompts=prompts).tolist() == [7.0, 3.0, 5.0]
 
 
 def test_within_a_running_loop_as_in_comfyui_and_while_an_evaluation_ends_before_a_stop(answering):
@@ -114,29 +112,6 @@ def test_within_a_running_loop_as_in_comfyui_and_while_an_evaluation_ends_before
     stopping.request.signal = 2
     with stopping.finishing():
         assert ask(url, IMAGES.clone()).tolist() == [1.0, 2.0, 3.0]
-
-
-# --- several scores, one request ------------------------------------------------------------------------------------
-
-
-def test_rewards_of_one_server_share_one_request(answering):
-    url, requests = answering({"scores": {"vq": [1, 2, 3], "mq": [4, 5, 6]}})
-    rewards = [http.HTTPReward(key, url=url, score_key=key) for key in ("vq", "mq")]
-    assert score(rewards, IMAGES, PROMPTS).tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
-    assert len(requests) == 1
-    score(rewards, IMAGES.clone(), PROMPTS)
-    assert len(requests) == 2, "another batch is another request"
-    score(rewards, IMAGES, PROMPTS[::-1])
-    assert len(requests) == 3, "and so are other prompts"
-
-
-def test_a_wrong_score_key_names_the_right_ones(answering):
-    several, _ = answering({"scores": {"vq": [1, 2, 3], "mq": [4, 5, 6]}})
-    assert "score_key is 'ta'. Fix: set score_key to one of mq, vq" in error_of(several, score_key="ta")
-    single, _ = answering({"scores": [1, 2, 3]})
-    assert "Fix: leave score_key empty" in error_of(single, score_key="vq")
-    changing, _ = answering({"scores": {"vq": [1, 2]}}, {"scores": [3]})
-    assert "gave other scores for each batch: ['vq'] and ['']" in error_of(changing, batch_size=2, score_key="vq")
 
 
 # --- servers that misbehave -----------------------------------------------------------------------------------------
@@ -216,7 +191,7 @@ def test_garbage_is_shown(answering, answer):
         ({"scores": 1.0}, "gave no list of scores for 3 samples"),
         ({"scores": {}}, "gave no list of scores for 3 samples"),
         ({"scores": None}, "gave no list of scores for 3 samples"),
-        ({"scores": {"vq": [1, 2]}}, "gave 2 scores 'vq' for 3 samples"),
+        ({"scores": {"vq": [1, 2, 3]}}, "gave no list of scores for 3 samples"),
         ({"scores": [1, "high", 3]}, "gave 'high' among its scores, for sample 1"),
         ({"scores": [1, 2, True]}, "gave True among its scores, for sample 2"),
         ({"scores": [[1], 2, 3]}, "gave [1] among its scores, for sample 0"),
@@ -264,10 +239,10 @@ def test_what_the_node_refuses(inputs, told):
 
 
 def test_the_node(answering):
-    url, requests = answering({"scores": {"vq": [1, 2, 3]}})
+    url, requests = answering({"scores": [1, 2, 3]})
     assert RewardHTTP.VALIDATE_INPUTS(url) is True
     assert RewardHTTP.VALIDATE_INPUTS(None, None, None) is True, "linked"
-    own = {"clip": "1.5, 2.5", "url": url, "score_key": "vq", "groups_only": True}
+    own = {"clip": "1.5, 2.5", "url": url, "groups_only": True}
     (reward,) = RewardHTTP().build(0.5, True, "mine", **own)
     assert (reward.name, reward.coefficient, reward.held_out, reward.groups_only) == ("mine", 0.5, True, True)
     assert not requests, "the server is reached only when something is scored"

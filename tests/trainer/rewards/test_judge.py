@@ -338,20 +338,21 @@ def test_extra_fields_that_cannot_be(extra, told):
 
 
 def node_inputs(**changes):
-    coefficients = {f"coefficient_{number}": float(number) for number in range(1, 5)}
-    return {"url": "http://127.0.0.1:8000/v1", "model": "m", **coefficients, **changes}
+    return {"url": "http://127.0.0.1:8000/v1", "model": "m", **changes}
 
 
 def test_the_node_makes_a_reward_of_each_line(chatting):
     url, requests = chatting(lambda asked: "9" if "sharp" in text_of(asked) else "2")
     questions = "Is it {prompt}?\n\n quality:  Is it sharp?\n"
-    inputs = node_inputs(url=url, questions=questions, held_out_2=True, answer="number", groups_only=True)
+    inputs = node_inputs(
+        url=url, questions=questions, coefficient=0.5, held_out=True, answer="number", groups_only=True
+    )
     rewards = RewardVLMJudge().build(**inputs)
     names = ["vlm_judge_1", "vlm_judge_quality", "vlm_judge_3", "vlm_judge_4"]
     assert [reward.name for reward in rewards] == names
-    assert [reward.coefficient for reward in rewards] == [1.0, 2.0, 3.0, 4.0]
-    assert RewardVLMJudge.announced(**inputs) == tuple(zip(names, [False, True, False, False], strict=True))
-    assert [(reward.held_out, reward.groups_only) for reward in rewards[:2]] == [(False, True), (True, True)]
+    assert [reward.coefficient for reward in rewards] == [0.5] * 4
+    assert RewardVLMJudge.announced(**inputs) == tuple((name, True) for name in names)
+    assert [(reward.held_out, reward.groups_only) for reward in rewards[:2]] == [(True, True)] * 2
     assert not requests
     assert score(rewards[:2], IMAGES, PROMPTS).tolist() == pytest.approx(torch.tensor([[0.2, 0.9]] * 3))
     assert [RewardVLMJudge.unasked(index, **inputs) for index in range(4)] == [False, False, True, True]

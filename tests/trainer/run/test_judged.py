@@ -50,10 +50,9 @@ def workflow(small_workflow, monkeypatch):
     made = small_workflow({"OTCA_TrainingRun": run, "OTCA_GRPOStep": {"learning_rate": 1e-3}}, {"Clip": Clip})
     graph = made.graph
     [stack] = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack"]
-    coefficients = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
-    asked = {"url": "", "model": "", "questions": "Is this {prompt}?", "held_out_1": True, "judge": ["clip", 0]}
+    asked = {"url": "", "model": "", "questions": "Is this {prompt}?", "held_out": True, "judge": ["clip", 0]}
     graph["clip"] = {"class_type": "Clip", "inputs": {}}
-    graph["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": coefficients | asked}
+    graph["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": asked}
     stack["reward_8"] = ["judge", 0]
     for name in [name for name, link in stack.items() if name.startswith("reward_") and link[0] != "judge"]:
         graph[stack[name][0]]["inputs"]["held_out"] = False  # the judge alone decides
