@@ -111,7 +111,7 @@ class SeveralRewards(RewardNode):
         optional["name"] = optional["name"].tip(
             f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {cls.KIND}_{cls.EXAMPLE}."
         )
-        return required, optional | cls.MORE | last
+        return required, {**optional, **cls.MORE, **last}
 
     @classmethod
     def names(cls, name, inputs):
