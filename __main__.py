@@ -16,9 +16,12 @@ from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
+    from .host import environment
     from .host.search import stay_offline
 
     stay_offline()
+    # Before torch is imported. Threads that spin while they wait keep a core from whoever has work for it.
+    environment.write_default("OMP_WAIT_POLICY", "PASSIVE")
     gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
     arguments = sys.argv[1:] if arguments is None else arguments
     with contextlib.redirect_stdout(_output(sys.stdout)), contextlib.redirect_stderr(_output(sys.stderr)):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..host import environment
+from ..host import environment, silence
 from . import options
 from .options import OF_ALL_NODES, SET, WORKFLOW, arg, command, count, flag
 
@@ -56,8 +56,12 @@ def train(arguments: argparse.Namespace) -> int:
         distributed.begin(cpu=arguments.device == "cpu")
     options.quiet_libraries()
     processes = arguments.gpus if launches else distributed.world()
+    say = options.say if distributed.is_main() else lambda line: None
     try:
-        prepared = together(lambda: _prepared(arguments, processes), functools.partial(options.node_classes, arguments))
+        with silence.broken(say, "preparing the workflow"):
+            prepared = together(
+                lambda: _prepared(arguments, processes), functools.partial(options.node_classes, arguments)
+            )
     except WorkflowError as refused:
         options.print_problems(refused.problems)
         return options.EXIT_BAD_INPUT

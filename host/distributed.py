@@ -12,6 +12,7 @@ import atexit
 import functools
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 import torch
 from torch import Tensor
 
-from . import environment, extras, stopping
+from . import environment, extras, silence, stopping
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
+# And for one that has yet to join: after a failure it may have met processes that were about to end, and never comes.
+JOINING = timedelta(minutes=5)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
 
@@ -67,12 +70,40 @@ def begin(cpu: bool) -> None:
     if world() > 1:
         check_packages()
         from accelerate import PartialState
+        from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        if PartialState(cpu=cpu, timeout=PATIENCE).num_processes != world():
+        first = environment.read("LOCAL_RANK", "0") == "0"  # on each machine one says what it waits for
+        try:
+            with silence.broken(_tell if first else lambda line: None, f"{name()} waits for the others to join"):
+                joined = PartialState(cpu=cpu, timeout=JOINING).num_processes
+                if joined == world():
+                    meet()
+        except (RuntimeError, PeerFailed) as error:  # torch's DistError is one
+            minutes = int(JOINING.total_seconds() / 60)
+            raise PeerFailed(
+                f"{name()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all machines "
+                "anew, each with its own NODE_RANK and all with the same MAIN_ADDRESS and MAIN_PORT, which they must reach"
+            ) from error
+        if joined != world():
             raise ValueError(
                 f"{world()} processes were started, and {socket.gethostname()} has no accelerator for them. Fix: --device cpu "
                 "trains with all of them on the CPU"
             )
+        _set_pg_timeout(PATIENCE)  # all are there: torch has no public name for it
+
+
+def machines() -> int:
+    """How many machines train together, where each has as many processes as this one."""
+    return max(1, world() // int(environment.read("LOCAL_WORLD_SIZE", str(world()))))
+
+
+def name() -> str:
+    """What a human calls this process."""
+    return f"process {rank()} of {world()} on {socket.gethostname()}"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_packages() -> None:
@@ -234,8 +265,14 @@ def _all(tensor: Tensor) -> Tensor:
         gathered = gather(tensor[None].to(_device()))
         return gathered.cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives for a tensor a tensor
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise _heard(PeerFailed(f"process {rank()} lost another one ({reason})")) from error
+        lost = f"{name()} lost another one ({_reason(error)}), whose own last lines say why"
+        raise _heard(PeerFailed(lost)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the library says, without its place in its source, and what it adds to be funny."""
+    reason = re.sub(r"^\[[^\]]*\.cc:\d+\]\s*", "", str(error).splitlines()[0])
+    return re.split(r"\. (?=This may|See|It is)", reason)[0].rstrip(". ")
 
 
 def each(tensor: Tensor) -> Tensor:

@@ -78,6 +78,13 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
+def possible(measure: str) -> tuple[float, float]:
+    """The least and the largest value of a measure."""
+    if measure == "peak distance":
+        return 0.0, np.inf
+    return (-1.0, 1.0) if measure in ("Pearson", "Spearman") else (0.0, 1.0)
+
+
 def chance(steps: int) -> dict[str, float]:
     """What each measure comes to on average if a has nothing to do with b, by T'; NaN if it says nothing."""
     recalls = {f"recall@{count}": count / steps if count < steps else np.nan for count in TOP}

@@ -30,7 +30,7 @@ from ..trainer.run.loop import only
 from ..trainer.types import GIVEN_NODES, SAMPLER_NODE, STACK_NODE, Advantages, Scores, StepCredit, Trajectories
 from ..trainer.workflow.running import Workflow, WorkflowError
 from . import plots
-from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
+from .agreement import MEASURES, Shares, chance, pearson, possible, shares, shares_table
 from .statistics import Interval, clustered, number, table
 
 TABLE, FIGURES = "table.md", "analysis.json"
@@ -259,7 +259,7 @@ def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_
     for name, measure in MEASURES.items():
         values = measure(delta, gain)
         groups = np.arange(len(values)) // group_size
-        measures[name] = clustered(values, groups), _spread(values)[1]
+        measures[name] = clustered(values, groups).within(*possible(name)), _spread(values)[1]
     return Row(objective, proxy, measures, pooled_pearson(delta, gain))
 
 

@@ -127,7 +127,7 @@ def profile(deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], l
         axis.axhline(0, color="black", linewidth=0.7)
         axis.set_xticks(range(len(labels)), labels)
         _dress(axis, title)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
     return rendered(figure)
 
 
@@ -145,7 +145,7 @@ def signal(
     axes[1].set_ylim(0)
     for (name, own), look in zip(weights.items(), _looks(len(weights)), strict=True):
         axes[2].plot(own, label=name, **look)
-    axes[2].legend(fontsize=8)
+    axes[2].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     titles = "Signal: ⟨g, G⟩ / |G| of a step's gradient g", "Noise: √E|g|²", "Mean weights"
     for axis, title in zip(axes, titles, strict=True):
         axis.set_xticks(range(len(labels)), labels)
@@ -154,10 +154,13 @@ def signal(
 
 
 def _looks(count: int) -> list[dict]:
-    return [
-        {"color": COLORS[i % len(COLORS)], "marker": "os^Dv*xP"[i % 8], "markersize": 4, "linewidth": 1.6}
+    """No two of the first 24 look alike: from the ninth curve on they are dashed, and marked otherwise."""
+    marks, strokes, colors = "os^Dv*x", ("-", "--", ":"), len(COLORS)
+    looks = [
+        {"color": COLORS[i % colors], "marker": marks[i % 7], "linestyle": strokes[i // colors % 3]}
         for i in range(count)
     ]
+    return [{**look, "markersize": 4, "linewidth": 1.6} for look in looks]
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

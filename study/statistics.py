@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,11 @@ class Interval:
     high: float
     count: int
     p: float = math.nan
+
+    def within(self, least: float, most: float) -> Interval:
+        """The same without what a mean of such values cannot be, which takes nothing from how often it covers the mean."""
+        low, high = (bound if math.isnan(bound) else min(max(bound, least), most) for bound in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
 
 def clustered(values: Sequence[float] | np.ndarray, *shared: Iterable[Hashable]) -> Interval:

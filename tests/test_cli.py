@@ -148,6 +148,24 @@ def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
     assert otca(*train, "--reward-gpus", 1)[0] == 0 and seen == ["cuda:1"]
 
 
+def test_the_first_line_says_who_trains_what_and_threads_wait_without_spinning(otca, written, small_graph, tmp_path):
+    run = tmp_path / "run"
+    code, printed, errors = otca("train", written(small_graph()), "--output", run, "--iterations", 1)
+    assert code == 0, errors
+    who = "1 process on 1 machine, cpu, float32, 6 samples, shapes-flux, an adapter of "
+    line = next(line for line in printed.splitlines() if " … " not in line)
+    assert line.startswith(who) and line.endswith(f" numbers; {run}, after iteration 0")
+    assert json.loads((run / "status.json").read_text())["who"] + f"; {run}, after iteration 0" == line
+    set_first = (
+        "import sys; from comfyui_otca.__main__ import main; main(['nodes']); print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; {set_first}"], env=clean, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "PASSIVE"
+
+
 # --- --set ----------------------------------------------------------------------------------------------------------
 
 

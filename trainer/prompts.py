@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import functools
 import hashlib
@@ -10,9 +11,10 @@ import json
 import logging
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -32,6 +34,7 @@ LINES = "train.txt"  # and where none of them is there
 IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
 MOST_PICTURES = 10  # of one prompt
 MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
+LARGE = 1024**2  # bytes of a file whose prompts are remembered: each iteration asks for some of them
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
@@ -39,7 +42,44 @@ class PromptError(ValueError):
     """A prompt source that cannot be used, with the fix."""
 
 
-def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
+class Lines(Sequence[str]):
+    """The prompts of a plain text, each made when it is asked for: a million of them take hardly more memory than their file.
+
+    Args:
+        content: the text in UTF-8, where each prompt's line has been found to be one.
+        ends: where each prompt begins and ends in it, one after another.
+    """
+
+    def __init__(self, content: bytes, ends: array):
+        self._content, self._ends = content, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) // 2
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number):
+        if isinstance(number, slice):
+            return [self[index] for index in range(*number.indices(len(self)))]
+        first = 2 * range(len(self))[number]
+        return self._at(self._ends[first], self._ends[first + 1])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._at, self._ends[::2], self._ends[1::2])
+
+    def _at(self, start: int, end: int) -> str:
+        return prompt_of(self._content[start:end].decode().strip())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+
+_remembered: dict[tuple[Path, int, int, int], Sequence[str]] = {}  # of the last large file: path, number, time and size
+
+
+def read_prompts(text: str, file: str = "", preset: str = "") -> Sequence[str]:
     """Returns the prompts of a text box; of a file or folder when one is named; of `preset` if the box is empty.
 
     A text has one prompt a line, see `lines`. Rows of a table (.jsonl, .json, .csv, .tsv, .parquet) are `Prompt`s, whose metadata
@@ -56,12 +96,17 @@ def read_prompts(text: str, file: str = "", preset: str = "") -> list[str]:
     return prompts
 
 
-def read_source(name: str) -> tuple[Path, list[str]]:
+def read_source(name: str) -> tuple[Path, Sequence[str]]:
     """Returns where the prompts of a file or folder stand, and them. Raises as `read_prompts`."""
     if (folder := _read_folder(name)) is not None:
         return folder
-    path, content = _content(name)
-    return path, prompts_in(content, path)
+    state, content = _content(name)
+    if (prompts := _remembered.get(state)) is None:
+        prompts = prompts_in(content, state[0])
+        if len(content) > LARGE:
+            _remembered.clear()
+            _remembered[state] = prompts
+    return state[0], prompts
 
 
 def _read_folder(name: str) -> tuple[Path, list[str]] | None:
@@ -162,7 +207,7 @@ def _split(text: str) -> list[str]:
 
 def prompt_of(text: str) -> str:
     """Returns one line's prompt, see `lines`."""
-    if not re.match(r'\{\s*"prompt"\s*:', text):
+    if not text.startswith("{") or not re.match(r'\{\s*"prompt"\s*:', text):
         return text
     try:
         return prompt_of_row(json_files.parse(text, MOST_DEPTH))
@@ -182,10 +227,25 @@ def as_row(prompt: str) -> str:
     return json.dumps({"prompt": str(prompt), **metadata_of(prompt)}, ensure_ascii=False)
 
 
-def prompts_in(content: bytes, path: Path) -> list[str]:
+def _lines(content: bytes, path: Path) -> Lines:
+    ends = array("Q")
+    for line in re.finditer(rb"[^\r\n]+", content):
+        start = line.start() + len(codecs.BOM_UTF8) * line.group().startswith(codecs.BOM_UTF8) * (not line.start())
+        try:
+            text = content[start : line.end()].decode().strip()
+        except UnicodeDecodeError:
+            decoded(content, path)  # raises with the number of the line
+            raise
+        if text and not text.startswith("#"):
+            prompt_of(text)
+            ends.extend((start, line.end()))
+    return Lines(content, ends)
+
+
+def prompts_in(content: bytes, path: Path) -> Sequence[str]:
     """Returns the prompts of a file, by the ending of its name. Raises PromptError, which names the line."""
     if path.suffix.lower() not in TABLES:
-        return lines(decoded(content, path))
+        return _lines(content, path)
     prompts = []
     for place, row in rows(content, path):
         try:
@@ -351,12 +411,18 @@ def file_state(file: str) -> str:
     return f"{stat.st_mtime_ns}:{stat.st_size}"
 
 
-def _content(file: str) -> tuple[Path, bytes]:
-    """The file's path and what is in it, read within a time limit: a name may lead to a network drive that hangs."""
+def _content(file: str) -> tuple[tuple[Path, int, int, int], bytes]:
+    """Returns which file that is and what is in it, nothing where that is remembered, read within a time limit: a name may lead
+    to a network drive that hangs."""
 
-    def read() -> tuple[Path, bytes]:
+    def read() -> tuple[tuple[Path, int, int, int], bytes]:
         path, descriptor = permissions.open_prompts(file)
-        return path, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+        stat = os.fstat(descriptor)
+        state = (path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if state in _remembered:
+            os.close(descriptor)
+            return state, b""
+        return state, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
 
     try:
         return opening.in_time(read)
@@ -378,7 +444,8 @@ def picture_names(prompt: str) -> tuple[str, ...]:
     Raises:
         ValueError: with what is wrong with these two keys.
     """
-    said = metadata_of(prompt)
+    if not (said := metadata_of(prompt)):
+        return ()
     one, several = said.get(IMAGE), said.get(IMAGES)
     if one is not None and several is not None:
         raise ValueError(f"has both {IMAGE} and {IMAGES}")

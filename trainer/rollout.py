@@ -21,6 +21,7 @@ from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
 from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
+from .updates import refusals
 
 
 def sample(
@@ -362,10 +363,7 @@ def share_of(model: FlowModel, samples: int) -> distributed.Share:
     """The rows of so many samples that are this process's. Raises ValueError where a sharded model could not keep pace."""
     share = distributed.share(samples)
     if model.policy.is_sharded and share.total % distributed.world():
-        raise ValueError(
-            f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
-            "Fix: change the number of prompts or pairs to an iteration, or group_size"
-        )
+        raise ValueError(str(refusals.of_shards(share.total, distributed.world())))
     return share
 
 

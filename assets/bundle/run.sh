@@ -90,7 +90,7 @@ stop() {
   signalled=1 stopped=1
   if [ -n "$child" ]; then kill -s "$1" "$child" 2>/dev/null || true; fi
 }
-trap 'stop TERM' TERM
+trap 'stop TERM' TERM HUP # HUP: the terminal is gone, as when ssh breaks off
 trap 'stop INT' INT
 set -m # a process group of its own for the training: Ctrl-C then reaches it once, from here
 

@@ -72,6 +72,10 @@ class Refused(Exception):
     """A file that is not opened, with what is wrong with it."""
 
 
+class TooLarge(Refused):
+    """A file of more bytes than may be read."""
+
+
 class LeadsOut(Refused):
     """A link to a file that lies elsewhere."""
 
@@ -97,7 +101,7 @@ def opened(path: Path, folders: Iterable[str], most_bytes: int) -> int:
         if not (lies_inside and os.path.samestat(os.stat(real), status)):
             raise LeadsOut(f"is a link out of its folder, to {real}")
         if status.st_size > most_bytes:
-            raise Refused(f"has {status.st_size:,} bytes, and {most_bytes:,} may be read")
+            raise TooLarge(f"has {status.st_size:,} bytes, and {most_bytes:,} may be read")
     except BaseException:
         os.close(descriptor)
         raise

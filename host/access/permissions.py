@@ -42,7 +42,7 @@ PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_LISTED = 600  # characters of the folders in a refusal
-MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
+MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 256 * 1024**2, 64 * 1024**2
 
 
 class NotAllowed(PermissionError):
@@ -251,7 +251,8 @@ def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
             continue
         except opening.Refused as refusal:
             kind = NotAllowed if isinstance(refusal, opening.LeadsOut) else ValueError
-            raise kind(f"{path} ({why}) {refusal}. Fix: put a plain {path.suffix} file there") from None
+            fix = "split it" if isinstance(refusal, opening.TooLarge) else f"put a plain {path.suffix} file there"
+            raise kind(f"{path} ({why}) {refusal}. Fix: {fix}") from None
     listed = ", ".join(map(str, among))
     raise FileNotFoundError(f"file {shown(name)} was not found, neither as a path nor in {listed}")
 

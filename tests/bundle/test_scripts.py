@@ -170,6 +170,7 @@ def test_several_machines_and_an_option_that_it_does_not_know(stub):
 # --- train.sbatch, with stand-ins for SLURM's commands ----------------------------------------------------------------
 
 SRUN = """#!/usr/bin/env bash
+echo "$1" > labels
 while [[ $1 == --* ]]; do shift; done
 export SLURM_NODEID=1
 exec "$@"
@@ -177,19 +178,24 @@ exec "$@"
 SCONTROL = """#!/usr/bin/env bash
 if [ "$1" = show ]; then printf 'node7\\nnode8\\n'; else echo "$@" > requeued; fi
 """
-TRAINS = """trap 'echo saved > saved; exit 143' TERM
-echo "$NNODES $NODE_RANK $MAIN_ADDRESS $TAKE_OVER" > began
+TRAINS = """trap 'mkdir -p runs/mine/checkpoints/$GAINS; echo saved > saved; exit 143' TERM
+echo "$NNODES $NODE_RANK $MAIN_ADDRESS:$MAIN_PORT $TAKE_OVER" > began
 while true; do sleep 0.1; done
 """
 
 
-@pytest.mark.parametrize(("sent", "queued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_before_the_time_is_over_it_saves_and_is_queued_again(stub, tmp_path, sent, queued):
+@pytest.mark.parametrize(
+    ("sent", "gains", "queued"),
+    [(signal.SIGUSR1, "000002", True), (signal.SIGUSR1, "000001", False), (signal.SIGTERM, "000002", False)],
+)
+def test_before_the_time_is_over_it_saves_and_is_queued_again(stub, tmp_path, sent, gains, queued):
+    """But not where it gained no checkpoint: it would be queued for ever."""
+    (tmp_path / "runs/mine/checkpoints/000001").mkdir(parents=True)
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("run.sh", TRAINS)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_NUM_NODES": "2", "JOB_NODELIST": "node[7-8]", "JOB_ID": "42"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GAINS": gains} | {
         f"SLURM_{name}": value for name, value in slurm.items()
     }
     job = subprocess.Popen(
@@ -197,13 +203,15 @@ def test_before_the_time_is_over_it_saves_and_is_queued_again(stub, tmp_path, se
     )
     try:
         until(lambda: (tmp_path / "began").is_file() and (tmp_path / "began").read_text())
-        assert (tmp_path / "began").read_text() == "2 1 node7 1\n"
+        assert (tmp_path / "began").read_text() == "2 1 node7:20042 1\n"
         job.send_signal(sent)  # to the batch shell alone, as --signal=B: does it
         _, said = job.communicate(timeout=PATIENCE)
     finally:
         kill(job)
     assert job.returncode == 143 and (tmp_path / "saved").is_file(), said
+    assert (tmp_path / "labels").read_text() == "--label\n", "each line says of which machine it is"
     assert (tmp_path / "requeued").is_file() == queued
+    assert ("no checkpoint was gained" in said) == (gains == "000001")
     if queued:
         assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 

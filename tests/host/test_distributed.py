@@ -95,6 +95,23 @@ def test_processes_without_accelerators_are_told_so():
         assert process.returncode and "2 processes were started, and" in errors and "Fix: --device cpu" in errors
 
 
+def test_who_waits_for_others_says_so_and_not_for_ever():
+    """As after a failure, where the others met processes that were about to end."""
+    begin = (
+        "from datetime import timedelta; from comfyui_otca.host import distributed, silence; silence.FIRST = 0.5; "
+        "distributed.JOINING = timedelta(seconds=2); distributed.begin(cpu=True)"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    command = [sys.executable, "-c", begin]
+    alone = subprocess.run(command, env={**os.environ, **address, **ranks}, capture_output=True, text=True, check=False)
+    host = socket.gethostname()
+    assert f"process 1 of 2 on {host} waits for the others to join … " in alone.stderr
+    assert alone.returncode and f"PeerFailed: process 1 of 2 on {host} could not join" in alone.stderr
+
+
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
@@ -404,7 +421,7 @@ def _sampled(path, settings):
         model = load_flow_model(path, device="cpu", dtype="bfloat16", **options)
         found.append(rollout.sample(model, Prompts(TEXTS, (0, 1)), settings, group_size=2, seed=3).final)
         if options:
-            with pytest.raises(ValueError, match="3 samples cannot be shared equally by 2 processes.*Fix: "):
+            with pytest.raises(ValueError, match="2 processes cannot share 3 samples equally.*Fix: "):
                 rollout.sample(model, Prompts(TEXTS[:1], (0,)), settings, group_size=3, seed=3)
     return found
 

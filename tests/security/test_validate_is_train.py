@@ -243,6 +243,8 @@ def test_validate_train_and_the_page_refuse_alike(
         (3, 2, "nft", ""),
         (1, 2, "nft", ""),
         (1, 3, "nft", "3 processes for 2 samples"),
+        (4, 3, "full", "3 processes cannot share 8 samples equally"),
+        (3, 2, "full", ""),
     ],
 )
 def test_what_processes_cannot_share_is_refused_before_any_begins(
@@ -250,8 +252,11 @@ def test_what_processes_cannot_share_is_refused_before_any_begins(
 ):
     """Seen before: with fewer samples than processes each of these ended in an error, and was begun again."""
     changes = {"OTCA_PromptDataset": {"prompts_per_iteration": prompts}, "OTCA_SDESampler": {"group_size": 2}}
+    if loss == "full":
+        changes["OTCA_LoadFlowModel"] = {"training": "full"}
     graph, refused = Graph(small_graph(changes)), bool(told)
-    matching(loss=loss)(graph)
+    if loss != "full":
+        matching(loss=loss)(graph)
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(graph.content))
     begun = []

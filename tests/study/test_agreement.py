@@ -6,6 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from comfyui_otca.study.agreement import (
     MEASURES,
@@ -13,6 +16,7 @@ from comfyui_otca.study.agreement import (
     order_agreement,
     peak_distance,
     pearson,
+    possible,
     recall,
     shares,
     shares_table,
@@ -56,6 +60,14 @@ def test_what_has_a_gap_or_no_spread_says_nothing():
     b = np.array([[3.0, 1, 2, 6, 5, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])
     for name, measure in MEASURES.items():
         assert np.isfinite(measure(a, b)).tolist() == [True, False, False, False], name
+
+
+@given(arrays(float, (2, 3, 6), elements=st.floats(-2, 2, width=16)))
+def test_every_measure_lies_where_it_may(curves):
+    for name, measure in MEASURES.items():
+        values = measure(*curves)
+        low, high = possible(name)
+        assert ((values >= low - 1e-9) & (values <= high + 1e-9))[np.isfinite(values)].all(), name
 
 
 def test_chance_is_the_mean_over_all_orders():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,14 @@ def test_an_interval_and_its_p_by_hand():
     assert [own.high - 2, 2 - own.low] == pytest.approx([4.3027 / math.sqrt(3)] * 2, abs=1e-4)
     assert own.p == pytest.approx(1 - math.sqrt(12 / 14))
     assert (clustered([0.5, 0.5]).p, clustered([0.0, 0.0]).p, clustered([-1.0, 1.0]).p) == (0, 1, pytest.approx(1))
+
+
+def test_an_interval_ends_where_nothing_more_is_possible():
+    """Recall of three trajectories, 1, 1 and 0.5: the mean 5/6 ± 4.30 / 6."""
+    own = clustered([1.0, 1.0, 0.5])
+    assert own.high == pytest.approx(5 / 6 + 4.3027 / 6, abs=1e-4)
+    assert own.within(0.0, 1.0) == replace(own, high=1.0)
+    assert math.isnan(clustered([3.0]).within(0.0, 1.0).low)
 
 
 def test_what_has_no_score_is_left_out():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from comfyui_otca.host import paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.data import PromptDataset
 from comfyui_otca.study.scoring import prompts_of
+from comfyui_otca.trainer import prompts as prompts_module
 from comfyui_otca.trainer.pairs.reading import read_pairs
 from comfyui_otca.trainer.prompts import (
     LISTS,
@@ -315,6 +317,26 @@ def test_the_order_depends_on_seed_and_epoch():
 def test_how_prompts_are_cut_into_iterations_does_not_change_their_order():
     prompts = list(map(str, range(7)))
     assert sum((choose(prompts, 2, index, 1).texts for index in range(6)), ()) == choose(prompts, 12, 0, 1).texts
+
+
+@given(st.text(st.sampled_from("a é#\n\r\u2028\x85\ufeff{\t"), max_size=40))
+def test_a_file_holds_the_prompts_of_its_text(text):
+    text = text.lstrip("\ufeff")  # of which a file has its own
+    for mark in (b"", codecs.BOM_UTF8):
+        prompts = prompts_module.prompts_in(mark + text.encode(), Path("a.txt"))
+        assert prompts == lines(text) and list(prompts) == [prompts[number] for number in range(len(prompts))]
+        assert prompts[:2] == lines(text)[:2] and prompts != [*lines(text), "more"]
+
+
+def test_a_million_prompts_are_read_once_and_again_after_a_change(tmp_path, monkeypatch):
+    contents = []
+    monkeypatch.setattr(prompts_module, "prompts_in", lambda content, path: contents.append(content) or ["a"])
+    large, small = "a\n" * 600_000, "a\n"
+    for text, times in ((large, 1), (large + "b", 1), (small, 2)):
+        name = str(written(tmp_path, "a.txt", text))
+        contents.clear()
+        assert [read_prompts("", name), read_prompts("", name)] == [["a"], ["a"]]
+        assert contents == [text.encode()] * times
 
 
 def test_file_state_follows_the_file(tmp_path):

@@ -556,17 +556,20 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
             for name, (node, _) in graph.nodes[stack].links.items()
             if name.startswith("reward_") and hasattr(graph.workflow.node_class(node), "KIND")
         }
+        kinds = {name: kind for name, kind in kinds.items() if kind.chooses()}
         trained = {
             name for name, reward in _announced(graph.nodes, graph.values, stack).items() if not (reward and reward[1])
         }
         for dataset in graph.of(DATASET_NODE):
-            prompts, idle = _prompts(graph, dataset), set()
-            for name, kind in kinds.items():
+            prompts = _prompts(graph, dataset) if kinds else ()
+            idle_kinds = set()
+            for kind in dict.fromkeys(kinds.values()) if prompts else ():
                 try:
-                    if prompts and not [prompt for prompt in prompts if kind.applies_to(prompt)]:
-                        idle.add(name)
+                    if not sum(kind.applies_to(prompt) for prompt in prompts):  # asked of each, since each may be wrong
+                        idle_kinds.add(kind)
                 except RewardError as error:
                     yield graph.misfit(dataset, Misfit(_prompts_input(graph, dataset), *_parted(error)))
+            idle = {name for name, kind in kinds.items() if kind in idle_kinds}
             for name in sorted(idle):
                 title = graph.titles([graph.nodes[stack].links[name][0]])
                 message = f"{title} applies to no prompt of the {len(prompts)} of {graph.titles([dataset])}"

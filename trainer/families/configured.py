@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from . import names
 from .folder import check_model_folder, read_object, tensors
 from .options import FlowModelError
 from .sizes import RULES, Checkpoint, LatentGrid
+
+LOOKED, BATCH = 20_000, 1000  # prompts whose tokens are counted, and how many at once
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Configuration:
     def too_long(self, texts: Sequence[str], most: int) -> tuple[int, int, int] | None:
         """The longest prompt's number, its tokens and how many the text encoder takes; None where it takes them all.
 
-        What a template adds to the prompt is not counted.
+        What a template adds to the prompt is not counted. Of many prompts the LOOKED longest ones, by their bytes, are looked at.
 
         Args:
             most: tokens that it shall take; 0: its own limit.
@@ -50,9 +53,14 @@ class Configuration:
             return None  # damaged, as loading it will say
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch(list(texts))]
-        longest = max(range(len(lengths)), key=lengths.__getitem__)
-        return (longest, lengths[longest], limit) if lengths[longest] > limit else None
+        numbers = heapq.nlargest(LOOKED, range(len(texts)), key=[len(text.encode()) for text in texts].__getitem__)
+        longest, most_tokens = 0, 0
+        for first in range(0, len(numbers), BATCH):
+            batch = numbers[first : first + BATCH]
+            for number, encoded in zip(batch, tokenizer.encode_batch([texts[i] for i in batch]), strict=True):
+                if len(encoded.ids) > most_tokens:
+                    longest, most_tokens = number, len(encoded.ids)
+        return (longest, most_tokens, limit) if most_tokens > limit else None
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""

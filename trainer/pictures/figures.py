@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe-Ito
 _DPI = 110
+MOST_BARS = 60  # beside each other in a panel; more evaluations are a line in a band
 
 
 @place("fonts", "matplotlib's list of fonts, which it makes when it draws for the first time", ours=False)
@@ -149,20 +150,17 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
     points = [(x, figures) for x, figures in points if figures["mean"] is not None]
     if points:
-        axis.errorbar(
-            [p[0] for p in points],
-            [p[1]["mean"] for p in points],
-            [p[1]["standard_error"] for p in points],
-            color="#333333",
-            marker="o",
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label="evaluation ± s.e.",
-        )
+        at, means = [x for x, _ in points], np.array([figures["mean"] for _, figures in points])
+        errors = np.array([figures["standard_error"] or np.nan for _, figures in points], dtype=float)
+        look = {"color": "#333333", "linewidth": 1, "label": "evaluation ± s.e."}
+        if len(points) <= MOST_BARS:
+            axis.errorbar(at, means, errors, marker="o", markersize=4, capsize=2, **look)
+        else:
+            axis.plot(at, means, **look)
+            axis.fill_between(at, means - errors, means + errors, color=look["color"], alpha=0.25, linewidth=0)
     axis.set_title(panel.label, fontsize=10)
     axis.set_xlabel("iteration", fontsize=8)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.25)
 

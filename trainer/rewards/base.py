@@ -63,6 +63,11 @@ class Reward(Resident, ABC):
         """Whether it scores pictures of this prompt. Raises RewardError where its line says wrongly what to look for."""
         return True
 
+    @classmethod
+    def chooses(cls) -> bool:
+        """Whether it may apply to some prompts and not to others."""
+        return cls.applies_to.__func__ is not Reward.applies_to.__func__  # pyright: ignore[reportFunctionMemberAccess]
+
     @abstractmethod
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         """[B] numbers for pictures [B, H, W, 3] in [0, 1] and their B prompts: NaN for what cannot be scored though it should be,

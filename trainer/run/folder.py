@@ -111,6 +111,7 @@ FILES: dict[str, OwnFile] = {
             "node": maybe(TEXT),
             "reason": maybe(TEXT),
             "at": maybe(TEXT),
+            "who": maybe(TEXT),
             "id": maybe(TEXT),
         },
     ),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from ...host import distributed, paths, stopping
+from ...host import distributed, paths, silence, stopping
+from ...host.silence import Silence
 from ...host.stopping import STOP, asks_to_stop
 from ...host.text import as_repr
 from .. import keys
 from ..families.base import FlowModel
 from ..rewards import Reward, RewardError
-from ..types import ASKING_NODES, RUN_NODE, STEP_NODES, RunSettings
+from ..types import ASKING_NODES, DATASET_NODE, GIVEN_NODES, RUN_NODE, SAMPLER_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint, status, verdicts
@@ -70,19 +73,19 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
             if killed := status.killed(held.status):
                 say(f"{folder}: {killed}")
             run = Run(held, prepared.settings, workflow.graph)
-            with stopping.stop_signals(folder), _marked(run, total):
-                return _train(prepared, run, say)
+            with stopping.stop_signals(folder), _marked(run, total), silence.broken(say, "beginning") as quiet:
+                return _train(prepared, run, quiet)
     except BaseException as error:
         distributed.announce(error, while_scoring=(RewardError,))
         raise
 
 
-def _train(prepared: Prepared, run: Run, say: Say) -> int:
-    workflow, total = prepared.workflow, prepared.iterations
+def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
+    workflow, total, say = prepared.workflow, prepared.iterations, quiet.say
     folder, resume = run.folder, run.held.resume
     if run.settings.best_metric:
         run.check_metric(_rewards(workflow))
-    begins = _begins(prepared, run)
+    begins = _begins(prepared, run, quiet)
     model = trained_model(workflow, begins)
     keep_open(run, model)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
@@ -97,6 +100,8 @@ def _train(prepared: Prepared, run: Run, say: Say) -> int:
         lost = f", and the {run.iteration} iterations on record are made again" if run.iteration else ""
         say(f"{folder} has no checkpoint yet: starting from the beginning{lost}")
     run.begin(start)
+    run.who = _who(workflow, model)
+    say(f"{run.who}; {folder}, after iteration {start}")
     run.apply_brake(model)  # of an evaluation after which its process was killed
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
@@ -119,7 +124,7 @@ def _train(prepared: Prepared, run: Run, say: Say) -> int:
             workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
     except stopping.Stopped as stopped:
         lost = distributed.announce(stopped)
-        code = _stopped(run, model, stopped, say)
+        code = _stopped(run, model, stopped, (lambda line: None) if lost else say)
         if lost:  # torchrun asked this process to stop, since another one died
             raise lost from None
         run.mark("stopped", total)  # once all is saved: who reads it may resume
@@ -140,15 +145,40 @@ def _train(prepared: Prepared, run: Run, say: Say) -> int:
     return 0
 
 
-def _begins(prepared: Prepared, run: Run) -> Callable[[str, bool], None]:
-    """Says in status.json which node began last, the first time that each does: a process that is killed says nothing itself."""
+def _who(workflow: Workflow, model: FlowModel) -> str:
+    """Who trains what, for a human: "2 processes on 1 machine, cpu, float32, 8 samples (4 each), scenes-flux, adapter of …"."""
+    processes, machines = distributed.world(), distributed.machines()
+    words = [f"{processes} process{'es' * (processes > 1)} on {machines} machine{'s' * (machines > 1)}"]
+    words += [str(model.device), str(model.dtype).removeprefix("torch.")]
+    if samples := _samples(workflow):
+        most = f" (at most {-(-samples // processes)} each)" if processes > 1 else ""
+        words.append(f"{samples} samples{most}")
+    trained = sum(p.numel() for adapters in model.adapters.values() for p in adapters.parameters().values())
+    adapter = f"an adapter of {trained:,} numbers" if model.policy.is_adapted else "all of the network"
+    return ", ".join([*words, Path(model.source).name, adapter])
+
+
+def _samples(workflow: Workflow) -> int | None:
+    """How many samples an iteration has; None where a link says it only when the graph runs."""
+    values = {node.class_type: node.defaults | node.constants for node in workflow.nodes.values()}
+    counts = [values.get(DATASET_NODE, {}).get("prompts_per_iteration"), values.get(SAMPLER_NODE, {}).get("group_size")]
+    for pairs in (values[kind]["pairs_per_iteration"] for kind in GIVEN_NODES if kind in values):
+        counts = [2, pairs]
+    return math.prod(counts) if all(isinstance(count, int) for count in counts) else None
+
+
+def _begins(prepared: Prepared, run: Run, quiet: Silence) -> Callable[[str, bool], None]:
+    """Says which node is at work: to a human where it takes long, and in status.json, the first time that each begins: a process
+    that is killed says nothing itself."""
     begun = set()
 
     def begins(node: str, cached: bool) -> None:
+        at = f'node {node} "{prepared.workflow.title(node)}"'
+        if not cached:
+            quiet.now(at)
         if node not in begun and not cached:
             begun.add(node)
-            at = f'node {node} "{prepared.workflow.title(node)}"{prepared.memory}'
-            run.mark("running", prepared.iterations, at=at)
+            run.mark("running", prepared.iterations, at=f"{at}{prepared.memory}")
 
     return begins
 

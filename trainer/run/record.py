@@ -51,6 +51,7 @@ class Run:
         self.meter = budget.Meter(self.folder if held.node is None else None)
         self._warned: set[str] = set()
         self._said_missing = False
+        self.who: str | None = None  # trains what, for a human
         self._without_scores = 0  # iterations in a row in which no sample could be learned from
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
@@ -207,7 +208,7 @@ class Run:
         """
         if self.writes:
             place = status.HEADLESS if self.held.node is None else status.CANVAS
-            now = {"total": total, "place": place, "error": error, "id": self.id, **why}
+            now = {"total": total, "place": place, "error": error, "id": self.id, "who": self.who, **why}
             self.held.status = status.following(self.held.status, state, os.getpid(), **now)
             status.write(self.folder, self.held.status)
 

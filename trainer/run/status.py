@@ -33,6 +33,7 @@ class Status:
         node: the id of the node that it failed at, in the run's workflow.
         reason: why it ended before its last iteration, or should.
         at: while it runs, the node that its process began last, and what memory it needs and there was.
+        who: how many processes train it, where, and what.
         started: when its first process began, in seconds since 1970.
         id: of the run; only the trainer writes it.
     """
@@ -46,6 +47,7 @@ class Status:
     node: str | None = None
     reason: str | None = None
     at: str | None = None
+    who: str | None = None
     started: float | None = None
     id: str | None = None
 
