@@ -54,9 +54,11 @@ class Declaration:
             return suggest("", self.choices)
         if self.type not in CONVERSIONS:
             return f"connect a {self.type_name}"
-        words = {"min": "from", "max": "to", "default": "default"}
-        limits = [f" {word} {self.options[key]}" for key, word in words.items() if key in self.options]
-        return f"give {self.type_name}{''.join(limits)}"
+        limits = [
+            f" {word} {self.options[key]}" for key, word in (("min", "from"), ("max", "to")) if key in self.options
+        ]
+        default = f" (default {self.options['default']})" if self.options.get("default") not in (None, "") else ""
+        return f"give {WORDS[self.type]}{''.join(limits)}{default}"
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 # --- all nodes --------------------------------------------------------------------------------------------------------
+
+
+WORDS = {"INT": "a whole number", "FLOAT": "a number", "STRING": "a text", "BOOLEAN": "true or false"}
 
 
 @dataclass(frozen=True)

@@ -408,9 +408,11 @@ def test_everything_wrong_is_reported_at_once(classes):
     found = {(problem.node_id, problem.input): str(problem) for problem in workflow.validate()}
     assert set(found) == {("1", "value"), ("2", "value"), ("3", "a"), ("5", "a"), ("6", None)}
     assert found["1", "value"] == (
-        'node 1 "First", input value = 101: must be at most 100. Fix: give INT from 0 to 100 default 0'
+        'node 1 "First", input value = 101: must be at most 100. Fix: give a whole number from 0 to 100 (default 0)'
     )
-    assert found["2", "value"].startswith('node 2 "Second", input value: required input is missing. Fix: give INT')
+    assert found["2", "value"].startswith(
+        'node 2 "Second", input value: required input is missing. Fix: give a whole number'
+    )
     assert 'node 1 "First" has 1 outputs' in found["3", "a"] and "no output 1" in found["3", "a"]
     assert "the graph has no node 77. Fix: connect a NUMBER" in found["5", "a"]
     assert "unknown node class OTCA_Nubmer. Fix: did you mean OTCA_Number?" in found["6", None]
@@ -424,14 +426,14 @@ def test_everything_wrong_is_reported_at_once(classes):
     [
         ({"color": "gren"}, "not one of the choices", "did you mean green? use one of: red, green"),
         ({"mode": 3}, "not one of the choices", "use one of: 1, 2"),
-        ({"rate": -0.5}, "must be at least 0.0", "give FLOAT from 0.0"),
-        ({"rate": float("nan")}, "must be at least 0.0", "give FLOAT from 0.0"),
-        ({"rate": "fast"}, "not a value of type FLOAT", "give FLOAT from 0.0"),
-        ({"rate": True}, "not a value of type FLOAT", "give FLOAT from 0.0"),
-        ({"rate": {"__value__": [1]}}, "not a value of type FLOAT", "give FLOAT from 0.0"),
-        ({"rate": [1, 2, 3]}, "neither a link nor a value", "give FLOAT from 0.0"),
-        ({"on": "false"}, "not a value of type BOOLEAN", "give BOOLEAN default True"),
-        ({"name": {"a": 1}}, "not a value of type STRING", "give STRING"),
+        ({"rate": -0.5}, "must be at least 0.0", "give a number from 0.0"),
+        ({"rate": float("nan")}, "must be at least 0.0", "give a number from 0.0"),
+        ({"rate": "fast"}, "not a value of type FLOAT", "give a number from 0.0"),
+        ({"rate": True}, "not a value of type FLOAT", "give a number from 0.0"),
+        ({"rate": {"__value__": [1]}}, "not a value of type FLOAT", "give a number from 0.0"),
+        ({"rate": [1, 2, 3]}, "neither a link nor a value", "give a number from 0.0"),
+        ({"on": "false"}, "not a value of type BOOLEAN", "give true or false (default True)"),
+        ({"name": {"a": 1}}, "not a value of type STRING", "give a text"),
         ({"either": 3}, "takes a link of type NUMBER,LATENT, not a constant", "connect a NUMBER,LATENT"),
     ],
 )
