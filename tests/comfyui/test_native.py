@@ -363,6 +363,7 @@ def test_a_node_that_nobody_has_seen_is_tried(once, kind):
 def test_a_conditioning_that_training_would_not_follow_is_refused(once):
     found = once.ask("conditioned", "Flux")
     assert found.pop("seconds") and found.pop("unclip_conditioning") == "", "KSampler does nothing with it either"
+    assert "nothing besides embeddings" in found.pop("style")
     words = {"mask": "mask", "time": "end_percent, start_percent", "two": "2 prompts in one", "area": "area, strength"}
     assert [name for name, told in found.items() if f"it has {words.get(name, name)}" not in told] == []
 

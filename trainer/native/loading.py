@@ -75,6 +75,11 @@ def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
             "for the whole picture and the whole sampling, without further networks. Fix: connect it before the node that sets "
             "this; a KSampler after Tuned Model may have it"
         )
+    if not extra:
+        raise FlowModelError(
+            "conditioning: it has nothing besides embeddings, and each prompt has its own: what nodes did to these, as a style "
+            "model or ConditioningConcat, would be left out. Fix: disconnect it; a KSampler after Tuned Model may have it"
+        )
     return extra
 
 

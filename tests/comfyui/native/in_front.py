@@ -359,6 +359,7 @@ def conditioned(family: str) -> dict:
         "area": core.ConditioningSetArea().append(plain, 64, 64, 0, 0, 1.0)[0],
         "mask": core.ConditioningSetMask().append(plain, mask, "default", 1.0)[0],
         "time": core.ConditioningSetTimestepRange().set_range(plain, 0.0, 0.5)[0],
+        "style": [[torch.cat([plain[0][0]] * 2, 1), plain[0][1]]],
         "two": core.ConditioningCombine().combine(plain, plain)[0],
         **{key: [[plain[0][0], {**plain[0][1], key: object()}]] for key in kept},
     }
