@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, GAPS, PAGE
+from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, FRONT_FAMILIES, GAPS, PAGE, in_front
 from comfyui_otca.tests.comfyui.server import installations
 from comfyui_otca.trainer.families import family_class, names
 from comfyui_otca.trainer.native import trial
@@ -309,7 +309,6 @@ def test_weights_that_nobody_can_read_are_refused(once):
 
 # -- nodes in front of Make Trainable ---------------------------------------------------------------------------------------
 
-FRONT_FAMILIES = ("Flux", "SD3", "ZImage", "WAN21_T2V", "QwenImage")
 # By family what is tried without `--everything`, and how the answer begins.
 IN_FRONT = {
     "Flux": {
@@ -336,11 +335,15 @@ def test_what_ksampler_would_sample_is_what_is_trained(new, family):
 def test_every_node_in_front_of_every_kind_of_network(inside, everything):
     if not everything:
         pytest.skip("the long form: --everything")
-    found = {family: inside.ask("cells", family) for family in FRONT_FAMILIES}
-    answers = {
-        (family, node): told for family, each in found.items() for node, told in each.items() if node != "seconds"
-    }
-    assert {cell: told for cell, told in answers.items() if told.startswith("off")} == {}
+    asked = {family: inside.ask("cells", family) for family in FRONT_FAMILIES}
+    found = {family: {node: told for node, told in each.items() if node != "seconds"} for family, each in asked.items()}
+    assert {
+        f"{node} before {each}": told for each in found for node, told in found[each].items() if told[:3] == "off"
+    } == {}
+    table = in_front(found)
+    assert inside.installation != NEWEST or table in PAGE.read_text(encoding="utf-8"), (
+        f"docs/models.md has to say:\n{table}"
+    )
 
 
 STRANGE = {

@@ -18,6 +18,7 @@ from comfyui_otca.tests.comfyui.server import ROOT, Installation, installations
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 COLUMNS = ("velocity", "gradient", "KSampler", "LoRA", "checkpointing", "video")
+FRONT_FAMILIES = ("Flux", "SD3", "ZImage", "WAN21_T2V", "QwenImage")
 LIMITS = {"velocity": 1e-5, "gradient": 5e-3, "KSampler": 1e-5, "LoRA": 1e-5, "checkpointing": 5e-3}
 
 # What cannot be tried, or does not hold, and why: of a family, or of a family and one check.
@@ -128,6 +129,21 @@ def left_out(reasons: dict[str, str]) -> Iterator[str]:
 
 def text(found: dict, reasons: dict[str, str]) -> str:
     return "\n".join([BEGIN, INTRODUCTION, "", *rows(found), "", *left_out(reasons), END])
+
+
+def in_front(found: dict[str, dict[str, str]]) -> str:
+    """The table of nodes in front of Make Trainable; `found` is {family: {node: how its answer begins}}. Equal rows are one."""
+    rows: dict[tuple, list[str]] = {}
+    for node in found[FRONT_FAMILIES[0]]:
+        row = (found[family][node].partition(":")[0].replace("not for it", "–") for family in found)
+        rows.setdefault(tuple(row), []).append(node)
+    nothing = rows.pop(("–",) * len(found), [])
+    lines = [f"| nodes | {' | '.join(found)} |", "|---|" + "---|" * len(found)]
+    lines += [
+        f"| {', '.join(rows[row])} | {' | '.join(row)} |" for row in sorted(rows, key=lambda r: (r.count("–"), r))
+    ]
+    lines += ["", f"None of these families: {', '.join(nothing)}."]
+    return "\n".join(["<!-- in front: begin -->", *lines, "<!-- in front: end -->"])
 
 
 def write(section: str) -> None:
