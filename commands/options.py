@@ -116,6 +116,9 @@ SET = arg(
     default=[],
     metavar="NODE.INPUT=VALUE",
 )
+ADD = many(
+    "--add", "NAME=CLASS", "add a node, connected to every open socket of its type; --set NAME.INPUT=VALUE changes it"
+)
 # For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them.
 COMFYUI = group(
     "ComfyUI's own nodes (docs/training.md)",
@@ -137,7 +140,7 @@ PERMISSIONS = group(
 )
 WORKFLOW = (
     arg("workflow", "exported by ComfyUI (API format .json, or a .png it saved), or a run", type=Path),
-    *(SET, COMFYUI, PERMISSIONS),
+    *(SET, ADD, COMFYUI, PERMISSIONS),
 )
 DEVICE = arg("--device", "cpu, cuda, cuda:1 …")
 FIRST_SEED = arg("--seed", "the first seed", type=int, default=0)
@@ -185,6 +188,9 @@ def load(arguments: argparse.Namespace) -> Workflow:
     # A damaged canvas.json only lacks addresses for messages.
     canvas = read_own(path, CANVAS, lambda line: None) if path.is_dir() else read_canvas(path)
     workflow = Workflow(graph, functools.partial(node_classes, arguments), addresses=addresses(canvas))
+    for node in getattr(arguments, "add", ()):
+        name, _, class_type = node.partition("=")
+        workflow.add(name, class_type or name)
     change(workflow, arguments.set)
     return workflow
 

@@ -181,6 +181,20 @@ def test_a_bad_set_is_named(otca, written, small_graph):
     assert code == 2 and "no '='" in errors and "Fix: " in errors and "NODE.INPUT=VALUE" in errors, errors
 
 
+def test_a_node_is_added_where_its_type_is_open(otca, written, small_graph):
+    path, sharded = written(small_graph()), ("--add", "Memory=ModelMemory", "--set", "Memory.shard=true")
+    assert otca("validate", path, *sharded)[0] == 0
+    code, _, errors = otca("validate", path, *sharded, "--gpus", 4)
+    assert code == 2 and "4 processes cannot share 6 samples equally" in errors, errors
+    for added, words in (
+        ("Memory=Memory", "unknown node class 'Memory'"),
+        ("1=ModelMemory", "a new node cannot be called '1'"),
+        ("More=PromptDataset", "no node has an open socket for what OTCA_PromptDataset gives (OTCA_PROMPTS)"),
+    ):
+        code, _, errors = otca("validate", path, "--add", added)
+        assert code == 2 and words in errors and "Fix: " in errors, errors
+
+
 # --- sample ---------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from ...host.comfyui import is_ours
 from ...host.text import shortened
 from ..types import REPLACED
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
-from .declared import PREFIX, DeclaredGraph, Node, convert, parse, read_node
+from .declared import CONVERSIONS, PREFIX, Declaration, DeclaredGraph, Node, convert, parse, read_node
 from .graph import told_apart, wrapped
 from .problem import MOST_CHARACTERS, Problem, WorkflowError, errors, refusal, suggest
 from .reading import api_graph, read_workflow
@@ -200,23 +200,47 @@ class Workflow:
             WorkflowError: no such node, several such nodes, a class that is not known, or outputs of other types.
         """
         node = self._declared.resolve(name)
-        full = class_type if class_type in self.node_classes else PREFIX + class_type
-        if full not in self.node_classes:
-            fix = REPLACED.get(full) or suggest(class_type, self.node_classes)
-            raise refusal(f"unknown node class {class_type!r}", fix)
-        new = self.node_classes[full]
+        full, new = self._class(class_type)
         if tuple(new.RETURN_TYPES) != tuple(node.cls.RETURN_TYPES):
             message = (
                 f"{full} gives {', '.join(new.RETURN_TYPES)}, and {node.class_type} {', '.join(node.cls.RETURN_TYPES)}"
             )
             raise WorkflowError([self.problem(node.id, None, full, message, "name a class that gives the same")])
-        declared = read_node(node.id, {"class_type": full, "inputs": {}}, new).declared
-        inputs = {
-            key: wrapped(value.options["default"]) for key, value in declared.items() if "default" in value.options
-        }
+        declared, inputs = _defaults(full, new)
         inputs |= {key: value for key, value in node.entry["inputs"].items() if key in declared}
         self._put(node.id, {"class_type": full, "inputs": inputs})
         return node.id
+
+    def add(self, node_id: str, class_type: str) -> None:
+        """Adds a node with its defaults, and connects its outputs to every socket of their types that is open.
+
+        Raises:
+            WorkflowError: a node of that id is there, a class that is not known, or no such socket.
+        """
+        full, new = self._class(class_type)
+        if node_id in self.nodes or "." in node_id:
+            raise refusal(f"a new node cannot be called {node_id!r}", "another name, without a dot")
+        links = {
+            (node.id, name): [node_id, number]
+            for node in self.nodes.values()
+            for name, declaration in node.declared.items()
+            for number, kind in enumerate(new.RETURN_TYPES)
+            if declaration.type == kind and kind not in CONVERSIONS and name not in node.inputs
+        }
+        if not links:
+            wanted = ", ".join(map(str, new.RETURN_TYPES))
+            raise refusal(f"no node has an open socket for what {full} gives ({wanted})", "another node")
+        self._put(node_id, {"class_type": full, "inputs": _defaults(full, new)[1]})
+        for (target, name), link in links.items():
+            entry = self.entries[target]
+            self._put(target, {**entry, "inputs": {**entry["inputs"], name: link}})
+
+    def _class(self, class_type: str) -> tuple[str, type]:
+        full = class_type if class_type in self.node_classes else PREFIX + class_type
+        if full not in self.node_classes:
+            fix = REPLACED.get(full) or suggest(class_type, self.node_classes)
+            raise refusal(f"unknown node class {class_type!r}", fix)
+        return full, self.node_classes[full]
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -326,3 +350,10 @@ class Workflow:
         if isinstance(returned, dict) and "ui" in returned:
             self.ui[node.id] = returned["ui"]
         return tuple(result or ())
+
+
+def _defaults(class_type: str, node_class: type) -> tuple[Mapping[str, Declaration], dict[str, Any]]:
+    """The inputs of a node class, and a value for each that has a default."""
+    declared = read_node("", {"class_type": class_type, "inputs": {}}, node_class).declared
+    values = {name: wrapped(of.options["default"]) for name, of in declared.items() if "default" in of.options}
+    return declared, values
