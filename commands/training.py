@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..host import environment, silence
+from ..host.stopping import STOP
 from . import options
 from .options import OF_ALL_NODES, SET, WORKFLOW, arg, command, count, flag
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     count("--gpus", "processes, each on a GPU of its own; with --device cpu all on the CPU", 1),
     count("--reward-gpus", "rewards whose device is auto use the N GPUs after those that train"),
     arg("--max-restarts", "with --gpus: resume by itself after up to R failures", type=int, default=0, metavar="R"),
+    flag("--detach", "give the shell back once it trains, and write what is printed into the run's train.log"),
 )
 def train(arguments: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume continues from it bit for bit."""
@@ -44,6 +48,8 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.reward_gpus and arguments.device:
         raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
     options.allow(arguments)
+    if arguments.detach:
+        return _detached(arguments)
     launches = arguments.gpus > 1 and not environment.has("RANK")  # other processes, which then train
     devices.choose(arguments.device)
     if launches:
@@ -75,6 +81,43 @@ def train(arguments: argparse.Namespace) -> int:
         return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
 
 
+def _detached(arguments: argparse.Namespace) -> int:
+    """Starts the same command as a process that outlives this terminal; shows what it prints until it trains, or has ended."""
+    from ..host import paths, processes
+    from ..trainer.checks import preflight
+    from ..trainer.run import status
+    from ..trainer.run.folder import LOG
+    from ..trainer.types import RUN_NODE
+
+    workflow = options.load(arguments)
+    if options.print_problems(preflight.problems(workflow, arguments.gpus)):
+        return options.EXIT_BAD_INPUT
+    [node] = workflow.find(RUN_NODE)
+    with paths.writing_to(_folder(arguments)):
+        folder = paths.run_folder(workflow.nodes[node].constants["run_name"])
+    folder.mkdir(parents=True, exist_ok=True)
+    same = [word for word in arguments.command_line if word != "--detach"]
+    with open(folder / LOG, "ab") as log, open(folder / LOG, encoding="utf-8", errors="replace") as printed:
+        printed.seek(0, os.SEEK_END)
+        process = processes.start(same, {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}, log)
+        started = time.time()
+        while process.poll() is None:
+            stands = status.read(folder, lambda line: None)
+            if stands.who and (stands.process_started or 0) > started - 1:
+                break
+            time.sleep(0.2)
+            print(printed.read(), end="", flush=True)
+        print(printed.read(), end="")
+    if process.poll() is None:
+        print(f"process {process.pid} trains; tail -f {folder / LOG} shows it, and touch {folder / STOP} stops it")
+    return process.poll() or 0
+
+
+def _folder(arguments: argparse.Namespace) -> Path | None:
+    """The run's folder as it was typed; None: where its name says."""
+    return arguments.output or (arguments.workflow if arguments.workflow.is_dir() else None)
+
+
 def _prepared(arguments: argparse.Namespace, processes: int) -> Prepared:
     from ..trainer.checks.prepare import prepare
     from ..trainer.types import RUN_NODE
@@ -83,9 +126,13 @@ def _prepared(arguments: argparse.Namespace, processes: int) -> Prepared:
     if arguments.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", arguments.iterations)
     options.set_seeds(workflow, arguments.seed)
-    folder = arguments.output or (arguments.workflow if arguments.workflow.is_dir() else None)
     prepared = prepare(
-        workflow, folder, resume=arguments.resume, take_over=arguments.take_over, processes=processes, say=options.say
+        workflow,
+        _folder(arguments),
+        resume=arguments.resume,
+        take_over=arguments.take_over,
+        processes=processes,
+        say=options.say,
     )
     options.print_problems(prepared.problems)
     return prepared

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from PIL import Image
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import devices
 from comfyui_otca.trainer.policy.files import read_tensors, write_tensors
+from comfyui_otca.trainer.run import status
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -164,6 +169,21 @@ def test_the_first_line_says_who_trains_what_and_threads_wait_without_spinning(o
         [sys.executable, "-c", f"import os; {set_first}"], env=clean, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "PASSIVE"
+
+
+def test_a_detached_training_goes_on_without_its_shell(written, small_graph, tmp_path):
+    run, options = tmp_path / "run", ["--iterations", "6", "--output", str(tmp_path / "run")]
+    command = [sys.executable, str(ROOT), "train", str(written(small_graph())), *options, "--detach"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"process {status.read(run).pid} trains; tail -f {run / 'train.log'} shows it" in done.stdout
+    deadline = time.monotonic() + 240
+    while status.read(run).status == "running":
+        assert time.monotonic() < deadline, (run / "train.log").read_text()
+        time.sleep(0.1)
+    assert status.read(run).status == "finished" and "done after 6 iterations" in (run / "train.log").read_text()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "already holds a run. Fix: " in done.stdout, done.stdout + done.stderr
 
 
 # --- --set ----------------------------------------------------------------------------------------------------------
