@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -65,7 +66,7 @@ def read_lines(
                     row = json_files.parse(line)
                     check(row, dict, {})
                     row_check(row)
-                    rows.append(row)
+                    rows.append({sys.intern(name): value for name, value in row.items()})  # names are once in memory
         except TooLong as error:
             raise Damaged(path, f"is damaged: line {number + 1} {error}", fix) from error
         except ValueError as error:
