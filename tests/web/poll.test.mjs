@@ -7,13 +7,13 @@ import { settled } from "./page.mjs";
 const EVERY = 2000;
 
 /** A poll whose reads end when the test says so: reads.at(-1).resolve(goesOn) or .reject(error). */
-function polled() {
+function polled(options = {}) {
   const reads = [];
   const errors = [];
   const page = { seen: true };
   const read = () => new Promise((resolve, reject) => reads.push({ resolve, reject }));
   const failed = (error) => errors.push(error.message);
-  return { reads, errors, page, ...poll(read, { every: EVERY, isSeen: () => page.seen, failed }) };
+  return { reads, errors, page, ...poll(read, { every: EVERY, isSeen: () => page.seen, failed, ...options }) };
 }
 
 async function end(read, goesOn) {
@@ -37,6 +37,18 @@ test("it reads on while something goes on, and then no more", async () => {
   await end(reads[1], false);
   mock.timers.tick(100 * EVERY);
   assert.equal(reads.length, 2);
+});
+
+test("where something may begin by itself, it looks now and then while nothing goes on", async () => {
+  const { reads, refresh } = polled({ quiet: 5 * EVERY });
+  refresh();
+  await end(reads[0], false);
+  mock.timers.tick(5 * EVERY - 1);
+  assert.equal(reads.length, 1);
+  mock.timers.tick(1);
+  await end(reads[1], true);
+  mock.timers.tick(EVERY);
+  assert.equal(reads.length, 3);
 });
 
 test("what is asked for during a read is one more read, for all who ask", async () => {

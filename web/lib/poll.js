@@ -4,15 +4,15 @@
 const LONGEST_MS = 30_000; // between two tries while the server does not answer
 
 /**
- * Reads when asked to and, while something goes on, every `every` ms. Requests during a read lead to one more read, however many
+ * Reads when asked to and, while something goes on, every `every` ms, else every `quiet` ms or not at all. Requests during a read lead to one more read, however many
  * there are. A read that fails is tried again, each time after twice as long. Nobody looks at a hidden page, so nothing is read
  * then: ask again once it is seen.
  *
  * @param {() => Promise<boolean>} read gives whether something still goes on
- * @param {{every: number, isSeen: () => boolean, failed: (error: Error) => void}} options `failed` gets the error of each failure
+ * @param {{every: number, quiet?: number, isSeen: () => boolean, failed: (error: Error) => void}} options `failed` gets the error of each failure
  * @returns `refresh` gives a promise of a read that began after the call
  */
-export function poll(read, { every, isSeen, failed }) {
+export function poll(read, { every, quiet, isSeen, failed }) {
   /** @type {Promise<void> | null} */
   let running = null;
   /** @type {Promise<void> | null} */
@@ -22,12 +22,12 @@ export function poll(read, { every, isSeen, failed }) {
   let failures = 0;
   let ended = false;
 
-  /** The wait until the next read, in ms; null where nothing goes on. */
+  /** The wait until the next read, in ms; null where there is none. */
   async function waitAfterRead() {
     try {
       const goesOn = await read();
       failures = 0;
-      return goesOn ? every : null;
+      return goesOn ? every : (quiet ?? null);
     } catch (error) {
       if (!ended) failed(error);
       failures += 1;

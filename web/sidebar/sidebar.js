@@ -22,6 +22,7 @@ import { runView } from "./runview.js";
 
 const TAB = "otca";
 const POLL_MS = 2000;
+const QUIET_MS = 10_000; // while no run goes on: a shell may start one
 const QUICKSTART = "01 Quickstart - CPU, no download";
 const RECENT = 10; // rows that are kept as they came, for the pace
 
@@ -251,7 +252,7 @@ function sidebarPanel(comfy) {
   let disposed = false;
   const isSeen = () => document.visibilityState === "visible";
   const failed = (/** @type {Error} */ error) => setText(readError, error.message);
-  const { refresh, end } = poll(read, { every: POLL_MS, isSeen, failed });
+  const { refresh, end } = poll(read, { every: POLL_MS, quiet: QUIET_MS, isSeen, failed });
 
   /** @param {string} id */
   function choose(id) {
