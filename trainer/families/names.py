@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..policy.layouts import Network, Rows, Shapes
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
+FIELDS = ("architecture", "version")
+
+
 def network(family: str, shapes: Shapes) -> Network:
     """A network of diffusers, with what published checkpoints call its layers. `family`: its pipeline's class."""
-    return Network(shapes, _places(published(family), shapes), field(family))
+    return Network(shapes, _places(published(family), shapes), field(family, shapes))
 
 
-def field(family: str) -> tuple[str, str]:
-    """modelspec.architecture and ss_base_model_version of a family, by its pipeline's class or that of ComfyUI's model."""
-    known = _family(family)
-    return known.get("architecture", family), known.get("version", family)
+def field(family: str, shapes: Shapes) -> tuple[str, str]:
+    """modelspec.architecture and ss_base_model_version of a family, by its pipeline's class or that of ComfyUI's model; where
+    models of one class have names of their own, by what most layers read."""
+    known, widths = _family(family), Counter(shape[1] for shape in shapes.values() if len(shape) > 1)
+    width = str(widths.most_common(1)[0][0]) if widths else ""
+    architecture, version = known.get("widths", {}).get(width) or (known.get(key, family) for key in FIELDS)
+    return architecture, version
 
 
 def published(family: str) -> Mapping[str, str]:
@@ -46,7 +54,7 @@ def others(shapes: Shapes) -> dict[str, list[Rows]]:
     return known
 
 
-def _family(name: str) -> Mapping[str, str]:
+def _family(name: str) -> Mapping[str, Any]:
     known = _TABLES["families"].items()
     return next((family for start, family in known if name.lower().startswith(start.lower())), {})
 

@@ -487,7 +487,7 @@ class NativeModel(FlowModel):
             if layer in shapes and not turned:
                 _, first, count = rows or (0, 0, shapes[layer][0])
                 known[plain(name)] = [Rows(layer, 0, min(count, shapes[layer][0] - first), first)]
-        return Network(shapes, known, names.field(type(self._first.core.model_config).__name__))
+        return Network(shapes, known, names.field(type(self._first.core.model_config).__name__, shapes))
 
 
 def _alike(condition: NativeCondition, network: str, levels: Tensor, is_alone: bool) -> list[list[int]]:

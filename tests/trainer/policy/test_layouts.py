@@ -260,3 +260,17 @@ def test_published_names_are_those_of_diffusers_own_converters(pipeline, tmp_pat
     assert own.keys() == theirs.keys()
     for key, value in theirs.items():
         torch.testing.assert_close(own[key], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        (3072, ("Flux.2-klein-4b", "flux_2_klein_4b")),  # as musubi-tuner writes them
+        (4096, ("Flux.2-klein-9b", "flux_2_klein_9b")),
+        (6144, ("Flux.2-dev", "flux_2_dev")),
+    ],
+)
+def test_the_models_of_one_class_are_told_by_their_width(width, said):
+    shapes = {"blocks.0.qkv": (3 * width, width), "blocks.0.proj": (width, width), "blocks.0.mlp.2": (width, 4 * width)}
+    assert names.field("Flux2", shapes) == said
+    assert names.field("ZImage", shapes) == ("Z-Image", "z_image") and names.field("New", {}) == ("New", "New")
