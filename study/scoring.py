@@ -140,7 +140,7 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
             raise ValueError(
                 f"{source} has {len(texts)} prompts for {len(files)} files. Fix: one a file, in their order"
             )
-        return texts
+        return [*texts]
     prompts: list[str] = []
     tables: dict[Path, tuple[Mapping[str, str], Path]] = {}
     for file in files:

@@ -363,7 +363,7 @@ def prompt_of_row(row: Any, place: str = "") -> Prompt:
     return prompt
 
 
-def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prompts:
+def choose(prompts: Sequence[str], count: int, index: int, seed: int | None) -> Prompts:
     """The `count` prompts of iteration `index`; the dataset is repeated without end.
 
     Args:

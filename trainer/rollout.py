@@ -18,10 +18,9 @@ from ..host import devices, distributed
 from .families.base import Condition, FlowModel
 from .memo import Memo
 from .rewards.overlap import Overlap
-from .schedule import misfits, step_kinds, untrainable
+from .schedule import misfits, step_kinds, unequal_shares, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
 from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
-from .updates import refusals
 
 
 def sample(
@@ -363,7 +362,7 @@ def share_of(model: FlowModel, samples: int) -> distributed.Share:
     """The rows of so many samples that are this process's. Raises ValueError where a sharded model could not keep pace."""
     share = distributed.share(samples)
     if model.policy.is_sharded and share.total % distributed.world():
-        raise ValueError(str(refusals.of_shards(share.total, distributed.world())))
+        raise ValueError(str(unequal_shares(share.total, distributed.world())))
     return share
 
 

@@ -96,6 +96,16 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
         yield Misfit("fraction_after_window", message, fix)
 
 
+def unequal_shares(samples: int, processes: int, name: str = "prompts_per_iteration") -> Misfit:
+    """Says that processes that hold a model together have unequally many samples. `name`: the input that counts groups."""
+    message = (
+        f"{processes} processes cannot share {samples} samples equally, as a model that they hold together needs it"
+    )
+    return Misfit(
+        name, message, f"make {name} times the samples of each a multiple of {processes}, or train with fewer processes"
+    )
+
+
 def untrainable(settings: SamplerSettings, sigmas: Sequence[float]) -> Misfit | None:
     """What is wrong where no transition is stochastic: the noise levels decide that. Of `ode` none has to be."""
     if settings.kind == "ode":

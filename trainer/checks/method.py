@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..schedule import unequal_shares
 from ..types import (
     ASKING_NODES,
     GIVEN_NODES,
@@ -182,7 +183,7 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
             continue
         loader = graph.model(node_id)
         if samples % graph.processes and loader and _sharded(graph.values[loader]):
-            yield graph.misfit(counting, refusals.of_shards(samples, graph.processes, name))
+            yield graph.misfit(counting, unequal_shares(samples, graph.processes, name))
         if groups % graph.processes == 0:
             continue
         for step in graph.of(MATCHING_NODE):

@@ -12,7 +12,7 @@ downloaded; what a Python reward's file does, and what a reward's server answers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -536,7 +536,7 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(stack, name, message, fix)
 
 
-def _prompts(graph: _Graph, dataset: str) -> list[str]:
+def _prompts(graph: _Graph, dataset: str) -> Sequence[str]:
     """The prompts of a dataset; none where it cannot be read, which the node itself refuses."""
     try:
         return read_prompts(graph.values[dataset]["prompts"], graph.values[dataset]["file"], PRESET)
@@ -584,7 +584,7 @@ EDIT_KINDS = ("flux", "flux2", "qwen_image", "krea2")
 
 
 def _wrong_pictures(
-    prompts: list[str], checkpoint: Checkpoint | None, kind: Architecture | None
+    prompts: Sequence[str], checkpoint: Checkpoint | None, kind: Architecture | None
 ) -> tuple[str, str] | None:
     """What is wrong with the first prompt's picture that cannot be had or used, and the fix."""
     try:

@@ -33,7 +33,7 @@ class Configuration:
     def too_long(self, texts: Sequence[str], most: int) -> tuple[int, int, int] | None:
         """The longest prompt's number, its tokens and how many the text encoder takes; None where it takes them all.
 
-        What a template adds to the prompt is not counted. Of many prompts the LOOKED longest ones, by their bytes, are looked at.
+        What a template adds to the prompt is not counted. Only the LOOKED prompts with the most bytes are looked at.
 
         Args:
             most: tokens that it shall take; 0: its own limit.

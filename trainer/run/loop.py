@@ -162,9 +162,10 @@ def _samples(workflow: Workflow) -> int | None:
     """How many samples an iteration has; None where a link says it only when the graph runs."""
     values = {node.class_type: node.defaults | node.constants for node in workflow.nodes.values()}
     counts = [values.get(DATASET_NODE, {}).get("prompts_per_iteration"), values.get(SAMPLER_NODE, {}).get("group_size")]
-    for pairs in (values[kind]["pairs_per_iteration"] for kind in GIVEN_NODES if kind in values):
-        counts = [2, pairs]
-    return math.prod(counts) if all(isinstance(count, int) for count in counts) else None
+    for kind in filter(values.__contains__, GIVEN_NODES):
+        counts = [2, values[kind].get("pairs_per_iteration")]
+    known = [count for count in counts if isinstance(count, int)]
+    return math.prod(known) if len(known) == len(counts) else None
 
 
 def _begins(prepared: Prepared, run: Run, quiet: Silence) -> Callable[[str, bool], None]:

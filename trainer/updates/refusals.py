@@ -70,16 +70,6 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
     )
 
 
-def of_shards(samples: int, processes: int, name: str = "prompts_per_iteration") -> Misfit:
-    """Says that processes that hold a model together have unequally many samples. `name`: the input that counts groups."""
-    message = (
-        f"{processes} processes cannot share {samples} samples equally, as a model that they hold together needs it"
-    )
-    return Misfit(
-        name, message, f"make {name} times the samples of each a multiple of {processes}, or train with fewer processes"
-    )
-
-
 def of_gradients(connected: Iterable[str]) -> Misfit:
     """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
     names = ", ".join(connected) or "none is connected"
