@@ -117,7 +117,9 @@ SET = arg(
     metavar="NODE.INPUT=VALUE",
 )
 ADD = many(
-    "--add", "NAME=CLASS", "add a node, connected to every open socket of its type; --set NAME.INPUT=VALUE changes it"
+    "--add",
+    "CLASS",
+    "add a node, called NAME by NAME=CLASS, and connect it to every open socket of the type that it gives",
 )
 # For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them.
 COMFYUI = group(
