@@ -272,7 +272,7 @@ def _all(tensor: Tensor) -> Tensor:
 def _reason(error: BaseException) -> str:
     """What the library says, without its place in its source, and what it adds to be funny."""
     reason = re.sub(r"^\[[^\]]*\.cc:\d+\]\s*", "", str(error).splitlines()[0])
-    return re.split(r"\. (?=This may|See|It is)", reason)[0].rstrip(". ")
+    return re.split(r"\. (?=This |See |It is)", reason)[0].rstrip(". ")
 
 
 def each(tensor: Tensor) -> Tensor:

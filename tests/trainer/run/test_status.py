@@ -36,7 +36,7 @@ def test_written_and_read(tmp_path):
     assert (later.started, later.pid, later.error, later.place) == (begun.started, None, "why", "headless")
     status.write(tmp_path, later)
     content = json.loads((tmp_path / "status.json").read_text())
-    names = ["status", "place", "total", "pid", "process_started", "error", "node", "reason", "at", "started"]
+    names = ["status", "place", "total", "pid", "process_started", "error", "node", "reason", "at", "who", "started"]
     assert list(content) == names, "only the trainer says whose run it is"
 
 
