@@ -29,11 +29,11 @@ LEFT_OUT = ("assets/pictures",)
 WITHOUT = ("__pycache__", ".pyc", ".pyo")
 
 
-def pack_files(pack: Path = PACK) -> list[tuple[str, Path]]:
+def pack_files() -> list[tuple[str, Path]]:
     """(name in the pack, file) of all that a training needs of the pack, and its documentation. No link is followed."""
-    listed = [(name, pack / name) for name in FILES if (pack / name).is_file() and not (pack / name).is_symlink()]
+    listed = [(name, PACK / name) for name in FILES if (PACK / name).is_file() and not (PACK / name).is_symlink()]
     for folder in FOLDERS:
-        listed += [(file.relative_to(pack).as_posix(), file) for file in _below(pack / folder)]
+        listed += [(file.relative_to(PACK).as_posix(), file) for file in _below(PACK / folder)]
     return sorted((name, file) for name, file in listed if not name.startswith(LEFT_OUT))
 
 

@@ -189,7 +189,8 @@ def pair_to_folder(
         NotOurs: `folder` is there, and we did not make it.
     """
     model, settings = load_run(run, node_classes)
-    trained = _trained_until(model, run)
+    iteration = read_metadata(saved.files(model, run)[0]).get("otca_iteration", "")  # as the adapter's file says
+    trained = int(iteration) if iteration.isdecimal() else None
     calls, done = rollout.model_calls(settings.steps, 2, 1), 0
 
     def on_step() -> None:
@@ -210,9 +211,3 @@ def pair_to_folder(
         for name, image in ((BEFORE, before), (AFTER, after)):
             grids.save((image.clamp(0, 1) * 255).round().byte().cpu().numpy(), aside / name)
         write_text(aside / ABOUT, json.dumps({"prompt": prompt, "seed": seed, "iteration": trained}, indent=1))
-
-
-def _trained_until(model: FlowModel, run: Path) -> int | None:
-    """The iteration after which the run's adapter was saved, as its file says."""
-    iteration = read_metadata(saved.files(model, run)[0]).get("otca_iteration", "")
-    return int(iteration) if iteration.isdecimal() else None

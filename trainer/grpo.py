@@ -130,7 +130,7 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
     def one(epoch: int) -> None:
         nonlocal old
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        seen = backward(old, noise if epoch or off_policy else None, kept, _no_stop if epoch else on_step)
+        seen = backward(old, noise if epoch or off_policy else None, kept, (lambda: None) if epoch else on_step)
         if epoch == 0 and not off_policy:
             backward.compare(seen)
             old = seen
@@ -159,10 +159,6 @@ def _take_graphs(
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
     return velocities if fits and not (wasted or off_policy) else []
-
-
-def _no_stop() -> None:
-    pass
 
 
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:

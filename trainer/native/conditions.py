@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,8 @@ def processed(expert: Expert, conds: Mapping[str, Conditioning], x: Tensor, seed
     import comfy.samplers
 
     converted = {name: comfy.sampler_helpers.convert_cond(value) for name, value in conds.items()}
-    nothing = torch.zeros_like(x)
-    shapes = {"latent_shapes": [tuple(x.shape)]} if _takes(comfy.samplers.process_conds, "latent_shapes") else {}
+    nothing, taken = torch.zeros_like(x), inspect.signature(comfy.samplers.process_conds).parameters
+    shapes = {"latent_shapes": [tuple(x.shape)]} if "latent_shapes" in taken else {}
     # Some models run a part of the network here, once for all noise levels: an adapter there is not trained.
     with torch.no_grad():
         made = comfy.samplers.process_conds(expert.core, nothing, converted, x.device, nothing, None, seed, **shapes)
@@ -160,9 +161,3 @@ def _bytes(value: Any) -> int:
         return value.nbytes
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return sum(map(_bytes, parts))
-
-
-def _takes(function: Callable, name: str) -> bool:
-    import inspect
-
-    return name in inspect.signature(function).parameters

@@ -106,7 +106,7 @@ def read_source(folder: str, tag: str = "") -> Source:
         NotAllowed: a folder that workflows may not read.
         PairError: no such folder, a list that is not one of opinions, or not an opinion.
     """
-    source = _of_folder(folder) if folder else _of_store()
+    source = _listed(_found(folder), source_state(folder)) if folder else _of_store()
     opinions = source.opinions
     if tag:
         tagged = {opinion.picture for opinion in opinions if opinion.kind == TAG and opinion.other == tag}
@@ -143,11 +143,6 @@ def _found(folder: str) -> Path:
     if not (path / FILE).is_file():
         raise PairError(f"{path} holds no {FILE}. Fix: give the folder of opinions of a bundle, or none")
     return path
-
-
-def _of_folder(folder: str) -> Source:
-    path, state = _found(folder), source_state(folder)
-    return _listed(path, state)
 
 
 @functools.lru_cache(maxsize=4)

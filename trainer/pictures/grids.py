@@ -58,15 +58,16 @@ def laid_out(cell: tuple[int, int], captions: Sequence[str], columns: int = COLU
     return Sheet(cell, tuple(lines), min(columns, len(captions)))
 
 
-def found_in(size: tuple[int, int], captions: Sequence[str], columns: int = COLUMNS) -> Sheet | None:
+def found_in(size: tuple[int, int], captions: Sequence[str]) -> Sheet | None:
     """The layout of a grid of that size, which was made with these captions; None if it was made otherwise."""
     count = len(captions)
     if not count:
         return None
-    columns, rows = min(columns, count), math.ceil(count / min(columns, count))
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
     width = (size[0] - GAP) // columns - GAP
-    height = (size[1] - GAP) // rows - GAP - laid_out((max(1, width), 1), captions, columns).text_height
-    sheet = laid_out((width, height), captions, columns)
+    height = (size[1] - GAP) // rows - GAP - laid_out((max(1, width), 1), captions).text_height
+    sheet = laid_out((width, height), captions)
     return sheet if width > 0 and height > 0 and sheet.size == tuple(size) else None
 
 
