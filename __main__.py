@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from .commands.options import EXIT_BAD_INPUT
+    from .host.errors import Expected
     from .host.text import shorten_logs
 
     options = parser().parse_args(arguments, argparse.Namespace(command_line=arguments))
@@ -37,12 +37,9 @@ def _run(arguments: list[str]) -> int:
     shorten_logs("")
     try:
         return options.command(options)
-    except _bad_input() as error:
+    except (Expected, ValueError, OSError) as error:  # ValueError: of a library, about what it was given
         _complain(error)
-        return EXIT_BAD_INPUT
-    except _failures() as error:
-        _complain(error)
-        return 1
+        return _exit_code(error)
 
 
 class _Output:
@@ -101,21 +98,14 @@ def _complain(error: BaseException) -> None:
     print(f"otca{f' process {process}' if process else ''}: {message}", file=sys.stderr)
 
 
-def _bad_input() -> tuple[type[Exception], ...]:
-    """Errors in what the user gave. ValueError covers workflows, models and prompts."""
-    from .host.access.permissions import NotAllowed
-    from .host.claim import Claimed
-    from .trainer.run.folder import RunError
+def _exit_code(error: Exception) -> int:
+    """Returns EXIT_BAD_INPUT for an error in what the user gave, 1 for any other."""
+    from .commands.options import EXIT_BAD_INPUT
+    from .host.errors import Expected
 
-    return (ValueError, FileNotFoundError, NotAllowed, RunError, Claimed)
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    from .host.distributed import PeerFailed
-    from .trainer.rewards import RewardError
-    from .trainer.workflow import NodeError
-
-    return (NodeError, PeerFailed, RewardError, OSError)
+    if isinstance(error, Expected):
+        return EXIT_BAD_INPUT if error.status < 500 else 1
+    return EXIT_BAD_INPUT if isinstance(error, ValueError | FileNotFoundError) else 1
 
 
 def _main_of_clone():

@@ -18,6 +18,7 @@ from typing import Any
 from ..host import paths
 from ..host.access import opening, permissions, wants
 from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
+from ..host.errors import parts
 from ..host.text import plain_name
 from ..trainer.opinions import kinds
 from ..trainer.pairs import plan, reading
@@ -132,7 +133,7 @@ class _Collector:
             try:
                 bundled(self, want, inputs)
             except (OSError, ValueError, opening.Refused) as error:
-                message, _, fix = str(error).partition(" Fix: ")
+                message, fix = parts(error)
                 value = None if want.kind in (POST, wants.SECRET) else inputs.get(want.input)  # which may hold a key
                 self._refuse(node_id, want.input, value, message, fix or "name a file that can be read")
                 refused.add(want.input)

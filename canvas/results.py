@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..host import comfyui, devices, paths
+from ..host.errors import Expected
 from ..host.extras import MissingPackage
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
@@ -70,7 +71,7 @@ class Look:
         )
 
 
-class Busy(RuntimeError):
+class Busy(Expected, RuntimeError):
     """A prompt is running, and what was asked would disturb it."""
 
 
@@ -248,7 +249,6 @@ def let_go(run: str) -> None:
     Raises:
         Busy: a prompt with our nodes is running, or what it learned cannot be saved.
     """
-    from ..trainer.run.folder import RunError
     from ..trainer.run.held import run_at
     from . import ownership
 
@@ -260,10 +260,7 @@ def let_go(run: str) -> None:
             raise Busy(
                 f"run {run} is open on the canvas, and a prompt is running. Fix: stop it, or wait until it has ended"
             )
-        try:
-            ownership.let_go(opened)
-        except RunError as error:
-            raise Busy(str(error)) from error
+        ownership.let_go(opened)
 
 
 def make_room_for_others() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
+from .errors import Expected
 from .files import Damaged, NoLocks, lock, present, real, write_text
 from .json_files import NUMBER, TEXT, WHOLE, maybe, read_json
 
@@ -42,7 +43,7 @@ _FIELDS = {
 Say = Callable[[str], None]
 
 
-class Claimed(RuntimeError):
+class Claimed(Expected, RuntimeError):
     """A folder that another process trains in, or may train in; says who, since when, and what helps."""
 
 

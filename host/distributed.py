@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from . import environment, extras, silence, stopping
+from .errors import Expected
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,7 +42,7 @@ _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
 _sharded = False  # whether the processes hold one model together: none can compute without the others
 
 
-class PeerFailed(RuntimeError):
+class PeerFailed(Expected, RuntimeError, status=503):
     """Another process of this training failed; says which, and why."""
 
 

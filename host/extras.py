@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 from .comfyui import is_ours
+from .errors import Expected
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -44,7 +45,7 @@ class Lack(NamedTuple):
         return f"{self.message}. Fix: {self.command}, and start again. {self.change}"
 
 
-class MissingPackage(ValueError):
+class MissingPackage(Expected, ValueError):
     """A feature whose package is not here or is too old, with the command that changes that."""
 
 

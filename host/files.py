@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from .errors import Expected
+
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
@@ -27,15 +29,15 @@ _MOST_RENAMED = 100  # how often a file may get another one's name while it is b
 _numbers = itertools.count()
 
 
-class Damaged(ValueError):
+class Damaged(Expected, ValueError):
     """A file that is not as it was written: `path`, what is `wrong` with it, and the `fix`."""
 
     def __init__(self, path: Path, wrong: str, fix: str):
-        self.path, self.wrong, self.fix = path, wrong, fix
+        self.path, self.wrong = path, wrong
         super().__init__(f"{path} {wrong}. Fix: {fix}")
 
 
-class NotOurs(OSError):
+class NotOurs(Expected, OSError):
     """Something that no training made stands where we have to write."""
 
 
@@ -140,7 +142,7 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the fil
 # --- locks ------------------------------------------------------------------------------------------------------------
 
 
-class NoLocks(OSError):
+class NoLocks(Expected, OSError):
     """The file system has none."""
 
 

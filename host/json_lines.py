@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import files, json_files
+from .errors import Expected
 from .files import Damaged
 from .json_files import check
 
@@ -22,7 +23,7 @@ MOST_BYTES = 4 * 1024**3  # of a file
 MOST_LINE = 64 * 1024**2  # bytes of a line
 
 
-class TooLong(ValueError):
+class TooLong(Expected, ValueError):
     """A line, or a file, of more bytes than are read."""
 
 

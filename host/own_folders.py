@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from . import files
 from .files import Damaged, NotOurs, open_plain, present, put_in_place, read_bytes
 
 MARKER = ".otca"
+_ASIDE = re.compile(r"\.(?:[^/]+\.(?:safetensors|png|mp4|json|jsonl)|best(?:-\d+)?|\d{6,})\.(\d+)(?:\.\d+|\.old)?")
 _MADE = b"made by otca, which removes this folder when it is not needed any more\n"
 
 
@@ -24,9 +27,12 @@ def mark_own(folder: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote."""
+    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote. A marker that a
+    kill cut short is ours where there is nothing else."""
     try:
-        return stat.S_ISDIR(os.lstat(folder).st_mode) and read_bytes(folder / MARKER, len(_MADE)) == _MADE
+        marker = read_bytes(folder / MARKER, len(_MADE)) if stat.S_ISDIR(os.lstat(folder).st_mode) else None
+        cut_short = marker is not None and _MADE.startswith(marker) and os.listdir(folder) == [MARKER]
+        return marker == _MADE or cut_short
     except (OSError, Damaged):
         return False
 
@@ -44,10 +50,41 @@ def put_back(target: Path) -> bool:
 
     Returns whether it did.
     """
-    left = [] if present(target) else [path for path in target.parent.glob(f".{target.name}.*.old") if is_own(path)]
+    left = (
+        []
+        if present(target)
+        else [path for path in target.parent.glob(f".{glob.escape(target.name)}.*.old") if is_own(path)]
+    )
     if left:
         put_in_place(max(left, key=lambda path: path.stat().st_mtime), target)
     return bool(left)
+
+
+def clear(*folders: Path) -> None:
+    """Removes what killed processes left half written in folders of ours, by the names of `new_folder` and `files.beside`."""
+    for left in (path for folder in folders for path in folder.glob(".*")):
+        name = _ASIDE.fullmatch(left.name)
+        if name is None or _at_work(int(name[1]), os.lstat(left).st_mtime):
+            continue
+        if files.is_plain_file(left):
+            left.unlink(missing_ok=True)
+        else:
+            _remove_left(left)
+
+
+def _at_work(number: int, written: float) -> bool:
+    """Whether the process that wrote something lives: one of its number which began before. Numbers come again."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(number).create_time() <= written
+    return False
+
+
+def _remove_left(folder: Path) -> None:
+    if not remove_own(folder):
+        with contextlib.suppress(OSError):  # of one that is empty: the kill came before its marker
+            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -63,8 +100,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise NotOurs(f"{target} was not made by a training, and is left alone. Fix: move it elsewhere")
     if target.parent.is_dir():
         put_back(target)
-        for left in target.parent.glob(f".{target.name}.*"):
-            remove_own(left)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+            _remove_left(left)
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))
     aside.mkdir(parents=True)
     mark_own(aside)

@@ -83,19 +83,15 @@ def _opinions_of(folder_paths: ModuleType | None) -> Path | None:
     return Path(named) if named else None
 
 
-@place("rankings", "pictures that Score Images saved, best first, with their scores", "the rankings")
-def _rankings_of(folder_paths: ModuleType | None) -> Path | None:
-    return _in_output(folder_paths, "otca_ranked")
-
-
-@place("gallery", "what the gallery has read of your pictures, and small copies of them")
-def _gallery_of(folder_paths: ModuleType | None) -> Path | None:
-    return _in_output(folder_paths, "otca_gallery")
-
-
-@place("bundles", "bundles that the page made, to train elsewhere")
-def bundles_of(folder_paths: ModuleType | None) -> Path | None:
-    return _in_output(folder_paths, BUNDLES)
+_rankings_of = place("rankings", "pictures that Score Images saved, best first, with their scores", "the rankings")(
+    lambda folder_paths: _in_output(folder_paths, "otca_ranked")
+)
+_gallery_of = place("gallery", "what the gallery has read of your pictures, and small copies of them")(
+    lambda folder_paths: _in_output(folder_paths, "otca_gallery")
+)
+place("bundles", "bundles that the page made, to train elsewhere")(
+    lambda folder_paths: _in_output(folder_paths, BUNDLES)
+)
 
 
 @place(
@@ -105,24 +101,18 @@ def _loras_of(folder_paths: ModuleType | None) -> Path | None:
     return Path(folder_paths.get_folder_paths("loras")[0]) if folder_paths else None
 
 
-@place("reward models", "models that rewards read, where you put them", "what you put there", written=False)
-def _rewards_of(folder_paths: ModuleType | None) -> Path | None:
-    return Path(folder_paths.models_dir) / "otca_rewards" if folder_paths else None
-
-
-@place("previews", "pictures of the canvas; ComfyUI empties it", ours=False)
-def _temporary_of(folder_paths: ModuleType | None) -> Path | None:
-    return Path(folder_paths.get_temp_directory()) if folder_paths else None
-
-
-@place("models", "models that workflows name", "all of your models", ours=False, written=False)
-def _models_of(folder_paths: ModuleType | None) -> Path | None:
-    return Path(folder_paths.models_dir) if folder_paths else None
-
-
-@place("input", "prompt files and pictures that workflows name", "your files", ours=False, written=False)
-def _input_of(folder_paths: ModuleType | None) -> Path | None:
-    return Path(folder_paths.get_input_directory()) if folder_paths else None
+place("reward models", "models that rewards read, where you put them", "what you put there", written=False)(
+    lambda folder_paths: Path(folder_paths.models_dir) / "otca_rewards" if folder_paths else None
+)
+place("previews", "pictures of the canvas; ComfyUI empties it", ours=False)(
+    lambda folder_paths: Path(folder_paths.get_temp_directory()) if folder_paths else None
+)
+place("models", "models that workflows name", "all of your models", ours=False, written=False)(
+    lambda folder_paths: Path(folder_paths.models_dir) if folder_paths else None
+)
+place("input", "prompt files and pictures that workflows name", "your files", ours=False, written=False)(
+    lambda folder_paths: Path(folder_paths.get_input_directory()) if folder_paths else None
+)
 
 
 @place("compiled", "torch's cache of networks that it compiled", ours=False)

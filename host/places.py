@@ -60,16 +60,8 @@ def listed(folder_paths: ModuleType | None) -> list[dict[str, Any]]:
 
 def _described(path: Path, each: Place) -> dict[str, Any]:
     sizes = _sizes(path)
-    found = {"exists": os.path.lexists(path), "bytes": sum(sizes), "files": len(sizes)}
-    return {
-        "name": each.name,
-        "path": str(path),
-        **found,
-        "use": each.use,
-        "loses": each.loses,
-        "ours": each.ours,
-        "written": each.written,
-    }
+    about = {name: value for name, value in vars(each).items() if name != "find"}
+    return {**about, "path": str(path), "exists": os.path.lexists(path), "bytes": sum(sizes), "files": len(sizes)}
 
 
 def _sizes(path: Path) -> list[int]:

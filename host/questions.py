@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import comfyui, stopping
+from .errors import Expected
 
 EVENT = "otca.questions"  # sent to ComfyUI's pages when questions are opened or closed
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
@@ -46,7 +47,7 @@ class Question:
     source: Path | None = None
 
 
-class NotOpen(LookupError):
+class NotOpen(Expected, LookupError, status=404):
     """The question is answered already, or was never asked."""
 
 

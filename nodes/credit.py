@@ -172,8 +172,8 @@ class StepCredit(_Credit):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, input_types, method):
-        lacking = [name for name in MEASURED_WITH.get(method, ()) if name not in input_types]
+    def VALIDATE_INPUTS(cls, input_types, method=None):
+        lacking = [name for name in MEASURED_WITH.get(method or "", ()) if name not in input_types]
         if lacking:
             return f"method = {method!r} needs {' and '.join(lacking)}. Fix: connect {' and '.join(lacking)}, or choose uniform"
         return miswired(cls.INPUT_TYPES(), input_types) or True
@@ -233,7 +233,7 @@ class SpatialCredit(_Credit):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model):
+    def VALIDATE_INPUTS(cls, model=None):
         from ..trainer.networks.features import MARKER
 
         return complaint("model", search.model, model, MARKER) or True

@@ -45,7 +45,7 @@ class PromptDataset(Node):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, prompts, file=""):
+    def VALIDATE_INPUTS(cls, prompts=None, file=""):
         from ..trainer.prompts import PRESET, read_prompts
 
         if file is None or (prompts is None and not file):
@@ -119,7 +119,7 @@ class PreferencePairs(Node):
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
-    def VALIDATE_INPUTS(cls, folder):
+    def VALIDATE_INPUTS(cls, folder=None):
         from ..trainer.pairs.reading import read_folder
 
         return complaint("folder", read_folder, folder) or True

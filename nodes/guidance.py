@@ -44,7 +44,7 @@ class ImplicitRewardGuidance(Node):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, guides, prompts):
+    def VALIDATE_INPUTS(cls, guides=None, prompts=None):
         from ..inference.guidance import parse_lines
         from ..trainer.policy.files import find
         from ..trainer.prompts import read_prompts

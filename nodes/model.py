@@ -91,7 +91,7 @@ class LoadFlowModel(Node):
     @classmethod
     def VALIDATE_INPUTS(
         cls,
-        model,
+        model=None,
         path="",
         resume_run="",
         download=False,
@@ -103,7 +103,7 @@ class LoadFlowModel(Node):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is unknown. Fix: choose {' or '.join(TRAININGS)}"
         source = None if path is None else path or model  # linked, it is known later
-        lack = cls.lacks(model, path, training, lora_targets or "")
+        lack = cls.lacks(model or "", path, training, lora_targets or "")
         return (
             wrong_adapter(lora_rank, lora_targets)
             or (resume_run and not start_from and wrong_resume(resume_run))
@@ -299,7 +299,7 @@ class ModelMemory(Node):
         return {"quantize": ("quantize",)} if quantize not in (None, "none") else {}
 
     @classmethod
-    def VALIDATE_INPUTS(cls, quantize):
+    def VALIDATE_INPUTS(cls, quantize=None):
         if quantize not in (None, *QUANTIZATIONS):
             return f"quantize: {quoted(quantize)} is unknown. Fix: choose one of {', '.join(QUANTIZATIONS)}"
         lack = cls.lacks(quantize=quantize)

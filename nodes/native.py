@@ -168,7 +168,7 @@ class EmbeddedModel(Node):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model):
+    def VALIDATE_INPUTS(cls, model=None):
         return (model is not None and _wrong(model)) or True  # linked, it is known only when the graph runs
 
     @devices.outside_inference

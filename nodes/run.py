@@ -80,7 +80,7 @@ class TrainingRun(Node):
     HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}
 
     @classmethod
-    def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
+    def VALIDATE_INPUTS(cls, run_name=None, wandb_project="", evaluation_prompts=None):
         from ..host.access.permissions import check
         from ..trainer import prompts
 
@@ -174,7 +174,7 @@ class SaveLoRA(Node):
     HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}
 
     @classmethod
-    def VALIDATE_INPUTS(cls, filename):
+    def VALIDATE_INPUTS(cls, filename=None):
         return _plain_name("filename", filename)
 
     @devices.outside_inference

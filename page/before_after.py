@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import files, processes
+from ..host.errors import Expected
 from ..trainer.policy.files import NETWORKS
 from ..trainer.run.folder import ABOUT, AFTER, BEFORE, PAIRS, read_own
 from .jobs import GLANCE, LAST_LINES, Jobs
@@ -120,7 +121,7 @@ class BeforeAfter:
                         return
                 self._sample(work)
             except Exception as error:  # nobody is there to read it, but those who look at the run
-                expected = isinstance(error, OSError | Refused)
+                expected = isinstance(error, OSError | Expected)
                 work.fail(str(error) if expected else f"{type(error).__name__}: {error}")
                 if not expected:
                     raise

@@ -159,12 +159,13 @@ def _readme(
     changes = prove.changes(evaluations)
     parts = [
         _head(graph, bases, of_diffusers, pairs),
-        [f"# {name}"],
+        [f"# {_cell(name)}"],
         [
-            f"A LoRA of {', '.join(base for base, *_ in bases) or 'a flow-matching model'}, trained by reinforcement learning."
+            f"A LoRA of {', '.join(_cell(base) for base, *_ in bases) or 'a flow-matching model'}, trained by reinforcement "
+            "learning."
         ],
-        prove.verdict(changes),
-        [f"**Licence of the base.** {base}: {limits}." for base, _, limits in bases if limits],
+        [*map(_cell, prove.verdict(changes))],
+        [f"**Licence of the base.** {_cell(base)}: {limits}." for base, _, limits in bases if limits],
         ["| before, after: the same noise | prompt |", "|---|---|"] * bool(pairs)
         + [f"| ![before and after: {_cell(prompt)}]({file}) | {_cell(prompt)} |" for file, prompt in pairs],
         ["## Use", "", *_use(weights, of_diffusers)],
@@ -257,5 +258,5 @@ def _constant(entry: Mapping, name: str, default: Any) -> Any:
 
 
 def _cell(text: str) -> str:
-    """A text in a Markdown table, where it is no more than text."""
+    """A text in Markdown, where it is no more than text."""
     return re.sub(r"([\\|`*_\[\]<>!])", r"\\\1", " ".join(text.split()))

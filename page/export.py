@@ -14,13 +14,14 @@ from typing import Any
 from aiohttp import web
 
 from ..host import files
+from ..host.errors import Expected
 from ..host.paths import BUNDLES
 from ..host.text import plain_name, quoted, shortened
 from ..trainer.checks import preflight
 from ..trainer.pictures.media import PICTURES
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
-from .jobs import Jobs, as_json
+from .jobs import Jobs
 from .requests import Field, Refused, flag, json_object
 
 COMFYUI_REPOSITORY = "https://github.com/comfyanonymous/ComfyUI"
@@ -135,10 +136,9 @@ class Bundles:
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
             described = making.make(held, target, with_hashes=hashes, with_pictures=with_pictures, progress=self._count)
-        except WorkflowError as error:
-            message = "\n".join(map(str, error.problems))
-            raise Refused(400, message, problems=as_json(error.problems)) from error
-        except (ValueError, OSError) as error:  # NotAllowed is an OSError
+        except Expected:
+            raise
+        except (ValueError, OSError) as error:
             raise Refused(400, str(error)) from error
         finally:
             self._hashed.update(read=0, total=0)

@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..host import claim, environment, extras, files, headless_comfyui, own_folders, paths, processes
 from ..host.access.permissions import FROM_PAGE
+from ..host.errors import Expected
 from ..host.stopping import STOP
 from ..trainer.checks import preflight
 from ..trainer.run import status, verdicts
@@ -26,10 +27,10 @@ from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
-from ..trainer.workflow.problem import Problem, bounded
-from ..trainer.workflow.running import Workflow, WorkflowError
+from ..trainer.workflow.problem import Problem, WorkflowError, errors
+from ..trainer.workflow.running import Workflow
 from . import machine
-from .requests import Refused
+from .requests import Refused, disk, refusing
 from .runs import Run, Runs
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Jobs:
         """The graph and all that keeps so many processes from training it, warnings included.
 
         Raises:
-            Refused: 400, `prompt` is not a graph in API format.
+            WorkflowError: `prompt` is not a graph in API format.
         """
         workflow = self.read(prompt)
         return workflow, preflight.problems(workflow, processes)
@@ -106,7 +107,7 @@ class Jobs:
         """A new run of that name, at once or in the queue.
 
         Raises:
-            Refused: 400 with the graph's problems, 409 where the name is taken.
+            WorkflowError, Refused: the graph's problems, and 409 where the name is taken.
         """
         workflow = self._ready(prompt, iterations, gpus)
         return self._start(name, workflow, canvas, iterations, gpus.arguments())
@@ -120,13 +121,9 @@ class Jobs:
         from ..study import prove  # here, with the page of it: both are nearly half of what the page takes to import
         from . import proof
 
-        workflow = self._ready(prompt, ANY_NUMBER, Gpus())
-        try:
-            workflow = prove.plan(proof.passed_on(workflow), prove.PICTURES)
-        except WorkflowError as error:
-            raise Refused(400, str(error), problems=as_json(error.problems)) from error
-        except ValueError as error:
-            raise Refused(400, str(error)) from error
+        workflow = proof.passed_on(self._ready(prompt, ANY_NUMBER, Gpus()))
+        with refusing():
+            workflow = prove.plan(workflow, prove.PICTURES)
         return self._start(name, workflow, canvas, ANY_NUMBER, [], prove.Facts(hours))
 
     def _start(
@@ -193,20 +190,14 @@ class Jobs:
         self._ready(graph, total, gpus)
         with self._starting:
             self._refuse_busy(run, ENDING_SECONDS)
-            try:
-                claim.check(run.folder)
-            except claim.Claimed as error:
-                raise Refused(409, str(error)) from error
+            claim.check(run.folder)
             done = run.iteration()
             # One that ended otherwise may lack what comes after its last iteration, as the adapter.
             if total < done or total == done and run.summary()["status"] == "finished":
                 why = f"run {run.id} has done {done} iterations of {total}"
                 raise Refused(409, f"{why}. Fix: give a larger number of iterations")
-            try:
+            with disk(f"{run.folder / STOP} is in the way", "remove it"):  # such as a folder
                 (run.folder / STOP).unlink(missing_ok=True)  # also a link, but not what it leads to
-            except OSError as error:  # a folder
-                why = f"{run.folder / STOP} is in the way ({error.strerror})"
-                raise Refused(409, f"{why}. Fix: remove it") from error
             changes, message = [], None
             if ended := run.status().reason:
                 name = run.braked_by() or "stop_after_decline"
@@ -294,7 +285,7 @@ class Jobs:
             claim.check(run.folder)
             self._launch(run, waiting.iterations, list(waiting.arguments))
         except Exception as error:  # nobody is there to read it, but those who look at the run
-            expected = isinstance(error, OSError | Refused | claim.Claimed)
+            expected = isinstance(error, OSError | Expected)
             message = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
             logger.warning("run %s: %s", run.id, message, exc_info=not expected)
             with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
@@ -312,22 +303,15 @@ class Jobs:
         ask_to_stop(run)
 
     def read(self, prompt: dict) -> Workflow:
-        """The graph, as far as it is one. Raises Refused: 400, it is not in API format."""
-        try:
-            return Workflow(prompt, self.node_classes, self.titles)
-        except WorkflowError as error:
-            raise Refused(400, str(error), problems=as_json(error.problems)) from error
+        """The graph, as far as it is one. Raises WorkflowError: it is not in API format."""
+        return Workflow(prompt, self.node_classes, self.titles)
 
     def _ready(self, prompt: dict, iterations: int, gpus: Gpus) -> Workflow:
         from ..bundle.contents import begun_from_runs  # here, since it is a quarter of what the pack takes to import
 
-        try:
-            prompt = begun_from_runs(self.read(prompt)).graph
-        except WorkflowError as error:
-            raise Refused(400, str(error), problems=as_json(error.problems)) from error
-        workflow, problems = self.check(prompt, gpus.training)
-        if errors := [problem for problem in problems if problem.severity == "error"]:
-            raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
+        workflow, problems = self.check(begun_from_runs(self.read(prompt)).graph, gpus.training)
+        if wrong := errors(problems):
+            raise WorkflowError(wrong)
         workflow.set(f"{RUN_NODE}.iterations", iterations)
         return workflow
 
@@ -342,10 +326,8 @@ class Jobs:
         if extras.lean():
             command += ["--comfyui", str(headless_comfyui.folder_of_server())]
         self.make_room()
-        try:
+        with disk(f"run {run.id} cannot be begun", "remove what is in the way"):
             descriptor = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        except OSError as error:
-            raise Refused(409, f"run {run.id} cannot be begun: {error}. Fix: remove what is in the way") from error
         with os.fdopen(descriptor, "ab") as log:
             process = processes.start(command, self.variables(run), log)
         try:
@@ -405,9 +387,9 @@ class Jobs:
         """The node whose input the trainer refused before it began, as when a file is gone since the training was queued."""
         try:
             _, problems = self.check(run.workflow()["prompt"], 1)
-        except Refused:
+        except Expected:
             return None
-        return next((problem.node_id for problem in problems if problem.severity == "error" and problem.node_id), None)
+        return next((problem.node_id for problem in errors(problems) if problem.node_id), None)
 
 
 def _is_queued(run: Run) -> bool:
@@ -430,11 +412,6 @@ def _busy(run: Run) -> str:
             "another run on the canvas, which lets this one go"
         )
     return f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment"
-
-
-def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems for the page, without the values: it has them, and some are not JSON."""
-    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]
 
 
 def trainings(setting: int | None = None) -> int:
@@ -461,8 +438,6 @@ def ask_to_stop(run: Run) -> None:
         raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
     if summary["place"] == status.CANVAS:
         raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
-    try:
+    with disk(f"run {run.id} cannot be asked to stop", "remove what is in the way"):
         os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
         os.utime(run.folder / STOP)  # of an earlier request, which counts again
-    except OSError as error:
-        raise Refused(409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way") from error

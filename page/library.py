@@ -17,10 +17,11 @@ from ..trainer.run.folder import NOTES, WORKFLOW, read_own
 from ..trainer.run.status import REMOTE
 from .jobs import Jobs
 from .remote.watching import forget_token
-from .requests import Field, Refused, text
+from .requests import Field, Refused, disk, text
 from .runs import Run, Runs, holds_a_run
 
 MOST_NOTES = 2000  # characters
+CLOSE = "close what has a file there open, or make the folder writable"
 NOTE = {"notes": Field(text(MOST_NOTES, "shorten them", least=0), required=True)}
 
 
@@ -35,7 +36,7 @@ class Library:
     def note(self, run: Run, notes: str) -> None:
         """Writes down what the user says of the run."""
         _refuse_link(run)
-        with _disk(run, "noted"):
+        with disk(f"run {run.id} was not noted", CLOSE):
             run.write(NOTES, {"notes": notes})
 
     def removal(self, run: Run) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class Library:
         """Removes the run's folder for good. Raises Refused (409)."""
         if not holds_a_run(run.folder):
             raise Refused(409, f"{run.folder} holds no run, and nothing else is deleted here. Fix: remove it yourself")
-        with self._at_rest(run), _disk(run, "deleted"):
+        with self._at_rest(run), disk(f"run {run.id} was not deleted", CLOSE):
             forget_token(run.folder)
             # Under another name first, so that no list shows a run of which half is gone. No link in it is followed.
             aside = beside(run.folder)
@@ -67,10 +68,7 @@ class Library:
         # A copy of what trains elsewhere is only a copy.
         if summary["place"] != REMOTE and summary["status"] in ("running", "queued"):
             raise Refused(409, f"run {run.id} is training, or about to. Fix: stop it first")
-        try:
-            self.live.let_go(run.id)
-        except self.live.Busy as error:
-            raise Refused(409, str(error)) from error
+        self.live.let_go(run.id)
         with self.jobs.at_rest(run):
             yield
 
@@ -78,17 +76,6 @@ class Library:
 def _refuse_link(run: Run) -> None:
     if os.path.islink(run.folder):
         raise Refused(409, f"{run.folder} is a link, and is left alone. Fix: do that in the folder that it leads to")
-
-
-@contextlib.contextmanager
-def _disk(run: Run, done: str) -> Iterator[None]:
-    """Turns an error of the disk into a refusal, which the page shows."""
-    try:
-        yield
-    except OSError as error:
-        where, why = error.filename or run.folder, error.strerror or error
-        fix = "close what has a file there open, or make the folder writable"
-        raise Refused(409, f"run {run.id} was not {done} ({why}: {where}). Fix: {fix}") from error
 
 
 def _begins_with(other: Run, run: Run) -> bool:

@@ -15,7 +15,6 @@ Each is a middleware of aiohttp's or a handler that ComfyUI calls for a queued p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
@@ -128,10 +127,7 @@ def say_refusals_once(prompt_server) -> None:
     async def around_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
         if request.method != "POST" or request.path not in ("/prompt", "/api/prompt"):
             return await handler(request)
-        queued, refusal, packages = {}, None, []
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # no graph, which ComfyUI refuses
-            queued = json.loads(await request.text())
-            refusal, packages = _refusal(api_graph(queued["prompt"]))
+        queued, refusal, packages = await asyncio.to_thread(_looked_at, await request.text())
         response = web.json_response(refusal, status=400) if refusal else await handler(request)
         if isinstance(response, web.Response) and response.content_type == "application/json":
             answer = json.loads(response.text or "null")
@@ -144,6 +140,16 @@ def say_refusals_once(prompt_server) -> None:
         return response
 
     prompt_server.app.middlewares.append(around_prompt)
+
+
+def _looked_at(text: str) -> tuple[dict, dict | None, list[dict[str, str]]]:
+    """What was queued, and `_refusal` of it; anything but a graph is refused by ComfyUI."""
+    queued: dict = {}
+    try:
+        queued = json.loads(text)
+        return queued, *_refusal(api_graph(queued["prompt"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return queued if isinstance(queued, dict) else {}, None, []
 
 
 def _refused(answer: dict) -> dict[str, list[str]]:

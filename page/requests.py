@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from ..host.access.addresses import PAGE_HOSTS, is_home, name_in
+from ..host.errors import Expected
 from ..host.json_files import parse
 from ..host.text import quoted
 
@@ -26,12 +30,30 @@ LARGEST_BODY = 4 * 1024**2  # a large graph with its canvas is a few hundred kB
 Check = Callable[[Any], Any]
 
 
-class Refused(Exception):
+class Refused(Expected):
     """A request that is not done: HTTP status, a message with the fix, and what else the page should know."""
 
     def __init__(self, status: int, message: str, **more: Any):
-        self.status, self.message, self.more = status, message, more
+        self.status, self.more = status, more
         super().__init__(message)
+
+
+@contextlib.contextmanager
+def refusing(
+    before: str = "", after: str = "", status: int = 400, kind: type[Exception] = ValueError
+) -> Iterator[None]:
+    """Turns an error of Python's own into a refusal: its text between these two."""
+    try:
+        yield
+    except Expected:
+        raise
+    except kind as error:
+        raise Refused(status, f"{before}{error}{after}") from error
+
+
+def disk(failed: str, fix: str, status: int = 409) -> AbstractContextManager:
+    """Turns an error of the disk into a refusal, which says what failed by it."""
+    return refusing(f"{failed} (", f"). Fix: {fix}", status, OSError)
 
 
 # --- answers --------------------------------------------------------------------------------------------------------
@@ -54,9 +76,9 @@ def answered(
             if isinstance(response, Path):
                 response = web.FileResponse(response)
             elif not isinstance(response, web.StreamResponse):
-                response = web.json_response({} if response is None else response)
-        except Refused as refusal:
-            response = web.json_response({"error": refusal.message, **refusal.more}, status=refusal.status)
+                response = await asyncio.to_thread(web.json_response, {} if response is None else response)
+        except Expected as error:
+            response = web.json_response({"error": str(error), **error.more}, status=error.status)
         except web.HTTPException:
             raise
         except Exception as error:
@@ -140,7 +162,12 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
     """
     if request.content_type != "application/json":
         raise Refused(400, f"content type {request.content_type!r}. Fix: post application/json")
-    content = _json_object(await bytes_of(request, LARGEST_BODY, "take large texts out of the graph, into files"))
+    content = await bytes_of(request, LARGEST_BODY, "take large texts out of the graph, into files")
+    return await asyncio.to_thread(_values, content, fields)
+
+
+def _values(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
+    content = _json_object(body)
     if unknown := sorted(content.keys() - fields.keys()):
         names = ", ".join(fields) or "none"
         raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {names}")
@@ -256,15 +283,15 @@ def word(default: str | None) -> Check:
     return lambda values: values[0] if values else default
 
 
-def count(default: int | None = None) -> Check:
-    """A check for a query's whole number ≥ 0."""
+def count(default: int | None = None, most: int = 10**18 - 1) -> Check:
+    """A check for a query's whole number from 0 to `most`."""
 
     def check(values: list[str]) -> int:
         if not values and default is not None:
             return default
         text = values[0] if values else ""
-        if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-            raise ValueError("must be a whole number. Fix: give one from 0")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) <= most):
+            raise ValueError(f"must be a whole number. Fix: give one from 0 to {most}")
         return int(text)
 
     return check
@@ -282,7 +309,7 @@ def guard(token: str, hint: str, cookie: str = "") -> Callable:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if cookie and request.method == "GET" and _same(request.query.get("token", ""), token):
-            response = web.HTTPFound(request.path)
+            response = web.HTTPFound("/")  # and not to what the address says, which may be another site's
             response.set_cookie(cookie, token, httponly=True, samesite="Strict")
             raise response
         given = [request.headers.get("Authorization", "").removeprefix("Bearer ")]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ..host import extras
-from ..host.files import Damaged
+from ..host.errors import Expected
 from ..host.questions import desk
 from ..host.text import plain_name
 from ..trainer.checks import preflight
@@ -25,12 +25,13 @@ from ..trainer.run.folder import METRICS
 from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
+from ..trainer.workflow.problem import as_json
 from ..trainer.workflow.running import Workflow
 from . import settings, suggestions
 from .before_after import MAKE, BeforeAfter
 from .export import BUNDLE, Bundles, commands
 from .gallery.routes import Gallery, add_gallery_routes
-from .jobs import Gpus, Jobs, as_json
+from .jobs import Gpus, Jobs
 from .library import NOTE, Library
 from .machine import Machine, compared
 from .remote.watching import WATCH, Remotes
@@ -46,6 +47,7 @@ from .requests import (
     json_object,
     optional,
     query,
+    refusing,
     text,
     whole_number,
     word,
@@ -89,9 +91,6 @@ PREVIEW = {"node": word(None), "sample": count(), "step": count(), "workflow": w
 class Live(Protocol):
     """What the nodes in this process still know; the module canvas.results."""
 
-    @property
-    def Busy(self) -> type[Exception]: ...
-
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
     def coming(self, graph: Mapping) -> dict[str, dict]: ...
     def preview_png(self, node: str, sample: int, step: int, workflow: str | None, made_by: str) -> bytes: ...
@@ -131,7 +130,7 @@ def add_routes(
                 if inspect.iscoroutinefunction(function):
                     return await function(*run, **named, **asked)
                 return await asyncio.to_thread(function, *run, **named, **asked)
-            except (OSError, Damaged):
+            except (OSError, Expected):
                 for each in run:  # it may have been deleted since
                     await asyncio.to_thread(runs.run, each.id)
                 raise
@@ -234,19 +233,12 @@ class Shown:
     def preview(self, node: str | None, sample: int, step: int, workflow: str | None, made_by: str) -> web.Response:
         if not node:
             raise Refused(400, "node is missing. Fix: ?node=9&sample=0&step=0")
-        try:
+        with refusing(), refusing(status=404, kind=LookupError):
             content = self.live.preview_png(node, sample, step, workflow, made_by)
-        except LookupError as error:
-            raise Refused(404, str(error)) from error
-        except ValueError as error:
-            raise Refused(400, str(error)) from error
         return web.Response(body=content, content_type="image/png")
 
     def release(self) -> dict[str, int]:
-        try:
-            return {"released": self.live.release()}
-        except self.live.Busy as error:
-            raise Refused(409, str(error)) from error
+        return {"released": self.live.release()}
 
     # -- what the folders of runs hold --------------------------------------------------------------------------------
 
@@ -274,10 +266,10 @@ class Shown:
     def proof(self, run: Run) -> web.Response:
         # A run may be a stranger's: its page is shown, and nothing in it runs or asks for anything.
         headers = {"Content-Security-Policy": ONLY_SHOWN, "X-Content-Type-Options": "nosniff"}
-        return web.Response(text=run.proof().read_text(encoding="utf-8"), content_type="text/html", headers=headers)
+        return web.Response(text=run.proof(), content_type="text/html", headers=headers)
 
     async def lora(self, run: Run) -> dict[str, Any]:
-        if run.status().place == REMOTE:
+        if (await asyncio.to_thread(run.status)).place == REMOTE:
             await self.remotes.fetch_adapters(run)
         return {"lora_names": await asyncio.to_thread(run.copy_lora, self.loras_folder())}
 
@@ -288,10 +280,7 @@ class Shown:
     ) -> dict[str, Any]:
         coming = self.live.coming(self.jobs.read(prompt).graph).values()
         if any(own.get("iteration") and own["run"] == name for own in coming):  # the graph's own run goes on
-            try:
-                self.live.let_go(name)
-            except self.live.Busy as error:
-                raise Refused(409, str(error)) from error
+            self.live.let_go(name)
             return self.resume(self.runs.run(name), iterations, gpus, reward_gpus)
         return {"id": self.jobs.start(name, prompt, workflow, iterations, Gpus(gpus, reward_gpus)).id}
 
@@ -302,7 +291,7 @@ class Shown:
         return {"id": run.id, "told": self.jobs.resume(run, iterations, Gpus(gpus, reward_gpus))}
 
     async def stop(self, run: Run) -> None:
-        if run.status().place == REMOTE:
+        if (await asyncio.to_thread(run.status)).place == REMOTE:
             await self.remotes.stop(run)
         else:
             await asyncio.to_thread(self.jobs.stop, run)
@@ -320,13 +309,8 @@ class Shown:
             self.word.making(by, f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
             for by in ("train", "prove")
         )
-        return {
-            "problems": as_json(problems),
-            "commands": lines,
-            "filename": f"{name}.json",
-            "here": here,
-            "prove": prove,
-        }
+        told = {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
+        return {**told, "here": here, "prove": prove}
 
 
 def _run_name(graph: Workflow) -> str | None:

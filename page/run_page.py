@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..host import extras, paths
 from ..host.extras import MissingPackage
-from ..host.files import open_plain, write_text
+from ..host.files import read_bytes, write_text
 from ..trainer import keys
 from ..trainer.pictures import figures, heatmaps
+from ..trainer.pictures.media import upright
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import (
     BEST,
@@ -226,12 +226,9 @@ def _picture(path: Path, caption: str) -> str:
 
 def opened(path: Path) -> Image | None:
     """A picture of a run; None, with a line in the log, if it cannot be shown."""
-    from PIL import Image
-
     try:
-        with os.fdopen(open_plain(path), "rb") as file, Image.open(file) as content:
-            return content.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return upright(read_bytes(path) or b"")
+    except ValueError as error:
         logger.warning("%s cannot be shown, and is left out (%s)", path, error)
         return None
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +19,11 @@ from ..host.access import permissions, remembered
 from ..host.access.opening import WINDOWS
 from ..host.access.remembered import FILE
 from ..host.access.wants import wants_of
-from ..host.files import Damaged
 from ..host.stopping import STOP
 from ..nodes import WITHHELD
 from ..trainer.workflow.foreign import headless
-from ..trainer.workflow.running import Workflow, WorkflowError
-from .requests import Field, Refused, json_object, text
+from ..trainer.workflow.running import Workflow
+from .requests import Field, disk, json_object, refusing, text
 
 LONGEST = 1000  # characters of a name
 FOLDER_OPTIONS = ("--base-directory", "--extra-model-paths-config", "--input-directory")  # of ComfyUI's
@@ -39,33 +39,22 @@ def all_given() -> dict[str, Any]:
 
 def wants(prompt: dict, node_classes: Mapping[str, type]) -> dict[str, Any]:
     """What a graph asks for, and what a click would allow of it."""
-    try:
-        graph = Workflow(prompt, node_classes).graph
-    except WorkflowError as error:
-        raise Refused(400, str(error)) from error
+    graph = Workflow(prompt, node_classes).graph
     return {"wants": [_as_json(want) for want in wants_of(headless(graph), node_classes)]}
 
 
 def allow(kind: str, what: str) -> dict[str, Any]:
-    try:
+    with _cannot_be("remembered"), refusing(f"{kind} {what!r}: "):
         return {"kind": kind, "what": permissions.remember(kind, what)}
-    except ValueError as error:
-        raise Refused(400, f"{kind} {what!r}: {error}") from error
-    except OSError as error:
-        raise Refused(
-            500, f"it cannot be remembered ({error}). Fix: set {FILE} to a file that can be written"
-        ) from error
 
 
 def take_back(kind: str, what: str) -> None:
-    try:
+    with _cannot_be("taken back"), refusing(f"{kind} {what!r}: "):
         permissions.take_back(kind, what)
-    except Damaged as error:
-        raise Refused(409, str(error)) from error
-    except ValueError as error:
-        raise Refused(400, f"{kind} {what!r}: {error}") from error
-    except OSError as error:
-        raise Refused(500, f"it cannot be taken back ({error}). Fix: make {FILE}'s file writable") from error
+
+
+def _cannot_be(done: str) -> AbstractContextManager:
+    return disk(f"it cannot be {done}", f"set {FILE} to a file that can be written", 507)
 
 
 def _as_json(want: permissions.Want) -> dict[str, Any]:

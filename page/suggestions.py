@@ -16,7 +16,7 @@ from ..host.access.folders import OURS
 from ..host.access.permissions import PICTURE_SUFFIXES, PROMPT_SUFFIXES
 from ..host.text import quoted
 from ..trainer.run import offered
-from ..trainer.workflow.running import Workflow, WorkflowError
+from ..trainer.workflow.running import Workflow
 from . import machine
 from .requests import Field, Refused, json_object, text
 from .runs import Runs, is_id
@@ -94,10 +94,7 @@ def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
 def of_graph(node_classes: Mapping[str, type], kind: str, node: str, prompt: dict) -> dict[str, Any]:
     """What follows from the graph, which is posted, since it is too large for an address."""
     follows = _known(GRAPHS, kind)
-    try:
-        workflow = Workflow(prompt, node_classes)
-    except WorkflowError as error:
-        raise Refused(400, str(error)) from error
+    workflow = Workflow(prompt, node_classes)
     if node not in workflow.nodes:
         raise Refused(404, f"node {quoted(node)} is missing in the graph. Fix: give the id of one of ours")
     return _answer(kind, follows(workflow, node))

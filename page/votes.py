@@ -23,16 +23,17 @@ from aiohttp import web
 
 from ..host import stopping
 from ..host.access.addresses import is_home
-from ..host.files import Damaged
 from ..host.json_files import is_number, is_whole
 from ..host.paths import ASSETS
-from ..host.questions import Desk, NotOpen, Question, desk
+from ..host.questions import Desk, Question, desk
 from ..host.text import quoted
 from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
-from .requests import Field, Handler, Refused, answered, body, bytes_of, guard, json_object, optional
+from .requests import Field, Handler, Refused, answered, body, bytes_of, disk, guard, json_object, optional, refusing
+from .runs import within
 
+ROOM = "make room or the folder writable"
 ANSWER = {"answer": Field(optional(json_object), required=True)}
 
 
@@ -55,16 +56,9 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
     async def answer(request: web.Request) -> dict[str, Any]:
         given = (await body(request, ANSWER))["answer"]
         question = _question(desk, request)
-        try:
+        wrong = refusing("the answer ", ". Fix: vote again, or reload the page")
+        with disk("the vote could not be saved", ROOM, 507), wrong:
             await asyncio.to_thread(desk.answer, question.id, given)
-        except NotOpen as error:
-            raise Refused(404, str(error)) from error
-        except ValueError as error:
-            raise Refused(400, f"the answer {error}. Fix: vote again, or reload the page") from error
-        except OSError as error:
-            raise Refused(
-                500, f"the vote could not be saved ({error}). Fix: make room or the folder writable"
-            ) from error
         return _as_json(question)
 
     get: Mapping[str, Callable] = {"/otca/votes": asked, "/otca/votes/{id}/pictures/{number}": picture}
@@ -105,13 +99,21 @@ def application(folder: VoteFolder, token: str = "") -> web.Application:
     app = web.Application(middlewares=[_guard(token)])
     routes = web.RouteTableDef()
     add_vote_routes(routes, desk)
-    routes.static("/web", WEB)
     scorer = Scorer(folder)
     app.on_shutdown.append(scorer.give_up)
 
     @routes.get("/")
     async def page(request: web.Request) -> web.StreamResponse:
         return web.FileResponse(ASSETS / "vote.html", headers={"Cache-Control": "no-cache"})
+
+    @routes.get("/web/{name:.+}")
+    @answered
+    async def module(request: web.Request) -> Path:
+        name = request.match_info["name"]
+        path = await asyncio.to_thread(within, WEB, name)
+        if path is None or not path.is_file():
+            raise Refused(404, f"there is no {quoted(name)}. Fix: reload the page")
+        return path
 
     routes.post("/score")(answered(scorer.score))
     app.add_routes(routes)
@@ -155,13 +157,8 @@ class Scorer:
         self.open.add(abandoned)
         work = asyncio.get_running_loop().run_in_executor(self.threads, self._scores, asked, abandoned)
         try:
-            scores = await work
-        except Damaged as error:
-            raise Refused(409, str(error)) from error
-        except OSError as error:
-            raise Refused(
-                507, f"the pictures could not be saved ({error}). Fix: make room or the folder writable"
-            ) from error
+            with disk("the pictures could not be saved", ROOM, 507):
+                scores = await work
         finally:
             abandoned.set()  # also where the training hangs up, which cancels this
             self.open.discard(abandoned)

@@ -18,7 +18,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from ..host import json_files
+from ..host import errors, json_files
 from ..host.access import folders, opening, permissions
 from .types import Prompt, Prompts, metadata_of, place_of
 
@@ -38,7 +38,7 @@ LARGE = 1024**2  # bytes of a file whose prompts are remembered: each iteration 
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
-class PromptError(ValueError):
+class PromptError(errors.Expected, ValueError):
     """A prompt source that cannot be used, with the fix."""
 
 

@@ -16,6 +16,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import TypeVar
 
+from ..errors import Expected
 from ..text import is_windows_device, shortened
 
 WINDOWS = os.name == "nt"
@@ -68,7 +69,7 @@ def inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-class Refused(Exception):
+class Refused(Expected):
     """A file that is not opened, with what is wrong with it."""
 
 

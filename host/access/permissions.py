@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .. import comfyui, environment, paths
+from ..errors import Expected
 from ..places import place
 from ..text import shortened
 from . import opening, remembered
@@ -45,7 +46,7 @@ MOST_LISTED = 600  # characters of the folders in a refusal
 MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 256 * 1024**2, 64 * 1024**2
 
 
-class NotAllowed(PermissionError):
+class NotAllowed(Expected, PermissionError, status=403):
     """A workflow names what only the user may allow; the message says what, and how."""
 
 

@@ -67,7 +67,7 @@ class RewardHTTP(_ServerReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
+    def VALIDATE_INPUTS(cls, url=None, token_variable="", clip=""):
         return wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
 
 
@@ -151,8 +151,8 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
     @classmethod
     def VALIDATE_INPUTS(
         cls,
-        url,
-        questions,
+        url=None,
+        questions=None,
         scale="0, 10",
         token_variable="",
         extra="",
@@ -261,7 +261,7 @@ class RewardPython(RewardNode):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, file, clip=""):
+    def VALIDATE_INPUTS(cls, file=None, clip=""):
         return complaint("file", permissions.python_file, file) or super().VALIDATE_INPUTS(clip)
 
     @classmethod
@@ -309,7 +309,7 @@ class RewardVote(RewardNode):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, votes, url="", token_variable="", learn=False, encoder="", clip=""):
+    def VALIDATE_INPUTS(cls, votes=None, url="", token_variable="", learn=False, encoder="", clip=""):
         from ...host import search
         from ...host.text import plain_name
         from ...trainer.networks.features import MARKER

@@ -27,7 +27,7 @@ class _OneEncoder(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, path="", clip=""):
+    def VALIDATE_INPUTS(cls, model=None, path="", clip=""):
         folder = None if path is None else path or model  # None: linked, known when the graph runs
         wrong = complaint("path" if path else "model", search.model, folder, MARKER)
         return wrong or super().VALIDATE_INPUTS(clip)
@@ -86,7 +86,7 @@ class RewardAesthetic(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", model="", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, model=None, clip=""):
         from ...trainer.networks import features
         from ...trainer.rewards import clip as clip_rewards
 
@@ -117,7 +117,7 @@ class RewardPickScore(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", processor="", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, processor=None, clip=""):
         from ...trainer.rewards.clip import PICKSCORE, find_processor
 
         wrong = complaint("path", PICKSCORE.find_folder, path, "config.json")
@@ -149,7 +149,7 @@ class RewardHPSv2(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", tokenizer="", provider="transformers", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, tokenizer=None, provider=None, clip=""):
         from ...trainer.rewards import hps
 
         if provider not in (None, *HPS_PROVIDERS):
@@ -181,7 +181,7 @@ class RewardImageReward(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", config="", tokenizer="", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, config=None, tokenizer=None, clip=""):
         from ...trainer.rewards import image_reward
 
         return (
@@ -215,7 +215,7 @@ class RewardMyTaste(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", encoder="", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, encoder="", clip=""):
         from ...trainer.rewards import taste
 
         return (
@@ -265,7 +265,7 @@ class RewardRelativeWords(RewardNode):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, good="", bad="", clip=""):
+    def VALIDATE_INPUTS(cls, good=None, bad=None, clip=""):
         from ...trainer.rewards import relative
 
         linked = good is None or bad is None
@@ -424,7 +424,7 @@ class RewardObjects(NetworkReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", clip_model="", clip=""):
+    def VALIDATE_INPUTS(cls, path=None, clip_model=None, clip=""):
         from ...trainer.networks import detector, features
 
         return (

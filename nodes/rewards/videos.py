@@ -47,7 +47,7 @@ class RewardVideoAlign(_VideoReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, base, clip=""):
+    def VALIDATE_INPUTS(cls, model=None, base=None, clip=""):
         from ...trainer.rewards import video_align
 
         wrong = complaint("model", video_align.find, model)
@@ -79,7 +79,7 @@ class RewardVideoScore(_VideoReward):
     }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, clip=""):
+    def VALIDATE_INPUTS(cls, model=None, clip=""):
         from ...trainer.rewards import video
 
         return complaint("model", video.find, model) or super().VALIDATE_INPUTS(clip)

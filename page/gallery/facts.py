@@ -25,37 +25,9 @@ TEXTS = ("text", "prompt", "text_g", "text_l", "clip_l", "t5xxl", "positive", "s
 SEEDS = ("seed", "noise_seed", "value", "int", "number")
 MODELS = ("ckpt_name", "unet_name", "model_name", "gguf_name", "base_ckpt_name", "model", "checkpoint")
 # Where no prompt comes from, and no model.
-NOT_TEXT = frozenset(
-    (
-        "negative",
-        "model",
-        "clip",
-        "vae",
-        "latent_image",
-        "latent",
-        "samples",
-        "pixels",
-        "image",
-        "images",
-        "mask",
-        "control_net",
-    )
-)
+NOT_TEXT = frozenset("negative model clip vae latent_image latent samples pixels image images mask control_net".split())
 NOT_MODEL = frozenset(
-    (
-        "positive",
-        "negative",
-        "conditioning",
-        "clip",
-        "vae",
-        "latent_image",
-        "latent",
-        "samples",
-        "image",
-        "images",
-        "noise",
-        "sigmas",
-    )
+    "positive negative conditioning clip vae latent_image latent samples image images noise sigmas".split()
 )
 SAMPLES = ("latent_image", "latent", "samples")
 ASKS = ("positive", "guider", "conditioning")  # inputs by which a node that samples has its prompt

@@ -8,7 +8,6 @@ first; and the page's requests, which do not wait for them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -16,8 +15,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ MOST_BYTES = 64 * 1024**2  # of one picture's file
 SMALL = 256  # pixels of a small picture's longer side
 MOST_SMALL_BYTES = 1024**3  # of all small pictures together
 AGAIN = 2.0  # seconds after which a folder is looked at again, if somebody asks
-BATCH = 64  # pictures that are written into the index at a time
+LATER = 60.0  # seconds after which is tried again what could not be done
+BATCH = 64  # pictures that are asked of the index at a time
+LAST_TIME = 2**63 - 1  # in nanoseconds since 1970 that the index can keep: in the year 2262
+EACH = "select value from json_each(?)"  # of a list in JSON: SQLite takes only so many values by themselves
+DONE, FAILED = 1, 2  # what stands in `read` and `small` of a picture: whether that was done, or is tried again later
 VERSION = 1  # of the tables; an index of another one is made anew
 TABLES = """
 create table if not exists pictures (
@@ -95,8 +99,9 @@ def files_in(folder: str) -> Iterator[File]:
                 with contextlib.suppress(OSError):  # it has just been removed
                     state = entry.stat(follow_symlinks=False)
                     name = os.path.relpath(entry.path, folder)
+                    changed = max(-LAST_TIME, min(state.st_mtime_ns, LAST_TIME))
                     if name.isprintable() and len(name) < opening.LONGEST_NAME:
-                        yield File(id_of(folder, name), folder, name, state.st_mtime_ns, state.st_size)
+                        yield File(id_of(folder, name), folder, name, changed, state.st_size)
 
 
 class Index:
@@ -114,7 +119,8 @@ class Index:
         self._scans: dict[str, tuple[threading.Thread, float]] = {}  # of each folder, and when it began
         self._scanned: dict[str, float] = {}  # when that ended
         self._worker: threading.Thread | None = None
-        self._ended = False
+        self._failed: dict[str, str] = {}  # why, of each thing that could not be done in the background
+        self._ended, self._trimmed, self._tried = False, False, -LATER
         self._base = self._opened()
 
     # --- the table --------------------------------------------------------------------------------------------------
@@ -157,22 +163,15 @@ class Index:
         base.executescript(TABLES)
         return base
 
-    def _execute(self, text: str, values: Iterable = (), many: bool = False) -> list[tuple]:
+    def _execute(self, text: str, values: Sequence = ()) -> list[tuple]:
         """Rows of a statement. If the index is damaged or the disk is full, a new index gives them."""
         with self._lock:
             for _ in range(3):
                 try:
-                    if not many:
-                        return self._base.execute(text, tuple(values)).fetchall()
-                    self._base.execute("begin immediate")
-                    try:
-                        self._base.executemany(text, values)
-                    except BaseException:
-                        self._base.execute("rollback")
-                        raise
-                    self._base.execute("commit")
-                    return []
+                    return self._base.execute(text, values).fetchall()
                 except DatabaseError as error:
+                    if self._ended:  # by `close`, and the file is in order
+                        raise
                     self._base.close()
                     damaged = _is_damage(error)
                     if damaged:
@@ -191,7 +190,8 @@ class Index:
                 thread, _ = self._scans.get(folder, (None, 0.0))
                 rested = now - self._scanned.get(folder, -AGAIN) >= AGAIN
                 if rested and (thread is None or not thread.is_alive()):
-                    thread = threading.Thread(target=self._scan, args=(folder,), name="otca gallery looks", daemon=True)
+                    scan = partial(self._tried_on, f"the folder {Path(folder).name}", self._scan, folder)
+                    thread = threading.Thread(target=scan, name="otca gallery looks", daemon=True)
                     self._scans[folder] = thread, now
                     thread.start()
             scans = [thread for thread, _ in self._scans.values()]
@@ -204,16 +204,17 @@ class Index:
 
     def progress(self) -> dict[str, Any]:
         """{pictures, read, small: how many; slow: names of folders that take long to answer; problem}."""
-        (count, read, small), *_ = self._execute("select count(*), total(read), total(small != 0) from pictures")
-        now = time.monotonic()
-        slow = [
-            Path(folder).name
-            for folder, (thread, since) in self._scans.items()
-            if thread.is_alive() and now - since > 3
-        ]
-        return {"pictures": count, "read": int(read), "small": int(small), "slow": slow, "problem": self.problem}
+        asked = "select count(*), total(read != 0), total(small != 0), total(max(read, small) = ?) from pictures"
+        (count, read, small, failed), *_ = self._execute(asked, [FAILED])
+        problems = [self.problem, *self._failed.values()]
+        for name, note in self.rows("name, note", "max(read, small) = ?", [FAILED], 1):
+            problems.append(f"{failed:.0f} pictures could not be read, and are tried again later: {name}, {note}")
+        problem = "; ".join(filter(None, problems))
+        late = time.monotonic() - 3
+        slow = [Path(name).name for name, (scan, since) in self._scans.items() if scan.is_alive() and since < late]
+        return {"pictures": count, "read": int(read), "small": int(small), "slow": slow, "problem": problem}
 
-    def rows(self, columns: str = "*", where: str = "1", values: Iterable = (), limit: int = -1) -> list[tuple]:
+    def rows(self, columns: str = "*", where: str = "1", values: Sequence = (), limit: int = -1) -> list[tuple]:
         """Rows of pictures, the newest first; -1: all of them."""
         asked = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
         return self._execute(asked, values)
@@ -228,11 +229,7 @@ class Index:
         return {row[0]: File(*row) for row in self._rows_of(ids, "id, folder, name, changed, size")}
 
     def _rows_of(self, ids: Iterable[str], columns: str) -> list[tuple]:
-        wanted, found = list(ids), []
-        for begin in range(0, len(wanted), 500):  # SQLite takes only so many values at a time
-            some = wanted[begin : begin + 500]
-            found += self._execute(f"select {columns} from pictures where id in ({','.join('?' * len(some))})", some)
-        return found
+        return self._execute(f"select {columns} from pictures where id in ({EACH})", [json.dumps(list(ids))])
 
     def details(self, ids: list[str]) -> dict[str, dict[str, Any]]:
         """What is known of pictures; what was not read yet is read now."""
@@ -296,55 +293,70 @@ class Index:
         }
         if self._ended:
             return
-        new = [file for file in there.values() if known.get(file.id) != (file.changed, file.size)]
-        gone = [(name,) for name in known if name not in there]
-        if new:
-            values = "insert or replace into pictures (id, folder, name, changed, size) values (?, ?, ?, ?, ?)"
-            self._execute(values, [dataclasses.astuple(file) for file in new], many=True)
-        if gone:
-            self._execute("delete from pictures where id = ?", gone, many=True)
+        new = [vars(file) for file in there.values() if known.get(file.id) != (file.changed, file.size)]
+        gone = [name for name in known if name not in there]
+        columns = "id, folder, name, changed, size"
+        given = ", ".join(f"json_extract(value, '$.{name}')" for name in columns.split(", "))
+        self._execute(
+            f"insert or replace into pictures ({columns}) select {given} from json_each(?)", [json.dumps(new)]
+        )
+        self._execute(f"delete from pictures where id in ({EACH})", [json.dumps(gone)])
         self._scanned[folder] = time.monotonic()
         if new or gone:
             self.version += 1
             self._wake.set()
 
+    def _tried_on(self, name: str, work: Callable[..., object], *arguments: Any) -> None:
+        """Does what a thread is for. Whatever that raises is said on the page, and ends neither the thread nor the next look."""
+        try:
+            work(*arguments)
+            self._failed.pop(name, None)
+        except Exception as error:
+            if self._ended:
+                return
+            if name not in self._failed:
+                logger.exception("the gallery could not read %s, and tries again", name)
+            self._failed[name] = f"{name} could not be read, and is tried again: {_why(error)}"
+
     def _work(self) -> None:
-        trimmed = False
         while not self._ended:
             self._wake.wait()
             self._wake.clear()
-            columns = "id, folder, name, changed, size"
-            newest = "order by changed desc limit"
-            while not self._ended and (
-                rows := self._execute(f"select {columns} from pictures where not read {newest} {BATCH}")
-            ):
-                self._read_facts(File(*row) for row in rows)
-            while not self._ended and (
-                rows := self._execute(f"select {columns} from pictures where not small {newest} 8")
-            ):
-                for row in rows:
-                    if not self._ended:
-                        self._make_small(File(*row))
-            if self.looked() and not trimmed:
-                self._trim()
-                trimmed = True
+            self._tried_on("the list of pictures", self._read_new)
+
+    def _read_new(self) -> None:
+        if time.monotonic() - self._tried >= LATER:
+            self._execute("update pictures set read = 0, small = 0, note = '' where max(read, small) = ?", [FAILED])
+            self._tried = time.monotonic()
+        asked = "select id, folder, name, changed, size from pictures where not {} order by changed desc limit {}"
+        while not self._ended and (rows := self._execute(asked.format("read", BATCH))):
+            self._read_facts(File(*row) for row in rows)
+        while not self._ended and (rows := self._execute(asked.format("small", 8))):
+            for row in rows:
+                if not self._ended:
+                    self._make_small(File(*row))
+        if self.looked() and not self._trimmed:
+            self._trimmed = True
+            self._trim()
+
+    def _write(self, file: File, **known: Any) -> None:
+        """Writes down what is known of a picture, unless its file is another one by now."""
+        setters = ", ".join(f"{name} = ?" for name in known)
+        values = [*known.values(), file.id, file.changed, file.size]
+        self._execute(f"update pictures set {setters} where id = ? and changed = ? and size = ?", values)
 
     def _read_facts(self, files: Iterable[File]) -> None:
-        found = [(file, _facts(file)) for file in files]
-        names = "width height animated prompt negative seed model graph about note".split()
-        values = [
-            (*(getattr(made, name) for name in names), json.dumps(made.loras), file.id, file.changed, file.size)
-            for file, made in found
-        ]
-        setters = ", ".join(f"{name} = ?" for name in [*names, "loras"])
-        self._execute(
-            f"update pictures set read = 1, {setters} where id = ? and changed = ? and size = ?", values, many=True
-        )
+        for file in files:
+            try:
+                made = vars(_facts(file))
+                self._write(file, **made | {"read": DONE, "loras": json.dumps(made["loras"])})
+            except Exception as error:
+                self._write(file, read=_stands(file, error), note=_why(error))
         self.version += 1
 
     def _make_small(self, file: File) -> bytes | None:
         """Writes down the small picture and the hash of its pixels, or why there cannot be any."""
-        digest, note, made = "", "", None
+        made = None
         try:
             picture = upright(_content(file))
             digest = pixels_id(np.asarray(picture))
@@ -352,13 +364,12 @@ class Index:
             with contextlib.suppress(OSError):  # it is made again when it is asked for
                 self._place(file).parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._place(file), made)
-        except (OSError, ValueError, opening.Refused) as error:
-            note = f"cannot be shown: {_why(error)}"
-        known = (digest, note, note, note, file.id, file.changed, file.size)
-        joined = "case when ? = '' or instr(note, ?) then note else ltrim(note || '; ' || ?, '; ') end"
-        setters = f"small = 1, hash = ?, note = {joined}"
-        self._execute(f"update pictures set {setters} where id = ? and changed = ? and size = ?", known)
-        self.version += bool(note)
+            self._write(file, small=DONE, hash=digest)
+        except Exception as error:
+            why = f"cannot be shown: {_why(error)}"
+            notes = [note.removesuffix(why).rstrip("; ") for (note,) in self._rows_of([file.id], "note")]
+            self._write(file, small=_stands(file, error), note="; ".join(filter(None, [*notes, why])))
+            self.version += 1
         return made
 
     def _place(self, file: File) -> Path:
@@ -399,10 +410,15 @@ def _facts(file: File) -> facts.Facts:
         with os.fdopen(_opened(file), "rb") as stream:
             return facts.read(stream)
 
-    try:
-        return opening.in_time(read)
-    except (OSError, ValueError, opening.Refused) as error:
-        return facts.Facts(note=_why(error))
+    return opening.in_time(read)
+
+
+def _stands(file: File, error: Exception) -> int:
+    """Returns DONE where an error is about the picture itself, and FAILED where it may go better later."""
+    if isinstance(error, ValueError | opening.Refused):
+        return DONE
+    logger.warning("%s could not be read: %s: %s", file.path, type(error).__name__, error)
+    return FAILED
 
 
 def _why(error: Exception) -> str:

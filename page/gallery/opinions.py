@@ -6,16 +6,18 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ...host.errors import Expected
 from ...host.files import Damaged
 from ...trainer.opinions import exchange
 from ...trainer.opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion
-from ...trainer.opinions.store import Store, Unwritable
+from ...trainer.opinions.store import Store
 from ...trainer.rewards.vote import votes
-from ..requests import Refused
+from ..requests import Refused, refusing
 from .index import Index
 
+T = TypeVar("T")
 UNDO = "undo"
 EXPORTED = "opinions.jsonl"
 
@@ -26,24 +28,31 @@ def ABOUT() -> dict[str, Any]:
 
 
 class Opinions:
-    """Those in one store."""
+    """Those in one store. While it cannot be read, nothing is said of any picture, and `problem` has the reason."""
 
     def __init__(self, store: Store):
-        self.store = store
+        self.store, self.problem = store, ""
+
+    def _read(self, ask: Callable[[], T], otherwise: T) -> T:
+        try:
+            answer, self.problem = ask(), ""
+        except Expected as error:
+            answer, self.problem = otherwise, str(error)
+        return answer
 
     def state(self) -> str:
         """Changes with every opinion."""
-        return self.store.state()
+        return self._read(self.store.state, "")
 
     def of(self, hashes: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What is said of each of these pictures: see `ABOUT`."""
-        found = self.store.of(filter(None, hashes))
+        found = self._read(lambda: self.store.of(filter(None, hashes)), {})
         return {name: _summary(name, said) for name, said in found.items()}
 
     def all(self) -> dict[str, dict[str, Any]]:
         """The same of all pictures of which something is said."""
         said: dict[str, list[Opinion]] = {}
-        for opinion in self.store.standing():
+        for opinion in self._read(self.store.standing, []):
             for name in opinion.pictures:
                 said.setdefault(name, []).append(opinion)
         return {name: _summary(name, given) for name, given in said.items()}
@@ -54,7 +63,7 @@ class Opinions:
         Raises:
             Refused: 400 if it is wrong, 404 if there is no such picture, 507 if it could not be kept.
         """
-        try:
+        with refusing("the opinion ", ". Fix: reload the page"):
             if kind == UNDO:
                 return {"undone": self.store.take_back(other) is not None, "opinions": self.state()}
             named = [picture or "", *([other] if kind == PAIR else [])]
@@ -65,20 +74,11 @@ class Opinions:
             row = {"id": id, "kind": kind, "picture": hashes[named[0]], "value": value}
             row["other"] = hashes[other] if kind == PAIR else other
             self.store.give([row], [picture_row(hashes[name], known[name]) for name in named])
-        except ValueError as error:
-            if isinstance(error, Damaged):
-                raise Refused(409, str(error)) from error
-            raise Refused(400, f"the opinion {error}. Fix: reload the page") from error
-        except Unwritable as error:
-            raise Refused(507, f"the opinion could not be kept ({error})") from error
         return {"opinions": self.state()}
 
     def exported(self) -> bytes:
-        """All that stands, as JSON lines. Raises Refused: 409 for a damaged file."""
-        try:
-            return "".join(f"{line}\n" for line in exchange.export_lines(self.store)).encode()
-        except Damaged as error:
-            raise Refused(409, str(error)) from error
+        """All that stands, as JSON lines."""
+        return "".join(f"{line}\n" for line in exchange.export_lines(self.store)).encode()
 
     def take_in(self, content: bytes) -> dict[str, int]:
         """Takes in an exported file, all of it or nothing: {new, known, unread}. Raises Refused: 400 with its line, 507."""
@@ -89,33 +89,33 @@ class Opinions:
 
     def take_in_votes(self, folder: Path) -> dict[str, int]:
         """Takes in every folder of votes in this one: see `take_in`."""
-        told = {"new": 0, "known": 0, "unread": 0}
+        told, damaged = {"new": 0, "known": 0, "unread": 0}, None
         for file in sorted(folder.glob(f"*/{votes.FILE}")):
-            for name, count in self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent)).items():
-                told[name] += count
+            try:
+                taken = self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent))
+            except Damaged as error:  # said when all others are in
+                damaged = error
+                continue
+            told = {name: count + taken[name] for name, count in told.items()}
+        if damaged is not None:
+            raise damaged
         return told
 
     def _taken_in(self, take: Callable[[], exchange.Imported], path: Path | None = None) -> dict[str, int]:
         try:
-            return dataclasses.asdict(take())
+            with refusing("an opinion ", ". Fix: remove its line"):
+                return dataclasses.asdict(take())
         except Damaged as error:
-            status, shown = (400, EXPORTED) if error.path == path else (409, error.path)
-            raise Refused(status, f"{shown} {error.wrong}. Fix: {error.fix}") from error
-        except Unwritable as error:
-            raise Refused(507, f"the opinions could not be kept ({error})") from error
+            if error.path != path:
+                raise
+            raise Refused(400, f"{EXPORTED} {error.wrong}. Fix: {error.fix}") from error
 
 
 def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:
     """What the store keeps of a picture, by what the index knows."""
     models = [name for name in (known["model"], *known["loras"]) if name]
-    return {
-        "id": hash,
-        "prompt": known["prompt"],
-        "path": str(Path(known["folder"], known["name"])),
-        "models": models,
-        "width": known["width"],
-        "height": known["height"],
-    }
+    same = {name: known[name] for name in ("prompt", "width", "height")}
+    return {"id": hash, "path": str(Path(known["folder"], known["name"])), "models": models, **same}
 
 
 def _summary(name: str, said: Iterable[Opinion]) -> dict[str, Any]:

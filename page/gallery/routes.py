@@ -15,23 +15,22 @@ from aiohttp import web
 from ...host.access import opening
 from ...host.paths import ASSETS, votes_folder
 from ...host.text import quoted
-from ...trainer.opinions.store import Unwritable
-from ..requests import LARGEST_BODY, Check, Field, Refused, answered, body, count, optional, query, text, word
+from ..requests import LARGEST_BODY, Check, Field, Refused, answered, body, count, optional, query, refusing, text, word
 from ..requests import NOTHING as NO_FIELDS
 from . import asking
-from .index import File, Index
+from .index import LAST_TIME, File, Index
 from .opinions import ABOUT, EXPORTED, Opinions
 from .selection import Selection
 from .taste import SAVE, Taste, score_of
 
-MOST_IDS = 200  # of one request for details
+MOST_IDS, LONGEST_ID = 200, 100  # of one request for details
 PAGE = ASSETS / "gallery.html"
 KINDS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
 LIST = {
     "words": word(""),
     "model": word(""),
-    "since": count(0),
-    "until": count(0),
+    "since": count(0, LAST_TIME // 10**9),
+    "until": count(0, LAST_TIME // 10**9),
     "said": word(""),
     "group": word(""),
     "order": word("newest"),
@@ -43,10 +42,12 @@ NOTHING = bytes.fromhex("524946461e000000574542505650384c110000002f000000000750c
 def list_of_ids(most: int) -> Check:
     """A check for at most so many ids of pictures."""
 
+    an_id = text(LONGEST_ID, "give a picture's id", least=0)
+
     def check(value: Any) -> list[str]:
-        if not (isinstance(value, list) and len(value) <= most and all(isinstance(one, str) for one in value)):
+        if not isinstance(value, list) or len(value) > most:
             raise ValueError(f"must be a list of ids. Fix: give at most {most}")
-        return value
+        return list(map(an_id, value))
 
     return check
 
@@ -96,24 +97,15 @@ class Gallery:
 
 def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> dict[str, Any]:
     """The workflow that learns from what was said of these pictures (no ids: of all), and its cost. Raises Refused: 400, 507."""
-    from ...trainer.pairs import plan, recipe
+    from ...trainer.pairs import recipe
 
     known = gallery.details(ids) if ids else {}
-    try:
+    with refusing():
         made = recipe.write(opinions.store, (found["hash"] for found in known.values() if found["hash"]), model)
-    except Unwritable as error:
-        raise Refused(507, f"the tag could not be kept ({error})") from error
-    except (plan.PairError, ValueError) as error:
-        raise Refused(400, str(error)) from error
     return {
         "prompt": made.graph,
         "name": f"my_pictures_{model}" if model != recipe.TEMPLATE else recipe.TEMPLATE,
-        "learn_from": made.learn_from,
-        "items": made.items,
-        "held_out": made.held_out,
-        "forwards": made.forwards,
-        "memory": made.memory,
-        "said": made.said,
+        **{name: getattr(made, name) for name in ("learn_from", "items", "held_out", "forwards", "memory", "said")},
         "models": [list(each) for each in recipe.MODELS.items()],
     }
 
@@ -133,7 +125,8 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
 
     def state() -> dict[str, Any]:
         gallery.index.look()
-        return {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
+        told = {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
+        return {**told, "problem": "; ".join(filter(None, [told["problem"], opinions.problem]))}
 
     def listed(**asked: Any) -> dict[str, Any]:
         if not gallery.index.rows("1", limit=1):
@@ -159,7 +152,9 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
 
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
-        text = PAGE.read_text(encoding="utf-8").replace("{web}", f"{above}extensions/{gallery.pack}")
+        text = (await asyncio.to_thread(PAGE.read_text, encoding="utf-8")).replace(
+            "{web}", f"{above}extensions/{gallery.pack}"
+        )
         headers = {
             "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'"
         }

@@ -54,14 +54,9 @@ class Selection:
         """{total, groups: [[key, label, count]], ids, models: [[name, count]]}; ids one group after the other."""
         text = "lower(prompt || ' ' || name || ' ' || model || ' ' || loras)" if self.words else "''"
         columns = f"id, hash, prompt, model, graph, about, {text}"
-        where, values = ["1"], []
-        if self.model:
-            where, values = [*where, "model = ?"], [*values, self.model]
-        if self.since:
-            where, values = [*where, "changed >= ?"], [*values, self.since * 10**9]
-        if self.until:
-            where, values = [*where, "changed < ?"], [*values, self.until * 10**9]
-        rows = gallery.rows(columns, " and ".join(where), values)
+        asked = {"model = ?": self.model, "changed >= ?": self.since * 10**9, "changed < ?": self.until * 10**9}
+        asked = {where: value for where, value in asked.items() if value}
+        rows = gallery.rows(columns, " and ".join(["1", *asked]), list(asked.values()))
         said, good = opinions.all(), SAID[self.said]
         nothing, words = ABOUT(), self.words.lower().split()
         chosen = [

@@ -133,8 +133,9 @@ def _unpacked(packed: bytes, found: Carried) -> bytes | None:
 def _jpeg(file: BinaryIO, found: Carried) -> None:
     for _ in range(MOST_PARTS):
         head = file.read(2)
-        while head[1:] == b"\xff":  # fill bytes before a marker
-            head = b"\xff" + file.read(1)
+        if head == b"\xff\xff":  # a fill byte before a marker
+            file.seek(-1, 1)
+            continue
         marker = head[1] if len(head) == 2 and head[0] == 0xFF else 0xDA
         if marker in (0xDA, 0xD9):  # pixels begin here
             return

@@ -127,10 +127,7 @@ def _state(run: Run) -> dict[str, Any]:
     return {
         "version": VERSION,
         "id": run.id,
-        "status": summary["status"],
-        "total": summary["total"],
-        "started": summary["started"],
-        "error": summary["error"],
+        **{name: summary[name] for name in ("status", "total", "started", "error")},
         "node": written.node,
         "reason": written.reason,
         "files": [_entry(run, path) for name in names if is_shown(name) and (path := run.file(name))],

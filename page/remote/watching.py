@@ -16,11 +16,12 @@ from typing import Any
 from ...host import files, network, own_folders
 from ...host.access import permissions
 from ...host.access.addresses import host_of
+from ...host.errors import Expected
 from ...host.json_files import parse
 from ...host.text import plain_name
 from ...trainer.run import status
 from ...trainer.run.folder import REMOTE, read_own, say_once
-from ..requests import Field, Refused, text
+from ..requests import Field, Refused, disk, text
 from ..runs import Run, Runs
 from . import kept_tokens
 from .server import GROWING, MOST_STATE_BYTES, check_state
@@ -51,12 +52,11 @@ def _token(value: Any) -> str:
 WATCH = {"url": Field(_printed, required=True), "token": Field(_token, required=True), "name": Field(plain_name)}
 
 
-class Unreachable(Exception):
-    """The other machine did not answer, or not as `otca serve` does; the message says what, and `fix` what helps."""
+class Unreachable(Expected, status=502):
+    """The other machine did not answer, or not as `otca serve` does."""
 
     def __init__(self, message: str, fix: str = "look whether otca serve runs there, and the tunnel here"):
-        super().__init__(message)
-        self.fix = fix
+        super().__init__(f"{message}. Fix: {fix}")
 
 
 @dataclass
@@ -92,10 +92,7 @@ class Remotes:
         """
         url = _checked(url)
         async with network.session(token, _time()) as session:
-            try:
-                state = await _state(session, url)
-            except Unreachable as error:
-                raise Refused(502, f"{error}. Fix: {error.fix}") from error
+            state = await _state(session, url)
         run, key = await asyncio.to_thread(self.runs.create, name or state["id"]), secrets.token_hex(8)
         try:
             await asyncio.to_thread(run.write, REMOTE, {"url": url, "key": key})
@@ -144,24 +141,17 @@ class Remotes:
                     said = _said((await network.read_at_most(answer, PIECE))[0])
                     raise Refused(409, f"{url} did not stop {run.id}: {said}. Fix: look there")
         except network.FAILED as error:
-            raise Refused(
-                502, f"{url} cannot be reached ({_why(error)}). Fix: look whether otca serve runs there"
-            ) from error
+            raise Unreachable(f"{url} cannot be reached ({_why(error)})") from error
 
     async def fetch_adapters(self, run: Run) -> None:
         """Brings the run's adapter here, as it is there now. Raises Refused."""
         url, token = await asyncio.to_thread(self._way, run)
         seen = self._seen.setdefault(run.id, Seen())
         async with seen.at_work, network.session(token, _time()) as session:
-            try:
+            with disk(f"the adapter of {run.id} cannot be kept here", "make room, or its folder writable"):
                 state = await _state(session, url)
                 for file in await asyncio.to_thread(_outdated, run, seen, state["adapters"]):
                     await self._whole(session, url, run, seen, *file)
-            except Unreachable as error:
-                raise Refused(502, f"the adapter of {run.id} did not come: {error}. Fix: {error.fix}") from error
-            except OSError as error:
-                message = f"the adapter of {run.id} cannot be kept here: {error}"
-                raise Refused(409, f"{message}. Fix: make room, or its folder writable") from error
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
@@ -178,9 +168,7 @@ class Remotes:
                         await self._copy(session, url, run, seen, *file)
                     await asyncio.to_thread(_write_status, run, seen.state)
                 seen.error = None
-            except Refused as refusal:
-                seen.error = refusal.message
-            except (Unreachable, OSError) as error:  # OSError: the folder was removed meanwhile, or the disk is full
+            except (Expected, OSError) as error:  # OSError: the folder was removed meanwhile, or the disk is full
                 seen.error = str(error)
             finally:
                 seen.looked = time.monotonic()

@@ -353,17 +353,7 @@ LOWERED = (
     *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"),
     *("conv_transpose2d.input", "scaled_dot_product_attention"),
 )
-FLOAT32 = (
-    "layer_norm",
-    "group_norm",
-    "rms_norm",
-    "softmax.int",
-    "log_softmax.int",
-    "exp",
-    "log",
-    "rsqrt",
-    "pow.Tensor_Scalar",
-)
+FLOAT32 = tuple("layer_norm group_norm rms_norm softmax.int log_softmax.int exp log rsqrt pow.Tensor_Scalar".split())
 WIDEST = ("cat", "stack")
 
 # What a GPU has a kernel for, and other devices make of several operators, with a tensor for each.

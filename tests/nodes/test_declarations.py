@@ -188,3 +188,18 @@ def test_tooltips_call_other_inputs_as_the_canvas_shows_them():
             text = options["tooltip"].partition(" In files and messages:")[0]
             words_in_it = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", text))
             assert not (words_in_it & coded) - choices, (name, of)
+
+
+def test_a_required_input_that_is_missing_is_left_to_comfyui():
+    """Seen before: "VALIDATE_INPUTS() missing 1 required positional argument" on the node behind."""
+    complaints = []
+    for name, cls in NODE_CLASS_MAPPINGS.items():
+        taken = inspect.signature(getattr(cls, "VALIDATE_INPUTS", lambda: True)).parameters
+        required = [missing for missing in cls.INPUT_TYPES()["required"] if missing in taken]
+        complaints += [(name, missing) for missing in required if taken[missing].default is not None]
+        if (
+            taken
+            and (answer := cls.VALIDATE_INPUTS(**{"input_types": {}} if "input_types" in taken else {})) is not True
+        ):
+            complaints += [(name, missing, answer) for missing in required if answer.startswith(f"{missing}:")]
+    assert complaints == []

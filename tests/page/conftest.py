@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from comfyui_otca.host.errors import Expected
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.gallery.opinions import Opinions
 from comfyui_otca.page.gallery.routes import Gallery
@@ -29,7 +30,7 @@ PNG = b"\x89PNG\r\n\x1a\n a picture"
 class FakeLive:
     """What nodes.results offers, with one node known."""
 
-    class Busy(RuntimeError):
+    class Busy(Expected):
         pass
 
     def __init__(self):
@@ -134,27 +135,6 @@ def site(tmp_path, request):
 
         return asyncio.run(one())
 
-    def hang_up(head: bytes, content: bytes):
-        """Sends that much of a body, and closes the connection; returns when the server has noticed."""
-
-        async def one():
-            app = web.Application()
-            app.add_routes(routes)
-            runner = web.AppRunner(app)  # which, as ComfyUI's, lets handlers go on where nobody waits any more
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            reader, writer = await asyncio.open_connection(*runner.addresses[0])
-            writer.write(head + b"\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n")
-            await reader.readline()  # the handler has begun
-            writer.write(content)
-            await writer.drain()
-            writer.close()
-            while runner.server.connections:
-                await asyncio.sleep(0.01)
-            await runner.cleanup()
-
-        asyncio.run(one())
-
     def post(path, content=None, **headers):
         data = content if isinstance(content, bytes) else json.dumps({} if content is None else content)
         return ask("POST", path, data=data, headers={**JSON, **headers})
@@ -166,7 +146,6 @@ def site(tmp_path, request):
         post=post,
         ask=ask,
         raw=raw,
-        hang_up=hang_up,
         routes=routes,
         paths=lambda method: [
             route.path.format(id="first", name="samples.png", pair="0001", which="after", number="0")

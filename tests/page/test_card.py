@@ -45,7 +45,7 @@ def test_the_folder_is_ready_to_upload(run, tmp_path):
     assert head[0].startswith("# license: choose one") and "library_name: diffusers" in head and "- lora" in head
     last = rows(run, "evaluation.jsonl")[-1]["rewards"]["sharpness"]["mean"]
     assert f"| {last:.3g} |" in body and f"| iterations | {len(rows(run))} |" in body
-    assert f"# {name}\n" in body and "coefficient" in body
+    assert f"# {card._cell(name)}\n" in body and "coefficient" in body
     pictures = sorted((target / "pictures").iterdir())
     assert 1 < len(pictures) <= 6
     for picture in pictures:
@@ -99,6 +99,15 @@ def test_what_the_base_forbids_is_said(name, hub, said):
     assert (found, id_) == (name, hub) and (said in limits if said else not limits)
     graph = {"1": {"class_type": "OTCA_LoadFlowModel", "inputs": {"model": "someone/her-model"}}}
     assert card.bases(Contents(graph, "x")) == [("someone/her-model", "someone/her-model", "")]
+
+
+def test_a_strangers_names_are_no_html(run, tmp_path):
+    """Seen before: that of a reward was, in the verdict's line."""
+    for file in (run / "evaluation.jsonl", run / "metrics.jsonl"):
+        file.write_text(file.read_text().replace("sharpness", "<i onclick=x>"))
+    assert main(["card", str(run), "--output", str(tmp_path / "card")]) == 0
+    body = (tmp_path / "card" / "README.md").read_text()
+    assert body.count("\\<i onclick=x\\>") > 1 and "<i" not in body.replace("\\<i", "")
 
 
 def test_keys_of_comfyui_are_not_called_those_of_diffusers(run, tmp_path):

@@ -100,7 +100,7 @@ def test_what_cannot_be_remembered(site, file, monkeypatch):
     host = {"kind": "post", "what": "score.example.org:443"}
     file.parent.write_text("no folder")
     answer = site.post("/otca/permissions/allow", host)
-    assert answer.status == 500 and "cannot be remembered" in answer.error
+    assert answer.status == 507 and "cannot be remembered" in answer.error
     monkeypatch.setenv(remembered.FILE, "none")  # as an administrator says it
     answer = site.post("/otca/permissions/allow", host)
     assert answer.status == 400 and "OTCA_PERMISSIONS=none" in answer.error

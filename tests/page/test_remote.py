@@ -18,8 +18,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.host.access import permissions
+from comfyui_otca.host.errors import Expected
 from comfyui_otca.page.remote import kept_tokens, server, watching
-from comfyui_otca.page.remote.watching import Remotes
+from comfyui_otca.page.remote.watching import Remotes, Unreachable
 from comfyui_otca.page.requests import Refused
 from comfyui_otca.page.runs import Runs
 
@@ -295,7 +296,7 @@ NO_ANSWERS += [json.dumps({**GOOD, **wrong}).encode() for wrong in WRONG]
 def test_an_answer_that_is_none_leaves_no_folder(here, there):
     for content in NO_ANSWERS:
         app = stranger(run=lambda content=content: web.Response(body=content))
-        with pytest.raises(Refused, match="not an answer of otca serve") as refusal:
+        with pytest.raises(Unreachable, match="not an answer of otca serve") as refusal:
             watched(here, there, app=app)
         assert refusal.value.status == 502 and not list(here.folder().glob("*")), content[:100]
 
@@ -304,13 +305,13 @@ def test_a_strangers_name_is_no_path(here, there):
     """The name that it gives itself becomes that of a folder."""
     for name in ("..", "a/b", ".hidden", "", "x\n"):
         app = stranger(run=lambda name=name: web.json_response({**GOOD, "id": name}))
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(Expected) as refusal:
             watched(here, there, app=app)
         assert refusal.value.status in (400, 502) and not list(here.folder().parent.rglob("remote.json")), name
 
 
 def test_a_wrong_token_is_said(here, there):
-    with pytest.raises(Refused, match="refuses the token. Fix: give the one that otca serve printed there"):
+    with pytest.raises(Unreachable, match="refuses the token. Fix: give the one that otca serve printed there"):
         served(there, lambda url: Remotes(here).watch(url, "wrong", None))
     assert not list(here.folder().glob("*"))
 
@@ -323,7 +324,7 @@ def test_a_redirect_does_not_get_the_token(here, there):
         return web.json_response(GOOD)
 
     app = stranger(run=web.HTTPFound("/other"), other=elsewhere)
-    with pytest.raises(Refused, match="302"):
+    with pytest.raises(Unreachable, match="302"):
         watched(here, there, app=app)
     assert not asked
 
@@ -359,7 +360,7 @@ def test_a_server_that_drips_is_given_up(here, there, monkeypatch):
     """Seen before: /otca/watch never answered."""
     monkeypatch.setattr(watching, "SECONDS", 0.5)
     app = stranger(run=lambda: web.Response(body=dripping()))
-    with pytest.raises(Refused, match="cannot be reached") as refusal:
+    with pytest.raises(Unreachable, match="cannot be reached") as refusal:
         watched(here, there, app=app)
     assert refusal.value.status == 502 and not list(here.folder().glob("*"))
 

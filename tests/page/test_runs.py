@@ -402,3 +402,12 @@ def test_rows_that_are_none_are_left_out_however_often_they_are_asked_for(site, 
     made(files={"metrics.jsonl": text.encode()})
     for _ in range(2):
         assert iterations(site) == [1, 5, 6] and iterations(site, 5) == [6] and iterations(site, 1) == [5, 6]
+
+
+def test_a_strangers_page_of_a_proof_is_bounded(site, made):
+    """Seen before: 3 GB were read whole, and a page that is not UTF-8 was 500."""
+    page = made(files={"proof/proof.html": b"<p>\xff"}) / "proof" / "proof.html"
+    assert site.get("/otca/runs/first/proof").content.decode() == "<p>\ufffd"
+    os.truncate(page, 3 * 1024**3)
+    answer = site.get("/otca/runs/first/proof")
+    assert answer.status == 409 and "is larger than 64 MB. Fix: " in answer.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import io
 import json
 import socket
@@ -302,7 +303,8 @@ def test_the_page_and_what_it_loads_are_there(server):
     scripts = ["vote/page", "vote/panel", "lib/ballot", "lib/format", "lib/language", "lib/poll", "sidebar/dom"]
     for path in (*(f"{name}.js" for name in scripts), "languages/de.json", "otca.css"):
         assert server.ask(f"/web/{path}")[0] == 200
-    assert server.ask("/web/../pyproject.toml")[0] == 404
+    for path in ("../pyproject.toml", "%2e%2e/pyproject.toml", "x" * 300, "vote"):  # seen before: a long one was 500
+        assert server.ask(f"/web/{path}")[0] == 404
 
 
 def test_beyond_this_machine_a_token_is_wanted(tmp_path, monkeypatch):
@@ -320,5 +322,8 @@ def test_beyond_this_machine_a_token_is_wanted(tmp_path, monkeypatch):
             assert page.url == f"{server.url}/" and b"otca vote" in page.read(), (
                 "the token does not stay in the address"
             )
+        away = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+        away.request("GET", "//evil.example/?token=a-token")  # seen before: the browser was sent there
+        assert away.getresponse().headers["Location"] == "/"
     finally:
         server.close()

@@ -6,16 +6,16 @@ import itertools
 import json
 import os
 import struct
-import zlib
 
 import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page
-from comfyui_otca.page.jobs import as_json
+from comfyui_otca.tests.page.strange_pictures import chunk
 from comfyui_otca.trainer.workflow import graph
 from comfyui_otca.trainer.workflow import reading as workflow_file
+from comfyui_otca.trainer.workflow.problem import as_json
 from comfyui_otca.trainer.workflow.running import NodeError, Problem, Workflow, WorkflowError
 
 TEXT = "x" * 10_000_000
@@ -27,11 +27,6 @@ def deep(levels):
     for _ in range(levels):
         value = [value]
     return value
-
-
-def chunk(kind, data):
-    body = kind + data
-    return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def png(width, height, prompt):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from comfyui_otca.host import paths, search
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.page.jobs import as_json
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import configured, folder
+from comfyui_otca.trainer.workflow.problem import as_json
 from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
 from .strangers import changed, made_up

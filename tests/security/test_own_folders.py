@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 
+import psutil
 import pytest
 
 from comfyui_otca.__main__ import main
@@ -194,6 +195,33 @@ def test_what_was_set_aside_when_a_process_was_killed_is_put_back(tmp_path):
     with own_folders.new_folder(target) as aside:
         fill(aside, {"lora.safetensors": b"a better one"})
     assert (target / "lora.safetensors").read_bytes() == b"a better one" and os.listdir(tmp_path) == ["best"]
+
+
+@pytest.mark.parametrize("marker", [None, b"", b"made by"])
+def test_a_folder_that_a_kill_left_empty_is_not_in_the_way_of_the_same_number(tmp_path, marker):
+    """Seen before: in a container, where the number is always 1, "File exists" at every resume."""
+    left = tmp_path / f".000003.{os.getpid()}"
+    fill(tmp_path, {f"{left.name}/.otca": marker} if marker is not None else {})
+    left.mkdir(exist_ok=True)
+    with own_folders.new_folder(tmp_path / "000003") as aside:
+        fill(aside, {"state.json": b"{}"})
+    assert os.listdir(tmp_path) == ["000003"]
+    mine = fill(tmp_path / "mine", {".otca": b"", "notes.txt": b"mine"})
+    assert not own_folders.is_own(mine) and not own_folders.remove_own(mine)
+
+
+def test_what_killed_processes_left_half_written_goes_and_nothing_else(tmp_path):
+    number, began = os.getpid(), psutil.Process().create_time()
+    ours = [f".lora.safetensors.{number}.3", ".status.json.999999999.0", f"samples/.000001.png.{number}.0"]
+    kept = [".notes", ".lora.safetensors", f".metrics.jsonl.{number}.7", ".mine.1.2", f".best.{number}/mine.txt"]
+    fill(tmp_path, dict.fromkeys([*ours, *kept, f".best-2.{number}.old/.otca"], b"half"))
+    fill(tmp_path, {f".best-3.{number}/.otca": own_folders._MADE, f".best-3.{number}/lora.safetensors": b"half"})
+    for path in tmp_path.rglob("*"):
+        os.utime(
+            path, (began - 9, began - 9) if path.name != kept[2] else (began + 9, began + 9)
+        )  # that one is being written
+    own_folders.clear(tmp_path, tmp_path / "samples", tmp_path / "missing")
+    assert content(tmp_path).keys() == {*kept, f".best-2.{number}.old/.otca"}
 
 
 def test_a_resumed_run_has_its_best_back(writes_to, finished_run, tmp_path, monkeypatch):

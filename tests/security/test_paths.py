@@ -146,22 +146,7 @@ def test_a_link_out_of_the_input_folder_is_refused_and_among_models_it_is_the_us
 
 # --- names by chance --------------------------------------------------------------------------------------------------
 
-PARTS = [
-    "..",
-    ".",
-    "",
-    "known",
-    "deep",
-    "link",
-    "outside",
-    "secret.txt",
-    "mine.txt",
-    "model_index.json",
-    "~",
-    "x",
-    "C:",
-    "D:",
-]
+PARTS = [*".. . known deep link outside secret.txt mine.txt model_index.json ~ x C: D:".split(), ""]
 PARTS += ["NUL", "a ", "b.", "..%2f", "\uff0e\uff0e", "..\u2215", "$HOME", "%USERPROFILE%", "\\", "server", "?", "."]
 
 

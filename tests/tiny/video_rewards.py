@@ -158,18 +158,9 @@ def _qwen_config(tokenizer: Tokenizer) -> dict:
 
 
 def _qwen_tokenizer(folder: Path) -> Tokenizer:
-    words = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|vision_pad|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
-    ]
+    words = "endoftext im_start im_end vision_start vision_end vision_pad image_pad video_pad".split()
     tokenizer = _byte_level("video_align.txt")
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
+    tokenizer.add_special_tokens([AddedToken(f"<|{word}|>", special=True, normalized=False) for word in words])
     settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     return _saved(tokenizer, folder, settings)
 

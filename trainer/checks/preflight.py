@@ -19,6 +19,7 @@ from typing import Any
 from ...host import devices, extras, search
 from ...host.access import wants
 from ...host.access.permissions import POST, NotAllowed
+from ...host.errors import parts
 from ..families import given
 from ..families.configured import Configuration, read_configuration
 from ..families.sizes import Checkpoint
@@ -427,7 +428,7 @@ def _named_by(values: Mapping[str, Any]) -> str:
 
 def _parted(error: Exception) -> tuple[str, str]:
     """What an error says, and its fix."""
-    message, _, fix = str(error).partition(" Fix: ")
+    message, fix = parts(error)
     return message, fix or "give another value"
 
 
@@ -603,8 +604,7 @@ def _wrong_pictures(
             raise given.too_many(with_pictures[0], len(given.named(with_pictures[0])), 0)
         given.check(with_pictures)
     except (PromptError, NotAllowed) as error:
-        message, _, fix = str(error).partition(". Fix: ")
-        return message, fix
+        return error.message, error.fix
     return None
 
 

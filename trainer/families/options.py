@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...host.errors import Expected
 from ..workflow.problem import Misfit
 
 
-class FlowModelError(ValueError):
+class FlowModelError(Expected, ValueError):
     """A model folder that cannot be used, with the reason and what to do about it."""
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...host import stopping
+from ...host import errors, stopping
 from ..memo import Memo
 from ..policy.policy import LossScale
 from ..types import NextRollout
@@ -41,7 +41,7 @@ UNDECIDED = 0.5  # where the steps to both sides disagree by more, they say noth
 PARTS = 4
 
 
-class WrongGradient(ValueError):
+class WrongGradient(errors.Expected, ValueError):
     """The gradient of this model is not its derivative, so nothing may be trained with it."""
 
 

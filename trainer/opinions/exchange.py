@@ -16,7 +16,7 @@ from ...host import files, json_lines
 from ...host.json_files import check
 from ..rewards.vote import votes
 from .identity import picture_id
-from .kinds import PAIR, Opinion, Picture, line, opinion_of, picture_of
+from .kinds import PAIR, Opinion, Picture, is_prompt, line, opinion_of, picture_of
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Imported:
-    """How many opinions came in, how many were there already, and of how many a picture could not be read."""
+    """How many opinions came in, how many were there already, and of how many a picture or the prompt could not be read."""
 
     new: int
     known: int
@@ -79,11 +79,11 @@ def import_votes(store: Store, folder: Path) -> Imported:
     unread = 0
     for vote in votes.standing(votes.read(folder / votes.FILE)):
         for name in vote.pictures:
-            if name not in known:
+            if name not in known and is_prompt(vote.prompt):
                 known[name] = _picture(folder / name, vote.prompt)
         for number, (better, worse) in enumerate(vote.pairs):
-            chosen, rejected = known[vote.pictures[better]], known[vote.pictures[worse]]
-            if chosen is None or rejected is None:
+            chosen, rejected = known.get(vote.pictures[better]), known.get(vote.pictures[worse])
+            if chosen is None or rejected is None or not chosen.prompt == rejected.prompt == vote.prompt:
                 unread += 1
                 continue
             # The same in each import: a vote has an id, and its pairs have an order.

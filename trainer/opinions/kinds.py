@@ -119,6 +119,7 @@ def _is_storable(text: str) -> bool:
     return True
 
 
+is_prompt = _text(MOST_PROMPT)[1]
 _PICTURE = ("a picture's 64 hexadecimal digits", lambda value: _is(_ID, value))
 _SIDE = ("a whole number of pixels", lambda value: value is None or (is_whole(value) and value < 2**31))
 _MODELS = (

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ...host.database import Connection, DatabaseError, OperationalError, open_database
+from ...host.errors import Expected
 from ...host.files import Damaged
 from .kinds import KINDS, PAIR, Opinion, Picture, opinion_of, picture_of
 
 FILE = "opinions.sqlite"
 SCHEMA = 1  # raised when the tables change; a newer one is refused
 WAIT = 20.0  # seconds for who writes at the moment
-_ASKED = 500  # names to one question: SQLite has a limit
+_EACH = "SELECT value FROM json_each(?)"  # of a list in JSON: SQLite takes only so many values by themselves
 _TABLES = (
     "CREATE TABLE pictures (id TEXT PRIMARY KEY, prompt TEXT NOT NULL, path TEXT NOT NULL, models TEXT NOT NULL, "
     "width INTEGER NOT NULL, height INTEGER NOT NULL) WITHOUT ROWID",
@@ -40,7 +41,7 @@ _STANDING = (
 )
 
 
-class Unwritable(OSError):
+class Unwritable(Expected, OSError, status=507):
     """An opinion could not be kept, and nothing of it was."""
 
 
@@ -108,16 +109,12 @@ class Store:
     def of(self, pictures: Iterable[str]) -> dict[str, list[Opinion]]:
         """The standing opinions about each of these pictures, the earliest first; a pair is about both of its pictures."""
         found: dict[str, list[Opinion]] = {name: [] for name in pictures}
-        names = list(found)
         with self._reading() as open_file:
-            for part in (names[begin : begin + _ASKED] for begin in range(0, len(names), _ASKED)):
-                if open_file is None:
-                    break
-                among = f"({', '.join('?' * len(part))})"
-                asked = f"{_STANDING} AND (one.picture IN {among} OR one.other IN {among}) ORDER BY one.number"
-                for opinion in map(_opinion, open_file.execute(asked, [*part, *part])):
-                    for name in set(opinion.pictures).intersection(part):
-                        found[name].append(opinion)
+            asked = f"{_STANDING} AND (one.picture IN ({_EACH}) OR one.other IN ({_EACH})) ORDER BY one.number"
+            rows = open_file.execute(asked, [json.dumps(list(found))] * 2).fetchall() if open_file and found else []
+        for opinion in map(_opinion, rows):
+            for name in found.keys() & opinion.pictures:
+                found[name].append(opinion)
         return found
 
     def standing(self, kind: str | None = None) -> list[Opinion]:
@@ -215,8 +212,8 @@ class Store:
 
     def _unwritable(self, wrong: str) -> Unwritable:
         return Unwritable(
-            f"the opinion was not kept, and all before it are: {self.file} cannot be used ({wrong}). Fix: make room on that "
-            "disk, or make the folder writable, and click again"
+            f"opinions cannot be kept or read now, and all before are safe: {self.file} cannot be used ({wrong}). Fix: make "
+            "room on that disk, or make the folder writable, and click again"
         )
 
     def _remember(self, open_file: Connection, pictures: Sequence[Picture]) -> None:
@@ -231,15 +228,11 @@ class Store:
             )
 
     def _pictures(self, open_file: Connection, names: Sequence[str] | None) -> dict[str, Picture]:
-        asked, rows = "SELECT id, prompt, path, models, width, height FROM pictures", []
-        if names is None:
-            rows = open_file.execute(asked).fetchall()
-        for begin in range(0, len(names or ()), _ASKED):
-            part = (names or ())[begin : begin + _ASKED]
-            rows += open_file.execute(f"{asked} WHERE id IN ({', '.join('?' * len(part))})", part).fetchall()
+        asked = "SELECT id, prompt, path, models, width, height FROM pictures"
+        which, given = ("", []) if names is None else (f" WHERE id IN ({_EACH})", [json.dumps(list(names))])
         return {
             name: Picture(name, prompt, path, tuple(json.loads(models)), *size)
-            for name, prompt, path, models, *size in rows
+            for name, prompt, path, models, *size in open_file.execute(asked + which, given)
         }
 
 

@@ -129,10 +129,7 @@ def source_state(folder: str) -> str:
 
 def _of_store() -> Source:
     store = Store(paths.opinions_folder() / STORE)
-    try:
-        return Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
-    except OSError as error:
-        raise PairError(str(error)) from error
+    return Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
 
 
 def _found(folder: str) -> Path:

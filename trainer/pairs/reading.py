@@ -21,8 +21,9 @@ from typing import Any
 
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
+from ...host.errors import Expected
 from ..prompts import LISTS as OF_PROMPTS
-from ..prompts import TABLES, PromptError, caption, prompt_of_row, rows
+from ..prompts import TABLES, caption, prompt_of_row, rows
 from ..types import Prompt, metadata_of
 
 FILE = "pairs.jsonl"
@@ -34,7 +35,7 @@ SCORED = (("image_0", "image_1"), ("jpg_0", "jpg_1"))  # of rows that say by lab
 MOST_LIST_BYTES, MOST_PICTURE_BYTES = 64 * 1024**2, 64 * 1024**2
 
 
-class PairError(ValueError):
+class PairError(Expected, ValueError):
     """A folder of pairs that cannot be used, with the fix."""
 
 
@@ -147,8 +148,6 @@ def _read(path: Path, state: tuple[int, int]) -> PairFolder:
         else:
             content = folders.read_below(path, source.name, MOST_LIST_BYTES)
             pairs = [pair for place, row in rows(content, source) if (pair := _pair(source, place, row))]
-    except PromptError as error:
-        raise PairError(str(error)) from error
     except opening.Refused as error:
         raise PairError(f"{source} {_sentence(str(error))}. Fix: put a plain file there") from error
     if not pairs:

@@ -29,22 +29,20 @@ _DPI = 110
 MOST_BARS = 60  # beside each other in a panel; more evaluations are a line in a band
 
 
-@place("fonts", "matplotlib's list of fonts, which it makes when it draws for the first time", ours=False)
-def _fonts(_: object = None) -> Path | None:
+def _of_matplotlib(function: str) -> Path | None:
     if not extras.installed("matplotlib"):
         return None
     import matplotlib
 
-    return Path(matplotlib.get_cachedir())
+    return Path(getattr(matplotlib, function)())
 
 
-@place("figures", "matplotlib's own settings, a folder that it makes and leaves empty", ours=False)
-def _settings(_: object = None) -> Path | None:
-    if not extras.installed("matplotlib"):
-        return None
-    import matplotlib
-
-    return Path(matplotlib.get_configdir())
+place("fonts", "matplotlib's list of fonts, which it makes when it draws for the first time", ours=False)(
+    lambda _: _of_matplotlib("get_cachedir")
+)
+place("figures", "matplotlib's own settings, a folder that it makes and leaves empty", ours=False)(
+    lambda _: _of_matplotlib("get_configdir")
+)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ...host import extras
+from ...host import errors, extras
 from ...host.access.permissions import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -30,12 +31,28 @@ LIGHT = {b"v/1\x01": "EXR", b"#?RADIANCE": "HDR", b"#?RGBE": "HDR"}  # of PICTUR
 # Said in every video: players take BT.601 or BT.709 by the size of one that says neither.
 COLOURS = {"colorspace": "bt709", "color_primaries": "bt709", "color_trc": "bt709", "color_range": "tv"}
 MOST_PIXELS = 64_000_000  # of one picture, or one frame
+MOST_SECONDS = 10.0  # of a processor's time for one picture: of 64 million pixels it takes about two
 MOST_TOGETHER = 4 * MOST_PIXELS  # of all pictures and frames of one request: 768 MB
 SIGNS = {"png": (0, b"\x89PNG\r\n\x1a\n"), "mp4": (4, b"ftyp")}  # where a file says what it is, and how
 
 
-class TooLarge(ValueError):
-    """A picture or video of more pixels than are read."""
+class TooLarge(errors.Expected, ValueError):
+    """A picture or video of more pixels than are read, or whose decoder works for too long."""
+
+
+class _Bounded:
+    """A file to decode, which ends the work of a thread that reads on after MOST_SECONDS."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._end = file, time.thread_time() + MOST_SECONDS
+
+    def read(self, size: int = -1) -> bytes:
+        if time.thread_time() > self._end:
+            raise TooLarge(f"takes longer than {MOST_SECONDS:g} s to decode")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def eight_bits(images: Tensor) -> Tensor:
@@ -175,7 +192,7 @@ def stored_size(file: BinaryIO) -> tuple[int, int]:
 @contextlib.contextmanager
 def _decoding(file: bytes | BinaryIO, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Opens a picture. Whatever its decoder raises, the documented and the other, is a ValueError about the file."""
-    content = io.BytesIO(file) if isinstance(file, bytes) else file
+    content: Any = _Bounded(io.BytesIO(file) if isinstance(file, bytes) else file)
     beginning = content.read(10)
     content.seek(0)
     kind = next((kind for sign, kind in LIGHT.items() if formats == FORMATS and beginning.startswith(sign)), None)

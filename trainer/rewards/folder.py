@@ -22,7 +22,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from ...host import paths, stopping
+from ...host import errors, paths, stopping
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
 from ...host.files import write_bytes, write_text
@@ -38,7 +38,7 @@ LONGEST_SIDE = 1024  # of the batch that goes on: a thousand photographs would n
 TEXT, TABLE = "otca_scores", "scores.csv"
 
 
-class FolderError(ValueError):
+class FolderError(errors.Expected, ValueError):
     """A folder that has no pictures to rank, with the fix."""
 
 

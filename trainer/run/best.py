@@ -15,16 +15,17 @@ from ...host import files, own_folders
 from ..families.base import FlowModel
 from ..policy import saved
 from . import verdicts
-from .folder import BEST, BEST_FIGURES, EVALUATIONS, read_own
+from .folder import BEST, BEST_FIGURES, CHECKPOINTS, EVALUATIONS, SAMPLES, read_own
 
 logger = logging.getLogger(__name__)
 
 
 def put_back(run_folder: Path) -> None:
-    """Gives the folders their names back that a killed process had set aside, see `own_folders.put_back`."""
+    """Gives the folders their names back that a killed process had set aside, and removes what it had left half written."""
     left = {path.name.split(".")[1] for path in run_folder.glob(f".{BEST}-*.old")}
     for name in (BEST, *left):
         own_folders.put_back(run_folder / name)
+    own_folders.clear(run_folder, run_folder / SAMPLES, run_folder / CHECKPOINTS)
 
 
 class BestAdapter:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...host import files, json_files, json_lines
+from ...host.errors import Expected
 from ...host.files import Damaged, write_text
 from ...host.json_files import (
     FLAG,
@@ -281,7 +282,7 @@ LINES = {METRICS: check_iteration, EVALUATIONS: check_evaluation, CHANGES: check
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class RunError(RuntimeError):
+class RunError(Expected, RuntimeError):
     """A run folder that cannot be used, with the fix."""
 
 

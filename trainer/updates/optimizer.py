@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...host import devices, distributed, stopping
+from ...host import devices, distributed, errors, stopping
 from ..families.base import FlowModel
 from ..rollout import velocity_at
 from ..types import Advantages, GradientSettings, MatchingSettings, Trajectories, UpdateSettings
@@ -23,7 +23,7 @@ MAX_SKIPPED_IN_A_ROW = 10
 DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
 
 
-class NonFiniteUpdate(RuntimeError):
+class NonFiniteUpdate(errors.Expected, RuntimeError):
     """The loss or its gradient was not finite too many times in a row."""
 
 

@@ -8,6 +8,7 @@ from graphlib import CycleError
 from typing import Any
 
 from ...host.comfyui import comfy_loaded, is_ours
+from ...host.errors import parts
 from ..types import GONE, REPLACED
 from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
@@ -150,7 +151,7 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
     if answer is True:
         return
     answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
-    message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
+    message, fix = parts(answer)
     # ours name the input that they refuse, if it is one
     name = input_of(message, [name for name in arguments if name in node.constants], guess=not is_ours(node.entry))
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"

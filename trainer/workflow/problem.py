@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...host.errors import Expected
 from ...host.text import printable, shortened
 
 MOST_PROBLEMS = 50  # problems in one answer
@@ -45,11 +46,11 @@ class Problem:
         return " ".join(text.split())
 
 
-class WorkflowError(ValueError):
+class WorkflowError(Expected, ValueError, status=400):
     """The workflow cannot be read, changed or run; `problems` says why, all of it at once."""
 
     def __init__(self, problems: Sequence[Problem]):
-        self.problems = problems
+        self.problems, self.more = problems, {"problems": as_json(problems)}
         super().__init__("\n".join(map(str, bounded(problems))))
 
 
@@ -59,6 +60,11 @@ def bounded(problems: Sequence[Problem]) -> list[Problem]:
         return list(problems)
     first = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_PROBLEMS]
     return [*first, general(f"and {len(problems) - MOST_PROBLEMS} more problems", "mend these first")]
+
+
+def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Problems for the page, without the values: it has them, and some are not JSON."""
+    return [{key: text for key, text in vars(problem).items() if key != "value"} for problem in bounded(problems)]
 
 
 def general(message: str, fix: str) -> Problem:

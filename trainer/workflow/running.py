@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...host.comfyui import is_ours
+from ...host.errors import Expected
 from ...host.text import shortened
 from ..types import REPLACED
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 Classes = Callable[[Mapping[str, Mapping]], tuple[Mapping[str, type], Mapping[str, str]]]
 
 
-class NodeError(RuntimeError):
+class NodeError(Expected, RuntimeError, status=503):
     """A node raised while it ran; `__cause__` is what it raised."""
 
     def __init__(self, node_id: str, title: str, class_type: str, error: Exception):

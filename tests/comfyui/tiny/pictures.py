@@ -135,24 +135,12 @@ QWEN = {
     "axes_dims_rope": (8, 12, 12),
 }
 
-HUNYUAN = {
+HUNYUAN = {name: value for name, value in FLUX.items() if name != "txt_ids_dims"} | {
     "image_model": "hunyuan_video",
-    "in_channels": 16,
-    "out_channels": 16,
     "patch_size": [1, 2, 2],
-    "vec_in_dim": 24,
-    "axes_dim": [8, 12, 12],
     "meanflow": False,
-    "context_in_dim": 32,
-    "hidden_size": 64,
-    "mlp_ratio": 2.0,
-    "num_heads": 2,
-    "depth": 2,
-    "depth_single_blocks": 2,
     "theta": 256,
-    "qkv_bias": True,
     "byt5": False,
-    "guidance_embed": True,
     "use_cond_type_embedding": False,
     "vision_in_dim": None,
     "meanflow_sum": False,

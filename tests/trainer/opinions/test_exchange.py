@@ -101,5 +101,11 @@ def test_votes_come_in_as_pairs_of_the_same_pictures_once(tmp_path):
     ids = [pixels_id(pixels) for pixels in pictures]
     assert [(pair.picture, pair.other) for pair in store.standing("pair")] == [(ids[2], ids[0]), (ids[2], ids[1])]
     assert store.pictures([ids[0]])[ids[0]].prompt == "a cat"
+    for prompt in ("half a \ud800", "x" * 100_001, "a dog"):  # seen before: each of these kept all other votes out
+        votes.append(
+            tmp_path / votes.FILE,
+            votes.Vote(prompt, tuple(names[1:]), votes.Answer("pair", ((0,), (1,))), id=prompt[:32]),
+        )
+    assert exchange.import_votes(store, tmp_path) == exchange.Imported(new=0, known=2, unread=3)
     (tmp_path / names[0]).unlink()
-    assert exchange.import_votes(store, tmp_path) == exchange.Imported(new=0, known=1, unread=1)
+    assert exchange.import_votes(store, tmp_path) == exchange.Imported(new=0, known=1, unread=4)

@@ -256,6 +256,15 @@ def test_what_is_no_picture(file, told):
         media.fitted(file, 40, 40)
 
 
+def test_a_decoder_that_works_on_is_ended(monkeypatch):
+    """Seen before: a JPEG of 63 MB of fill bytes held the gallery's thread up."""
+    monkeypatch.setattr(media, "MOST_SECONDS", 0.02)
+    whole = content(stripes(40, 40), "JPEG")
+    assert media.upright(whole).size == (40, 40)
+    with pytest.raises(media.TooLarge, match="takes longer than 0.02 s to decode"):
+        media.upright(whole[:2] + b"\xff" * 2_000_000 + whole[2:])
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
 def test_damaged_files_raise_nothing_else(kind):
     whole, random = content(stripes(40, 40), kind), np.random.default_rng(1)

@@ -553,7 +553,7 @@ def test_validate_inputs_that_names_an_input_is_about_that_one_alone(classes):
     """ComfyUI marks every input that the function takes: one missing file was three to five errors."""
     told = "name: there is no file x. Fix: choose another one"
     problem = only(validated(classes, "OTCA_Options", lambda color, mode, name: told, {"1": options()}))
-    assert (problem.input, problem.message, problem.fix) == ("name", "there is no file x.", "choose another one")
+    assert (problem.input, problem.message, problem.fix) == ("name", "there is no file x", "choose another one")
 
 
 def test_validate_inputs_replaces_the_checks_of_what_it_takes(classes):
