@@ -253,16 +253,6 @@ class Index:
             rows = self._rows_of([id], "hash")
         return rows[0][0] if rows else ""
 
-    def content(self, id: str) -> tuple[File, bytes]:
-        """A picture's file as it is now.
-
-        Raises:
-            KeyError: there is no such picture.
-            OSError, opening.Refused: it is gone, not a plain file in its folder, or too large; or does not come in time.
-        """
-        file = self.files([id])[id]
-        return file, _content(file)
-
     def small(self, id: str) -> bytes | None:
         """A small picture as WebP; None if the file cannot be shown: `note` then says why. Raises KeyError."""
         file = self.files([id])[id]
@@ -358,7 +348,7 @@ class Index:
         """Writes down the small picture and the hash of its pixels, or why there cannot be any."""
         made = None
         try:
-            picture = upright(_content(file))
+            picture = upright(content(file))
             digest = pixels_id(np.asarray(picture))
             made = _small(picture)
             with contextlib.suppress(OSError):  # it is made again when it is asked for
@@ -401,7 +391,12 @@ def _opened(file: File) -> int:
     return opening.opened(file.path, [file.folder], MOST_BYTES)
 
 
-def _content(file: File) -> bytes:
+def content(file: File) -> bytes:
+    """A picture's file as it is now.
+
+    Raises:
+        OSError, opening.Refused: it is gone, not a plain file in its folder, or too large; or does not come in time.
+    """
     return opening.in_time(lambda: opening.read(_opened(file), MOST_BYTES))
 
 

@@ -18,7 +18,7 @@ from ...host.text import quoted
 from ..requests import LARGEST_BODY, Check, Field, Refused, answered, body, count, optional, query, refusing, text, word
 from ..requests import NOTHING as NO_FIELDS
 from . import asking
-from .index import LAST_TIME, File, Index
+from .index import LAST_TIME, File, Index, content
 from .opinions import ABOUT, EXPORTED, Opinions
 from .selection import Selection
 from .taste import SAVE, Taste, score_of
@@ -214,11 +214,9 @@ def _known(gallery: Index, name: str) -> File:
 
 
 def _opened(gallery: Index, name: str) -> tuple[File, bytes]:
-    _known(gallery, name)
+    file = _known(gallery, name)
     try:
-        return gallery.content(name)
-    except KeyError as error:
-        raise Refused(404, f"picture {quoted(name)} has just been removed. Fix: reload the page") from error
+        return file, content(file)
     except (OSError, opening.Refused) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise Refused(404, f"the picture cannot be read ({why}). Fix: put the file back, or reload the page") from error

@@ -23,7 +23,7 @@ from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
 from ...host.errors import Expected
 from ..prompts import LISTS as OF_PROMPTS
-from ..prompts import TABLES, caption, prompt_of_row, rows
+from ..prompts import TABLES, PromptError, caption, prompt_of_row, rows
 from ..types import Prompt, metadata_of
 
 FILE = "pairs.jsonl"
@@ -148,6 +148,8 @@ def _read(path: Path, state: tuple[int, int]) -> PairFolder:
         else:
             content = folders.read_below(path, source.name, MOST_LIST_BYTES)
             pairs = [pair for place, row in rows(content, source) if (pair := _pair(source, place, row))]
+    except PromptError as error:
+        raise PairError(str(error)) from error
     except opening.Refused as error:
         raise PairError(f"{source} {_sentence(str(error))}. Fix: put a plain file there") from error
     if not pairs:

@@ -73,6 +73,8 @@ def save(
     if not distributed.is_main():
         return target
     put_back(target)
+    for left in folder.glob(".[0-9]*"):  # by a process that was killed while it wrote
+        remove_own(left)
     _is_ours(target)
     with new_folder(target) as aside:
         for name, content in tensors.items():
