@@ -75,14 +75,16 @@ def begin(cpu: bool) -> None:
 
         first = environment.read("LOCAL_RANK", "0") == "0"  # on each machine one says what it waits for
         try:
-            with silence.broken(_tell if first else lambda line: None, f"{name()} waits for the others to join"):
+            with silence.broken(
+                _tell if first else lambda line: None, f"{this_process()} waits for the others to join"
+            ):
                 joined = PartialState(cpu=cpu, timeout=JOINING).num_processes
                 if joined == world():
                     meet()
         except (RuntimeError, PeerFailed) as error:  # torch's DistError is one
             minutes = int(JOINING.total_seconds() / 60)
             raise PeerFailed(
-                f"{name()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all machines "
+                f"{this_process()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all machines "
                 "anew, each with its own NODE_RANK and all with the same MAIN_ADDRESS and MAIN_PORT, which they must reach"
             ) from error
         if joined != world():
@@ -98,7 +100,7 @@ def machines() -> int:
     return max(1, world() // int(environment.read("LOCAL_WORLD_SIZE", str(world()))))
 
 
-def name() -> str:
+def this_process() -> str:
     """What a human calls this process."""
     return f"process {rank()} of {world()} on {socket.gethostname()}"
 
@@ -266,7 +268,7 @@ def _all(tensor: Tensor) -> Tensor:
         gathered = gather(tensor[None].to(_device()))
         return gathered.cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives for a tensor a tensor
     except RuntimeError as error:
-        lost = f"{name()} lost another one ({_reason(error)}), whose own last lines say why"
+        lost = f"{this_process()} lost another one ({_reason(error)}), whose own last lines say why"
         raise _heard(PeerFailed(lost)) from error
 
 

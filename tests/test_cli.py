@@ -157,9 +157,9 @@ def test_the_first_line_says_who_trains_what_and_threads_wait_without_spinning(o
     run = tmp_path / "run"
     code, printed, errors = otca("train", written(small_graph()), "--output", run, "--iterations", 1)
     assert code == 0, errors
-    who = "1 process on 1 machine, cpu, float32, 6 samples, shapes-flux, an adapter of "
+    who = "1 process on 1 machine, cpu, float32, 6 samples, shapes-flux, LoRA of "
     line = next(line for line in printed.splitlines() if " … " not in line)
-    assert line.startswith(who) and line.endswith(f" numbers; {run}, after iteration 0")
+    assert line.startswith(who) and line.endswith(f" parameters; {run}, after iteration 0")
     assert json.loads((run / "status.json").read_text())["who"] + f"; {run}, after iteration 0" == line
     set_first = (
         "import sys; from comfyui_otca.__main__ import main; main(['nodes']); print(os.environ['OMP_WAIT_POLICY'])"

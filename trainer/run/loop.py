@@ -146,7 +146,7 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
 
 
 def _who(workflow: Workflow, model: FlowModel) -> str:
-    """Who trains what, for a human: "2 processes on 1 machine, cpu, float32, 8 samples (4 each), scenes-flux, adapter of …"."""
+    """Who trains what, for a human: "2 processes on 1 machine, cpu, float32, 8 samples (4 each), scenes-flux, LoRA …"."""
     processes, machines = distributed.world(), distributed.machines()
     words = [f"{processes} process{'es' * (processes > 1)} on {machines} machine{'s' * (machines > 1)}"]
     words += [str(model.device), str(model.dtype).removeprefix("torch.")]
@@ -154,8 +154,8 @@ def _who(workflow: Workflow, model: FlowModel) -> str:
         most = f" (at most {-(-samples // processes)} each)" if processes > 1 else ""
         words.append(f"{samples} samples{most}")
     trained = sum(p.numel() for adapters in model.adapters.values() for p in adapters.parameters().values())
-    adapter = f"an adapter of {trained:,} numbers" if model.policy.is_adapted else "all of the network"
-    return ", ".join([*words, Path(model.source).name, adapter])
+    kind = f"LoRA of {trained:,} parameters" if model.policy.is_adapted else "full training"
+    return ", ".join([*words, Path(model.source).name, kind])
 
 
 def _samples(workflow: Workflow) -> int | None:
