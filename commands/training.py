@@ -83,7 +83,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 def _detached(arguments: argparse.Namespace) -> int:
     """Starts the same command as a process that outlives this terminal; shows what it prints until it trains, or has ended."""
-    from ..host import paths, processes
+    from ..host import files, paths, processes
     from ..trainer.checks import preflight
     from ..trainer.run import status
     from ..trainer.run.folder import LOG
@@ -97,18 +97,18 @@ def _detached(arguments: argparse.Namespace) -> int:
         folder = paths.run_folder(workflow.nodes[node].constants["run_name"])
     folder.mkdir(parents=True, exist_ok=True)
     same = [word for word in arguments.command_line if word != "--detach"]
-    with open(folder / LOG, "ab") as log, open(folder / LOG, encoding="utf-8", errors="replace") as printed:
+    descriptor = files.open_plain(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(descriptor, "ab") as log, open(folder / LOG, encoding="utf-8", errors="replace") as printed:
         printed.seek(0, os.SEEK_END)
         process = processes.start(same, {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}, log)
-        started = time.time()
-        while process.poll() is None:
-            stands = status.read(folder, lambda line: None)
-            if stands.who and (stands.process_started or 0) > started - 1:
-                break
+        started, trains = time.time(), False
+        while process.poll() is None and not trains:
             time.sleep(0.2)
+            stands = status.read(folder, lambda line: None)
+            trains = bool(stands.who) and (stands.process_started or 0) > started - 1
             print(printed.read(), end="", flush=True)
         print(printed.read(), end="")
-    if process.poll() is None:
+    if trains:
         print(f"process {process.pid} trains; tail -f {folder / LOG} shows it, and touch {folder / STOP} stops it")
     return process.poll() or 0
 

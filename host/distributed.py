@@ -84,8 +84,8 @@ def begin(cpu: bool) -> None:
         except (RuntimeError, PeerFailed) as error:  # torch's DistError is one
             minutes = int(JOINING.total_seconds() / 60)
             raise PeerFailed(
-                f"{this_process()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all machines "
-                "anew, each with its own NODE_RANK and all with the same MAIN_ADDRESS and MAIN_PORT, which they must reach"
+                f"{this_process()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all "
+                "machines anew, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
             ) from error
         if joined != world():
             raise ValueError(
