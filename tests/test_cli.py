@@ -83,7 +83,7 @@ def test_output_that_cannot_be_written_ends_nothing(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_told_with_what_to_do(otca, finished_run, tmp_path):
     code, _, errors = otca("report", finished_run, "--output", tmp_path)
-    assert code == 1 and str(tmp_path) in errors and errors.count("Fix: ") == 1
+    assert code == 2 and str(tmp_path) in errors and errors.count("Fix: ") == 1
 
 
 def test_help_and_nodes_load_nothing_heavy():
