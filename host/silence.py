@@ -15,31 +15,27 @@ class Silence:
 
     def __init__(self, say: Callable[[str], object], at: str):
         self._say, self._at, self._since = say, at, time.monotonic()
-        self._news, self.over = threading.Event(), False
+        self.news, self.over = threading.Event(), False
 
     def say(self, line: str) -> None:
         """Prints a line."""
         self._say(line)
-        self._news.set()
+        self.news.set()
 
     def now(self, at: str) -> None:
         """Notes what begins."""
         self._at, self._since = at, time.monotonic()
-        self._news.set()
+        self.news.set()
 
     def watch(self) -> None:
         pause = FIRST
         while not self.over:
-            if self._news.wait(pause):
-                self._news.clear()
+            if self.news.wait(pause):
+                self.news.clear()
                 pause = FIRST
             else:
                 self._say(f"{self._at} … {time.monotonic() - self._since:.0f} s")
                 pause *= 2
-
-    def end(self) -> None:
-        self.over = True
-        self._news.set()
 
 
 @contextlib.contextmanager
@@ -51,5 +47,6 @@ def broken(say: Callable[[str], object], at: str) -> Iterator[Silence]:
     try:
         yield silence
     finally:
-        silence.end()
+        silence.over = True
+        silence.news.set()
         thread.join()

@@ -101,11 +101,12 @@ def read_source(name: str) -> tuple[Path, Sequence[str]]:
     if (folder := _read_folder(name)) is not None:
         return folder
     state, content = _content(name)
-    if (prompts := _remembered.get(state)) is None:
-        prompts = prompts_in(content, state[0])
-        if len(content) > LARGE:
-            _remembered.clear()
-            _remembered[state] = prompts
+    if not isinstance(content, bytes):
+        return state[0], content
+    prompts = prompts_in(content, state[0])
+    if len(content) > LARGE:
+        _remembered.clear()
+        _remembered[state] = prompts
     return state[0], prompts
 
 
@@ -411,18 +412,18 @@ def file_state(file: str) -> str:
     return f"{stat.st_mtime_ns}:{stat.st_size}"
 
 
-def _content(file: str) -> tuple[tuple[Path, int, int, int], bytes]:
-    """Returns which file that is and what is in it, nothing where that is remembered, read within a time limit: a name may lead
-    to a network drive that hangs."""
+def _content(file: str) -> tuple[tuple[Path, int, int, int], bytes | Sequence[str]]:
+    """Returns which file that is and what is in it, or its prompts where they are remembered, within a time limit: a name may
+    lead to a network drive that hangs."""
 
-    def read() -> tuple[tuple[Path, int, int, int], bytes]:
+    def read() -> tuple[tuple[Path, int, int, int], bytes | Sequence[str]]:
         path, descriptor = permissions.open_prompts(file)
         stat = os.fstat(descriptor)
         state = (path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if state in _remembered:
+        if (prompts := _remembered.get(state)) is not None:
             os.close(descriptor)
-            return state, b""
-        return state, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+            return state, prompts
+        return state, opening.read(descriptor, permissions.MOST_LINES_BYTES)
 
     try:
         return opening.in_time(read)

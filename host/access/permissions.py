@@ -43,7 +43,8 @@ PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".exr", ".hdr")
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_LISTED = 600  # characters of the folders in a refusal
-MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 256 * 1024**2, 64 * 1024**2
+MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
+MOST_LINES_BYTES = 256 * 1024**2  # of a plain text: tables take many times their bytes
 
 
 class NotAllowed(Expected, PermissionError, status=403):
@@ -239,7 +240,8 @@ def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
-    suffixes, most = (PICTURE_SUFFIXES, MOST_PICTURE_BYTES) if picture else (PROMPT_SUFFIXES, MOST_PROMPT_BYTES)
+    text = MOST_LINES_BYTES if str(name).lower().endswith(".txt") else MOST_PROMPT_BYTES
+    suffixes, most = (PICTURE_SUFFIXES, MOST_PICTURE_BYTES) if picture else (PROMPT_SUFFIXES, text)
     why, among = PROMPTS, paths.input_folders()
     candidate_paths, readable = candidates(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.

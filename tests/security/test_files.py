@@ -74,11 +74,13 @@ def test_only_prompt_files(folder):
 
 @both
 def test_a_large_file(folder, read, monkeypatch):
-    monkeypatch.setattr(permissions, "MOST_PROMPT_BYTES", 10)
+    monkeypatch.setattr(permissions, "MOST_LINES_BYTES", 10)
+    monkeypatch.setattr(permissions, "MOST_PROMPT_BYTES", 4)
     (folder / "a.txt").write_text("x" * 10)
     READERS[read](folder / "a.txt")
-    (folder / "a.txt").write_text("x" * 11)
-    assert "11 bytes, and 10 may be read" in complaint(read, folder / "a.txt")
+    for name, most in (("a.txt", 10), ("a.jsonl", 4)):
+        (folder / name).write_text("x" * 11)
+        assert f"11 bytes, and {most} may be read" in (told := complaint(read, folder / name)) and "split it" in told
 
 
 def test_a_file_that_tells_no_size_and_has_no_end(folder):
