@@ -20,8 +20,7 @@ from ..host.access import opening, permissions, wants
 from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.errors import parts
 from ..host.text import plain_name
-from ..trainer.opinions import kinds
-from ..trainer.pairs import plan, reading
+from ..trainer.opinions import kinds, plan, reading
 from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
 from ..trainer.policy.files import PEFT, all_of, find
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source

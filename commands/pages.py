@@ -154,8 +154,8 @@ def vote(arguments: argparse.Namespace) -> int:
         return _write_pairs(arguments.folder)
     from ..host.access.addresses import is_loopback
     from ..page.votes import application
-    from ..trainer.rewards.vote import votes
-    from ..trainer.rewards.vote.asking import VoteFolder
+    from ..trainer.opinions import votes
+    from ..trainer.opinions.asking import VoteFolder
 
     options.user_names(arguments.learn or None)
     folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
@@ -191,8 +191,8 @@ def _listen(arguments: argparse.Namespace, app: web.Application, *lines: str, **
 def _write_pairs(folder: Path) -> int:
     """Writes a pair for each two pictures of a vote if one of them was better. It writes the whole file anew, without videos."""
     from ..host.files import write_text
-    from ..trainer.pairs.reading import CHOSEN, FILE, REJECTED
-    from ..trainer.rewards.vote import votes
+    from ..trainer.opinions import votes
+    from ..trainer.opinions.reading import CHOSEN, FILE, REJECTED
 
     lines = [
         json.dumps({"prompt": vote.prompt, CHOSEN: vote.pictures[better], REJECTED: vote.pictures[worse]})

@@ -120,20 +120,20 @@ class PreferencePairs(Node):
 
     @classmethod
     def VALIDATE_INPUTS(cls, folder=None):
-        from ..trainer.pairs.reading import read_folder
+        from ..trainer.opinions.reading import read_folder
 
         return complaint("folder", read_folder, folder) or True
 
     @classmethod
     def IS_CHANGED(cls, folder="", prompt=None, **_):
         from ..canvas import ownership
-        from ..trainer.pairs.reading import folder_state
+        from ..trainer.opinions.reading import folder_state
 
         return folder_state(folder), ownership.sampling_key(prompt)
 
     @devices.outside_inference
     def take(self, model, folder, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
-        from ..trainer.pairs import plan, reading
+        from ..trainer.opinions import plan, reading
 
         model.make_room(prompt)
         settings = SamplerSettings.of_pairs(options)
@@ -146,7 +146,7 @@ class PreferencePairs(Node):
 def _learned(planned, model, settings, options, *, count, **how):
     """What both nodes give: trajectories, advantages, scores and pictures of one iteration."""
     from ..host import distributed
-    from ..trainer.pairs import learning
+    from ..trainer.opinions import learning
 
     rewards = [options[name] for name in sorted(options) if name.startswith("reward_")]
     steps = stopping.progress(len(distributed.share(2 * count).rows))
@@ -206,7 +206,7 @@ class MyPictures(Node):
 
     @classmethod
     def VALIDATE_INPUTS(cls, tag="", folder=""):
-        from ..trainer.pairs.plan import read_source
+        from ..trainer.opinions.plan import read_source
 
         if tag is None or folder is None:
             return True  # linked: what comes is known only when the graph runs
@@ -221,7 +221,7 @@ class MyPictures(Node):
     @classmethod
     def IS_CHANGED(cls, folder="", prompt=None, **_):
         from ..canvas import ownership
-        from ..trainer.pairs.plan import source_state
+        from ..trainer.opinions.plan import source_state
 
         return source_state(folder), ownership.sampling_key(prompt)
 
@@ -241,7 +241,7 @@ class MyPictures(Node):
         node_id="",
         **options,
     ):
-        from ..trainer.pairs import plan
+        from ..trainer.opinions import plan
 
         model.make_room()
         settings = SamplerSettings.of_pairs(options)

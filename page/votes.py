@@ -27,9 +27,9 @@ from ..host.json_files import is_number, is_whole
 from ..host.paths import ASSETS
 from ..host.questions import Desk, Question, desk
 from ..host.text import quoted
+from ..trainer.opinions.asking import VoteFolder
 from ..trainer.pictures.media import sent
 from ..trainer.rewards.http import LEFT_OUT, VERSION
-from ..trainer.rewards.vote.asking import VoteFolder
 from .requests import Field, Handler, Refused, answered, body, bytes_of, disk, guard, json_object, optional, refusing
 from .runs import within
 

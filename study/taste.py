@@ -13,12 +13,11 @@ import numpy as np
 from ..host.files import read_bytes
 from ..host.text import quoted
 from ..trainer.networks import features
-from ..trainer.pairs import reading
+from ..trainer.opinions import reading, votes
+from ..trainer.opinions.utility import Utility, fit, preferred
 from ..trainer.pictures.media import PICTURES, VIDEOS
 from ..trainer.prompts import rows
 from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
-from ..trainer.rewards.vote import votes
-from ..trainer.rewards.vote.utility import Utility, fit, preferred
 from .scoring import batches, files_of
 from .statistics import clustered, table
 
@@ -63,7 +62,7 @@ class Comparison:
 def read_source(source: Path) -> list[Comparison]:
     """Returns the comparisons of a folder of votes or of pairs, of its votes.jsonl, or of another tool's pair file.
 
-    What a row of a pair file says: `sides_of` in `trainer/pairs/reading.py`; pictures are paths from the file's folder.
+    What a row of a pair file says: `sides_of` in `trainer/opinions/reading.py`; pictures are paths from the file's folder.
 
     Raises:
         FileNotFoundError: the file was not found.

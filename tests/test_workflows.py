@@ -27,7 +27,7 @@ from comfyui_otca.tests.training import train
 from comfyui_otca.tools.canvases.templates import FILES, LOADERS, TEMPLATES, models_of
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.case import GB
-from comfyui_otca.trainer.pairs.reading import read_folder
+from comfyui_otca.trainer.opinions.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all
 from comfyui_otca.trainer.workflow.running import Workflow

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from ...host.errors import Expected
 from ...host.files import Damaged
-from ...trainer.opinions import exchange
+from ...trainer.opinions import exchange, votes
 from ...trainer.opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion
 from ...trainer.opinions.store import Store
-from ...trainer.rewards.vote import votes
 from ..requests import Refused, refusing
 from .index import Index
 

@@ -97,7 +97,7 @@ class Gallery:
 
 def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> dict[str, Any]:
     """The workflow that learns from what was said of these pictures (no ids: of all), and its cost. Raises Refused: 400, 507."""
-    from ...trainer.pairs import recipe
+    from ...trainer.opinions import recipe
 
     known = gallery.details(ids) if ids else {}
     with refusing():

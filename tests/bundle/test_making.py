@@ -19,9 +19,9 @@ from comfyui_otca.bundle import making, manifest, packages
 from comfyui_otca.host import extras, paths
 from comfyui_otca.tests.bundle.conftest import COMFYUI_LACKS, inputs_of, read_json
 from comfyui_otca.tests.test_registry import archived, tracked
+from comfyui_otca.trainer.opinions import plan
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.store import Store
-from comfyui_otca.trainer.pairs import plan
 from comfyui_otca.trainer.workflow.foreign import Needs
 
 __all__ = ["archived", "tracked"]

@@ -9,7 +9,7 @@ from comfyui_otca.canvas import results
 from comfyui_otca.host.access import permissions
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.data import PreferencePairs
-from comfyui_otca.tests.trainer.pairs.conftest import folder_of, graph_of  # noqa: F401
+from comfyui_otca.tests.trainer.opinions.conftest import folder_of, graph_of  # noqa: F401
 from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.workflow.running import Workflow
 

@@ -29,8 +29,8 @@ from comfyui_otca.tests.page.strange_pictures import (
     with_chunk,
 )
 from comfyui_otca.trainer.opinions import store as store_module
+from comfyui_otca.trainer.opinions import votes
 from comfyui_otca.trainer.opinions.identity import picture_id
-from comfyui_otca.trainer.rewards.vote import votes
 
 FEW, MANY = 24, 300
 

@@ -24,7 +24,7 @@ from comfyui_otca.page.gallery import routes as gallery_routes
 from comfyui_otca.page.remote.server import application as serve
 from comfyui_otca.page.votes import application as vote
 from comfyui_otca.tests.test_house import ROOMS
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
+from comfyui_otca.trainer.opinions.asking import VoteFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"\| `(GET|POST) (\S+)` \| (\w+) \| ([^|]+) \| `(\w+\.py)::(\w+)` \|")

@@ -24,11 +24,11 @@ from PIL import Image
 from comfyui_otca.host import files, stopping
 from comfyui_otca.host.questions import desk
 from comfyui_otca.page.votes import application
+from comfyui_otca.trainer.opinions import votes
+from comfyui_otca.trainer.opinions.asking import VoteFolder
 from comfyui_otca.trainer.pictures.media import mp4
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.server import png
-from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
 from comfyui_otca.trainer.types import Prompt
 
 PROMPTS = ["a red circle"] * 2 + ["a blue square"] * 2

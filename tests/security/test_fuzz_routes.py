@@ -25,8 +25,8 @@ from comfyui_otca.host.questions import desk
 from comfyui_otca.page import requests, votes
 from comfyui_otca.page.remote import server
 from comfyui_otca.tests.page import conftest as page
+from comfyui_otca.trainer.opinions.asking import VoteFolder
 from comfyui_otca.trainer.rewards.server import png
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
 
 site, made, stand_in = page.site, page.made, page.stand_in
 FEW, MANY = 6, 300

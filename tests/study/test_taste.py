@@ -12,8 +12,8 @@ from PIL import Image
 from comfyui_otca.__main__ import main
 from comfyui_otca.study import taste
 from comfyui_otca.study.taste import Comparison
+from comfyui_otca.trainer.opinions.votes import Answer, Vote, append
 from comfyui_otca.trainer.rewards.taste import Head
-from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote, append
 
 
 def picture(path, red, seed=0):

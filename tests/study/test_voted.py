@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.pairs.reading import read_folder
-from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote
+from comfyui_otca.trainer.opinions import votes
+from comfyui_otca.trainer.opinions.reading import read_folder
+from comfyui_otca.trainer.opinions.votes import Answer, Vote
 
 A, B, C = (f"votes/{letter * 16}.png" for letter in "abc")
 

@@ -16,7 +16,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.data import PromptDataset
 from comfyui_otca.study.scoring import prompts_of
 from comfyui_otca.trainer import prompts as prompts_module
-from comfyui_otca.trainer.pairs.reading import read_pairs
+from comfyui_otca.trainer.opinions.reading import read_pairs
 from comfyui_otca.trainer.prompts import (
     LISTS,
     PromptError,

@@ -15,10 +15,10 @@ import numpy as np
 
 from ...trainer import rollout
 from ...trainer.flow import load_flow_model
+from ...trainer.opinions import plan, reading
 from ...trainer.opinions.identity import pixels_id
 from ...trainer.opinions.kinds import PAIR, Opinion, Picture, line
-from ...trainer.pairs import plan, reading
-from ...trainer.pairs.reading import CHOSEN, FILE, REJECTED
+from ...trainer.opinions.reading import CHOSEN, FILE, REJECTED
 from ...trainer.pictures import grids, media
 from ...trainer.prompts import choose, read_prompts
 from ...trainer.rewards import reward_class

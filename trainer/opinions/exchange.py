@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...host import files, json_lines
 from ...host.json_files import check
-from ..rewards.vote import votes
+from . import votes
 from .identity import picture_id
 from .kinds import PAIR, Opinion, Picture, is_prompt, line, opinion_of, picture_of
 from .store import Store

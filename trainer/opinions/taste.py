@@ -20,12 +20,12 @@ from ...host import files, paths
 from ..errors import standard_error
 from ..pictures import media
 from ..rewards.taste import Head, Scaling, fingerprint, read_features
-from ..rewards.vote.learner import Learner
-from ..rewards.vote.utility import Utility, fit
 from .identity import read_picture
 from .kinds import PAIR, Opinion, Picture
+from .learner import Learner
 from .pairs import made_pairs, values_of
 from .store import Store
+from .utility import Utility, fit
 
 FOLDS = 5
 LEAST = 4  # pairs before which nothing is said

@@ -35,7 +35,7 @@ REWARDS = {
     "http": "http.HTTPReward",
     "vlm_judge": "judge.VLMJudge",
     "python": "python.PythonReward",
-    "vote": "vote.reward.VoteReward",
+    "vote": ".opinions.reward.VoteReward",  # of the room next to this one
     "accuracy": "shapes.ShapesAccuracy",
     "scenes": "scenes.Scenes",
 }

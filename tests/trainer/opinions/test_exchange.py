@@ -9,10 +9,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from comfyui_otca.host.files import Damaged
-from comfyui_otca.trainer.opinions import exchange
+from comfyui_otca.trainer.opinions import exchange, votes
 from comfyui_otca.trainer.opinions.identity import picture_id, pixels_id
 from comfyui_otca.trainer.opinions.store import Store
-from comfyui_otca.trainer.rewards.vote import votes
 
 A, B = "a" * 64, "b" * 64
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)

@@ -10,8 +10,8 @@ import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.networks import RewardError
+from comfyui_otca.trainer.opinions.learner import Learner
 from comfyui_otca.trainer.rewards.taste import MyTaste, read_features
-from comfyui_otca.trainer.rewards.vote.learner import Learner
 
 
 @pytest.fixture(scope="module")

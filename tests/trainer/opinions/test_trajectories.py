@@ -12,10 +12,10 @@ from PIL import Image
 from comfyui_otca.host import distributed
 from comfyui_otca.trainer.credit.gains import rewards_along
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.pairs import learning, trajectories
-from comfyui_otca.trainer.pairs.latents import Latents
-from comfyui_otca.trainer.pairs.plan import of_pairs
-from comfyui_otca.trainer.pairs.reading import PairError, read_folder
+from comfyui_otca.trainer.opinions import learning, trajectories
+from comfyui_otca.trainer.opinions.latents import Latents
+from comfyui_otca.trainer.opinions.plan import of_pairs
+from comfyui_otca.trainer.opinions.reading import PairError, read_folder
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.pixels import Colorfulness
 from comfyui_otca.trainer.types import SamplerSettings
@@ -125,7 +125,7 @@ def test_a_file_is_encoded_once(take, folder_of, load_model, monkeypatch):
 
 def test_the_longest_unused_latents_leave_main_memory(still_model, monkeypatch):
     held, encoded = Latents(still_model, (40, 40)), []
-    monkeypatch.setattr("comfyui_otca.trainer.pairs.latents.MOST_MEMORY", 3 * 16)  # three latents of four numbers
+    monkeypatch.setattr("comfyui_otca.trainer.opinions.latents.MOST_MEMORY", 3 * 16)  # three latents of four numbers
     monkeypatch.setattr(Latents, "_read", lambda self, name: None)  # as a disk that is full
 
     def of(*names):

@@ -6,10 +6,10 @@ from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.trainer.memory.case import TRIAL_CALLS
+from comfyui_otca.trainer.opinions import recipe
 from comfyui_otca.trainer.opinions.identity import pixels_id
+from comfyui_otca.trainer.opinions.reading import PairError
 from comfyui_otca.trainer.opinions.store import Store
-from comfyui_otca.trainer.pairs import recipe
-from comfyui_otca.trainer.pairs.reading import PairError
 from comfyui_otca.trainer.workflow.running import Workflow
 
 

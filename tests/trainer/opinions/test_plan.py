@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from comfyui_otca.trainer.opinions import plan
 from comfyui_otca.trainer.opinions.exchange import export_lines
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.kinds import Picture
+from comfyui_otca.trainer.opinions.plan import Item, places
+from comfyui_otca.trainer.opinions.reading import PairError
 from comfyui_otca.trainer.opinions.store import Store
-from comfyui_otca.trainer.pairs import plan
-from comfyui_otca.trainer.pairs.plan import Item, places
-from comfyui_otca.trainer.pairs.reading import PairError
 
 
 @pytest.fixture

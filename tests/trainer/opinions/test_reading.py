@@ -11,8 +11,8 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes.data import PreferencePairs
 from comfyui_otca.study import taste
-from comfyui_otca.trainer.pairs import reading
-from comfyui_otca.trainer.pairs.reading import PairError, folder_state, read_folder
+from comfyui_otca.trainer.opinions import reading
+from comfyui_otca.trainer.opinions.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
 
 GOOD = {"prompt": "x", "chosen": "0a.png", "rejected": "more/0b.png"}

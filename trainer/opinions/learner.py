@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...networks import features
-from ...pictures import media
-from ..taste import Head, Scaling, fingerprint, read_features
+from ..networks import features
+from ..pictures import media
+from ..rewards.taste import Head, Scaling, fingerprint, read_features
 from .utility import Pair, Utility, fit, most_telling
 from .votes import Vote, standing
 

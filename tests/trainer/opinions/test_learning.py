@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.trainer import matching
+from comfyui_otca.trainer.opinions import latents, learning
 from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.kinds import PAIR, THUMB, Opinion, Picture
-from comfyui_otca.trainer.pairs import latents, learning
-from comfyui_otca.trainer.pairs.plan import Group, Item, Plan, Source
+from comfyui_otca.trainer.opinions.plan import Group, Item, Plan, Source
 from comfyui_otca.trainer.types import MatchingSettings, SamplerSettings
 
 SETTINGS = SamplerSettings(

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ....host import files
-from ....host.questions import Question, desk
-from ...families import given
-from ...pictures import media
-from ..server import png
+from ...host import files
+from ...host.questions import Question, desk
+from ..families import given
+from ..pictures import media
+from ..rewards.server import png
 from . import votes
 from .learner import Accuracy, Apprentice
 from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from comfyui_otca.trainer.networks import RewardError, features
+from comfyui_otca.trainer.opinions.learner import LEAST_VOTES, Accuracy, Learner
 from comfyui_otca.trainer.rewards.taste import Head, Scaling, read_features
-from comfyui_otca.trainer.rewards.vote.learner import LEAST_VOTES, Accuracy, Learner
 
 WIDTH = 8
 

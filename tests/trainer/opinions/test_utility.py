@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from comfyui_otca.trainer.rewards.vote.utility import STRENGTH, Utility, fit, most_telling, preferred
+from comfyui_otca.trainer.opinions.utility import STRENGTH, Utility, fit, most_telling, preferred
 
 
 def random_problem(seed=0, pictures=30, width=6, count=60):

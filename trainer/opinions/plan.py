@@ -22,14 +22,14 @@ from PIL import Image, ImageOps
 from ...host import json_files, paths
 from ...host.access import folders, opening, permissions
 from ...host.access.opening import shown
-from ..opinions.identity import picture_id, read_picture
-from ..opinions.kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
-from ..opinions.pairs import made_pairs, values_of
-from ..opinions.store import FILE as STORE
-from ..opinions.store import Store
 from ..pictures import media
 from ..types import FORMS
+from .identity import picture_id, read_picture
+from .kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
+from .pairs import made_pairs, values_of
 from .reading import PairError, PairFolder
+from .store import FILE as STORE
+from .store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from comfyui_otca.tests.trainer.rewards.conftest import images, tiny  # noqa: F401
+
 
 @pytest.fixture
 def folder_of(tmp_path):

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from ....host import json_lines
-from ....host.json_files import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
-from ....host.text import quoted
+from ...host import json_lines
+from ...host.json_files import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
+from ...host.text import quoted
 from .utility import Pair, fit
 
 logger = logging.getLogger(__name__)

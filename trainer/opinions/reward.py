@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ....host import paths
-from ....host.questions import desk
-from ....host.text import plain_name
-from ...networks import RewardError
-from ..base import GroupReward, Reward
-from ..http import HTTPReward
+from ...host import paths
+from ...host.questions import desk
+from ...host.text import plain_name
+from ..networks import RewardError
+from ..rewards.base import GroupReward, Reward
+from ..rewards.http import HTTPReward
 from .asking import VoteFolder, as_pictures
 
 NOBODY = (
@@ -75,7 +75,7 @@ class VoteReward(GroupReward):
         apprentice = None if self.server else self.folder.apprentice
         if apprentice is None or not apprentice.ready:
             return None
-        from ..taste import TasteReward
+        from ..rewards.taste import TasteReward
 
         with apprentice.busy:
             learned = TasteReward(self.name, apprentice.head(), coefficient=self.coefficient, held_out=self.held_out)

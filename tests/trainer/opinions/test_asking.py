@@ -12,9 +12,9 @@ from PIL import Image
 from comfyui_otca.host import stopping
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.host.questions import NotOpen, desk
+from comfyui_otca.trainer.opinions import votes
+from comfyui_otca.trainer.opinions.asking import VoteFolder, as_pictures
 from comfyui_otca.trainer.rewards import RewardError, reward_class
-from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, as_pictures
 
 BEST_IS_2 = {"kind": "order", "order": [[2], [0, 1]]}
 PROMPTS = ["a red circle"] * 3 + ["a blue square"] * 3

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from comfyui_otca.host.files import Damaged
-from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote, bradley_terry, group_scores, parse_answer
+from comfyui_otca.trainer.opinions import votes
+from comfyui_otca.trainer.opinions.votes import Answer, Vote, bradley_terry, group_scores, parse_answer
 
 A, B, C = (f"votes/{letter * 16}.png" for letter in "abc")
 PICK = Answer("order", ((0,), (1, 2), (3,)))

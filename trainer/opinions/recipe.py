@@ -16,11 +16,11 @@ from ...host import paths
 from ...host.text import plain_name
 from ..memory import needs
 from ..memory.case import TRIAL_CALLS
-from ..opinions.kinds import MOST_TAG, TAG
-from ..opinions.store import Store
 from ..types import MAKE_NODE, MATCHING_NODE, MODEL_NODES, PICTURES_NODE, RUN_NODE, SAVE_NODE, TRAJECTORY_NODES
 from ..workflow.graph import is_link
 from . import plan as plans
+from .kinds import MOST_TAG, TAG
+from .store import Store
 
 WORKFLOWS = paths.ASSETS.parent / "workflows" / "api"
 TEMPLATE = "my_pictures"
