@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from comfyui_otca.tests.trainer.rewards.conftest import images, tiny  # noqa: F401
+from comfyui_otca.tests.trainer.rewards.conftest import tiny  # noqa: F401
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_otca.trainer.networks import RewardError, features
 from comfyui_otca.trainer.opinions.learner import LEAST_VOTES, Accuracy, Learner
-from comfyui_otca.trainer.rewards.taste import Head, Scaling, read_features
+from comfyui_otca.trainer.rewards.taste import Head, Scaling
 
 WIDTH = 8
 
@@ -84,19 +84,6 @@ def test_it_is_sure_only_after_votes(learner):
     assert not learner.opinion(np.eye(2, WIDTH)).sure, "by few votes of nothing"
     learner.forget()
     assert taught(learner, 60).opinion(rows).certainty > 0.75
-
-
-def test_pictures_are_read_by_their_encoder(learner, images):
-    """Each layer's mean as transformers' own forward pass gives it."""
-    pixels = learner.network.processor(
-        [picture for picture in (images * 255).round().byte().numpy()], return_tensors="pt"
-    )
-    with torch.no_grad():
-        output = learner.network.model.vision_model(**pixels, output_hidden_states=True)
-    expected = torch.cat([*(output.hidden_states[number].mean(1) for number in (1, 2, 3)), output.pooler_output], 1)
-    assert read_features(learner.network, images) == pytest.approx(expected.double().numpy(), abs=1e-5)
-    alone = np.concatenate([read_features(learner.network, images[row : row + 1]) for row in range(3)])
-    assert alone == pytest.approx(expected.double().numpy(), abs=1e-4)
 
 
 # --- its file ---------------------------------------------------------------------------------------------------------
