@@ -75,7 +75,7 @@ def check_tuned(inside, family):
 
 def check_encoded(inside, family):
     found = inside.ask("encoded", family)
-    assert found["shapes"] and found["apart"] <= 1e-5 and found["spread"] > 0.01, found
+    assert found["shapes"] and found["apart"] <= 1e-5 and found["spread"] > 0.01 and found["texts"] in ([""], []), found
 
 
 CHECKS = {

@@ -87,10 +87,8 @@ def _try(model: NativeModel) -> None:
     """At the smallest size: a CLIP of another model shows only in how the network takes its embeddings."""
     try:
         trial.run(model, *model.smallest())
-    except torch.OutOfMemoryError:
-        raise  # which is no fault of the CLIP
-    except FlowModelError:
-        raise
+    except (torch.OutOfMemoryError, FlowModelError):
+        raise  # which are no fault of the CLIP
     except trial.MISFITS as error:
         kind = type(model.models[HIGH].model).__name__
         raise FlowModelError(

@@ -107,17 +107,17 @@ def _worst(family: str, dtype: str, form: str, stages: list, **changes) -> float
 def encoded(family: str) -> dict:
     """Pictures that the tiny autoencoder can make, encoded and decoded again: the largest error, and the latents' shape.
 
-    Two at once; of a video model videos too.
+    Two at once; of a video model videos too. And the prompts that were encoded before, to try the model.
     """
     model, generator = (made := make(family)).model, torch.Generator().manual_seed(8)
-    apart_by, shapes = 0.0, True
+    apart_by, shapes, texts = 0.0, True, [asked.text for asked in model._encodings._known]
     for frames in {1, made.tiny.frames}:
         shape = model.latent_shape(made.tiny.height, made.tiny.width, frames)
         images = model.decode(torch.randn((2, *shape), generator=generator) * 0.2)
         latents = model.encode(images)
         shapes &= latents.shape == (2, *shape)
         apart_by = max(apart_by, (model.decode(latents) - images).abs().max().item())
-    return {"apart": apart_by, "shapes": shapes, "spread": images.std().item()}
+    return {"apart": apart_by, "shapes": shapes, "spread": images.std().item(), "texts": texts}
 
 
 def sampler(family: str, forms: list[str]) -> dict:
