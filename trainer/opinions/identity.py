@@ -31,7 +31,10 @@ def picture_id(content: bytes) -> str:
 
 
 def pixels_id(pixels: np.ndarray) -> str:
-    """The same for uint8 pixels [H, W, 3]; begins with the digits that a folder of votes names the picture by."""
+    """The same for uint8 pixels [H, W, 3], or [F, H, W, 3] of a video.
+
+    SHA-256 of the shape in text, as `64x64x3`, a line break, and the raw bytes. A folder of votes has the first 16 digits.
+    """
     shape = "x".join(map(str, pixels.shape))
     return hashlib.sha256(f"{shape}\n".encode() + pixels.tobytes()).hexdigest()
 

@@ -14,7 +14,6 @@ asked about again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -30,6 +29,7 @@ import numpy as np
 from ...host import json_lines
 from ...host.json_files import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
 from ...host.text import quoted
+from .identity import pixels_id
 from .utility import Pair, fit
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ FILE, FOLDER = "votes.jsonl", "votes"
 VERSION = 1
 WITHDRAWN = "withdrawn"
 KINDS = ("order", "pair", "alike", "skip", WITHDRAWN)
-PICTURE = re.compile(rf"{FOLDER}/([0-9a-f]{{16}})\.(png|mp4)")
+PICTURE = re.compile(rf"{FOLDER}/[0-9a-f]{{16}}([0-9a-f]{{48}})?\.(png|mp4)")  # all of the digits, or their beginning
 # Prior on a picture's score in the Bradley-Terry model: with it an order without contradictions has finite scores too.
 PRIOR_STD = 1.0
 FIX = "correct or remove that line"
@@ -181,30 +181,18 @@ def _vote(row: Mapping[str, Any]) -> Vote:
 
 
 def picture_path(pixels: np.ndarray) -> str:
-    """Where a picture [H, W, 3] or a video [F, H, W, 3] of uint8 lies in a folder of votes, by the fingerprint of its pixels.
-
-    16 hexadecimal digits of the SHA-256 of the shape in text, as `64x64x3`, a line break, and the raw bytes.
-    """
-    shape = "x".join(map(str, pixels.shape))
-    digest = hashlib.sha256(f"{shape}\n".encode() + pixels.tobytes()).hexdigest()[:16]
-    return f"{FOLDER}/{digest}.{'mp4' if pixels.ndim == 4 else 'png'}"
+    """Where a picture [H, W, 3] or a video [F, H, W, 3] of uint8 lies in a folder of votes."""
+    return f"{FOLDER}/{pixels_id(pixels)[:16]}.{'mp4' if pixels.ndim == 4 else 'png'}"
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def bradley_terry(pairs: Sequence[Pair], count: int, prior_std: float = PRIOR_STD) -> list[float]:
-    """Scores s of `count` pictures, most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, prior_std²): their mean is 0.
-
-    Rounded, so that pictures of which the same is said have the same score.
-    """
-    return fit(np.eye(count), pairs, prior_std**2).mean.round(12).tolist()
-
-
 def group_scores(votes: Iterable[Vote], prompt: str, pictures: Sequence[str]) -> list[float | None]:
     """A score for each of the pictures of one prompt, from all standing votes on it about these or some of these.
 
-    None for a picture of which nothing is said.
+    Most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, PRIOR_STD²): their mean is 0. None for a picture of which nothing
+    is said.
     """
     number = {picture: place for place, picture in enumerate(pictures)}
     pairs = [
@@ -214,5 +202,6 @@ def group_scores(votes: Iterable[Vote], prompt: str, pictures: Sequence[str]) ->
         for better, worse in vote.pairs
     ]
     named = {place for pair in pairs for place in pair}
-    scores = bradley_terry(pairs, len(pictures))
+    # Rounded, so that pictures of which the same is said have the same score.
+    scores = fit(np.eye(len(pictures)), pairs, PRIOR_STD**2).mean.round(12).tolist()
     return [score if place in named else None for place, score in enumerate(scores)]

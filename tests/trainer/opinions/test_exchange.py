@@ -38,10 +38,6 @@ def test_a_picture_keeps_its_name_when_it_is_saved_again_without_loss():
         picture_id(b"no picture")
 
 
-def test_a_folder_of_votes_names_the_same_picture_by_the_same_digits():
-    assert votes.picture_path(PIXELS) == f"votes/{pixels_id(PIXELS)[:16]}.png"
-
-
 def test_what_is_exported_comes_in_elsewhere_once(tmp_path):
     here, there = Store(tmp_path / "here.sqlite"), Store(tmp_path / "there.sqlite")
     here.give(
