@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -218,6 +218,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         put_in_place(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def trim(paths: Iterable[Path], most_bytes: int) -> int:
+    """Removes the longest unused files until all of them together have at most so many bytes; returns how many they have."""
+    listed = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # another process was faster
+            state = os.lstat(path)
+            listed.append((state.st_mtime_ns, state.st_size, path))
+    total = sum(size for _, size, _ in listed)
+    for _, size, path in sorted(listed):
+        if total <= most_bytes:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+    return total
 
 
 def beside(path: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from ...host import paths
 from ...host.access import opening
 from ...host.access.folders import OURS
 from ...host.database import Connection, DatabaseError, OperationalError, open_database
-from ...host.files import Damaged, read_bytes, write_bytes
+from ...host.files import Damaged, read_bytes, trim, write_bytes
 from ...trainer.opinions.identity import pixels_id
 from ...trainer.pictures.media import upright
 from . import facts
@@ -327,7 +328,8 @@ class Index:
                     self._make_small(File(*row))
         if self.looked() and not self._trimmed:
             self._trimmed = True
-            self._trim()
+            small = itertools.takewhile(lambda _: not self._ended, (self.home / "small").glob("*/*"))
+            trim(small, MOST_SMALL_BYTES)
 
     def _write(self, file: File, **known: Any) -> None:
         """Writes down what is known of a picture, unless its file is another one by now."""
@@ -365,21 +367,6 @@ class Index:
     def _place(self, file: File) -> Path:
         name = hashlib.sha256(f"{file.id} {file.changed} {file.size}".encode()).hexdigest()[:32]
         return self.home / "small" / name[:2] / f"{name}.webp"
-
-    def _trim(self) -> None:
-        """Removes the oldest small pictures where there are too many."""
-        found = []
-        for path in (self.home / "small").glob("*/*"):
-            if self._ended:
-                return
-            with contextlib.suppress(OSError):
-                state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        room = MOST_SMALL_BYTES
-        for _, size, path in sorted(found, reverse=True):
-            room -= size
-            if room < 0:
-                path.unlink(missing_ok=True)
 
 
 def _is_damage(error: Exception) -> bool:

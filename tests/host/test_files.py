@@ -78,3 +78,11 @@ def test_a_file_in_use_is_neither_replaced_nor_removed(tmp_path, use):
             refused()
     del used
     os.replace(other, file)
+
+
+def test_the_longest_unused_files_go_until_the_others_have_room(tmp_path):
+    for age, name in enumerate("abcd"):
+        (tmp_path / name).write_bytes(bytes(10))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    assert files.trim(tmp_path.iterdir(), 25) == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

@@ -112,18 +112,6 @@ def test_where_no_folder_is_named_latents_are_in_the_gallery_s_and_not_in_whatev
     assert len(list((standing / "otca_gallery" / "latents").glob("*/*"))) == 6
 
 
-def test_latents_on_disk_have_a_largest_size_and_the_longest_unused_go_first(model, planned):
-    import os
-
-    learning.take(planned, model, SETTINGS, **HOW)
-    files = sorted(latents.paths.opinions_cache("latents").glob("*/*"))
-    for age, file in enumerate(files):
-        os.utime(file, (1000 - age, 1000 - age))
-    each = files[0].stat().st_size
-    assert latents.trim(3 * each) == 3 * each
-    assert [file.exists() for file in files] == [True] * 3 + [False] * 3
-
-
 def test_nobody_agrees_more_than_by_chance_before_training_and_it_rises_with_it(model, planned):
     """The held-out pair is trained on here, which shows that the measure moves as it should."""
     before = learning.agreement(model, planned, SETTINGS, 0)
