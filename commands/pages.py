@@ -160,7 +160,7 @@ def vote(arguments: argparse.Namespace) -> int:
     options.user_names(arguments.learn or None)
     folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
     # A damaged file, or an encoder that is not there, is said now, and not when the first picture comes.
-    before, _ = votes.standing(votes.read(folder.file)), folder.apprentice
+    before, _ = votes.standing(votes.read(folder.file)), folder.learner
     token = "" if is_loopback(arguments.host) else environment.read(VOTE_TOKEN) or secrets.token_urlsafe(24)
     shown = f"http://{arguments.host}:{arguments.port}"
     return _listen(

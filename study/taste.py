@@ -12,16 +12,16 @@ import numpy as np
 
 from ..host.files import read_bytes
 from ..host.text import quoted
-from ..trainer.networks import features
 from ..trainer.opinions import reading, votes
-from ..trainer.opinions.utility import Utility, fit, preferred
+from ..trainer.opinions.fit import Encoder, Fitted
+from ..trainer.opinions.pairs import FOLDS, connected, folds
+from ..trainer.opinions.utility import preferred
 from ..trainer.pictures.media import PICTURES, VIDEOS
 from ..trainer.prompts import rows
-from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
+from ..trainer.rewards.taste import Head, read_features
 from .scoring import batches, files_of
 from .statistics import clustered, table
 
-FOLDS = 5
 OTHERS = 16  # of the other side, that each liked or disliked picture is compared with
 BINS = 5  # of the calibration, from 0.5 to 1
 _FIX = "correct or remove that line"
@@ -139,15 +139,14 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
         raise ValueError(
             "no vote says that one picture is better than another. Fix: vote first, by Reward: Vote or otca vote"
         )
-    network = features.load(encoder, device)
-    folder = features.find(encoder)
-    rows = _features(network, list(dict.fromkeys(file for c in comparisons for file in c.files)), batch_size)
+    reader = Encoder(encoder, device)
+    rows = _features(reader.network, list(dict.fromkeys(file for c in comparisons for file in c.files)), batch_size)
     comparisons = [readable for c in comparisons if (readable := _restricted(c, rows.keys()))]
     if not comparisons:
         raise ValueError("no picture can be compared with another: too few can be read. Fix: name other pictures")
-    scaling, utility = _fitted(comparisons, rows)
     about = {"votes": len(comparisons), "pictures": len(rows), "pairs": sum(len(c.pairs()) for c in comparisons)}
-    return Head(scaling, utility.mean, folder.name, fingerprint(folder), about | held_out(comparisons, rows))
+    head = _fitted(comparisons, rows).head(reader, about | held_out(comparisons, rows))
+    return replace(head, encoder=reader.folder.name)
 
 
 def _features(network, files: Sequence[Path], batch_size: int) -> dict[Path, np.ndarray]:
@@ -159,11 +158,9 @@ def _features(network, files: Sequence[Path], batch_size: int) -> dict[Path, np.
     }
 
 
-def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Utility]:
-    scaling = Scaling.of([np.stack([rows[file] for file in comparison.files]) for comparison in comparisons])
-    number = {file: place for place, file in enumerate(rows)}
-    pairs = [(number[better], number[worse]) for comparison in comparisons for better, worse in comparison.pairs()]
-    return scaling, fit(scaling(np.stack([*rows.values()])), pairs)
+def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> Fitted:
+    pairs = [pair for comparison in comparisons for pair in comparison.pairs()]
+    return Fitted.to([comparison.files for comparison in comparisons], pairs, rows)
 
 
 # --- held out ---------------------------------------------------------------------------------------------------------
@@ -181,20 +178,19 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
         `calibration`, for bins of the probability of the predicted answer: mean probability, share that was right, count;
         `calibration_error`: the mean distance of the two, weighted by count. Empty if nothing is left to test.
     """
-    parts = _parts(comparisons)
-    folds = _folds(comparisons, parts)
+    parts = connected([comparison.files for comparison in comparisons])
     right: list[float] = []
     predicted: list[tuple[float, float]] = []
-    for fold in folds:
+    for fold in _folds(comparisons, parts):
         training = [r for c in comparisons if (r := _restricted(c, rows.keys() - fold))]
         test = [r for c in comparisons if (r := _restricted(c, fold))]
         if not training or not test:
             continue
-        scaling, utility = _fitted(training, {f: rows[f] for c in training for f in c.files})
+        fitted = _fitted(training, rows)
         units = [c.pairs() for c in test] if len(parts) >= FOLDS else [pick for c in test for pick in c.picks()]
         for pairs in units:
-            better, worse = (scaling(np.stack([rows[pair[side]] for pair in pairs])) for side in (0, 1))
-            probability = preferred(*utility.of(better - worse))
+            better, worse = (fitted.scaling(np.stack([rows[pair[side]] for pair in pairs])) for side in (0, 1))
+            probability = preferred(*fitted.utility.of(better - worse))
             right.append(float(((probability > 0.5) + 0.5 * (probability == 0.5)).mean()))
             predicted += [(max(p, 1 - p), float(p > 0.5)) for p in probability]
     return _summary(right, predicted) if right else {}
@@ -209,32 +205,22 @@ def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -
     return {"accuracy": asdict(clustered(right)), "calibration_error": error, "calibration": calibration}
 
 
-def _parts(comparisons: Sequence[Comparison]) -> list[set[Path]]:
-    """Sets of pictures that votes connect."""
-    parts: list[set[Path]] = []
-    for comparison in comparisons:
-        touched = [part for part in parts if not part.isdisjoint(comparison.files)]
-        parts = [part for part in parts if part not in touched]
-        parts.append(set(comparison.files).union(*touched))
-    return parts
-
-
 def _folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]]) -> list[set[Path]]:
     generator = random.Random(0)
     if len(parts) >= FOLDS:
         order = list(parts)
         generator.shuffle(order)
-        return [set().union(*order[fold::FOLDS]) for fold in range(FOLDS)]
-    folds: list[set[Path]] = [set() for _ in range(FOLDS)]
+        return [set().union(*fold) for fold in folds(order)]
+    spread: list[set[Path]] = [set() for _ in range(FOLDS)]
     placed: set[Path] = set()
     for comparison in comparisons:
         for level in comparison.order:  # so that every fold has pictures of every level
             files = [comparison.files[number] for number in level if comparison.files[number] not in placed]
             generator.shuffle(files)
             for place, file in enumerate(files, len(placed)):  # goes on where the level before ended
-                folds[place % FOLDS].add(file)
+                spread[place % FOLDS].add(file)
             placed.update(files)
-    return folds
+    return spread
 
 
 def _restricted(comparison: Comparison, files: Collection[Path]) -> Comparison | None:

@@ -17,11 +17,10 @@ from ...host.paths import ASSETS, votes_folder
 from ...host.text import quoted
 from ..requests import LARGEST_BODY, Check, Field, Refused, answered, body, count, optional, query, refusing, text, word
 from ..requests import NOTHING as NO_FIELDS
-from . import asking
 from .index import LAST_TIME, File, Index, content
 from .opinions import ABOUT, EXPORTED, Opinions
 from .selection import Selection
-from .taste import SAVE, Taste, score_of
+from .taste import SAVE, Taste, next_pairs, score_of
 
 MOST_IDS, LONGEST_ID = 200, 100  # of one request for details
 PAGE = ASSETS / "gallery.html"
@@ -145,7 +144,7 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         return opinions.say(gallery.index, **asked)
 
     def compared(skip: int) -> dict[str, Any]:
-        return {"pairs": asking.pairs(gallery.index, opinions, gallery.taste, skip)}
+        return {"pairs": next_pairs(gallery.index, opinions, gallery.taste, skip)}
 
     def taste(encoder: str) -> dict[str, Any]:
         return gallery.taste.told(gallery.index, encoder)

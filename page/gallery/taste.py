@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...host import files, paths
 from ...host.text import plain_name, quoted
+from ...trainer.opinions.kinds import PAIR
 from ...trainer.opinions.store import Store
 from ..requests import Field, Refused
 from .index import Index
-from .opinions import picture_row
+from .opinions import Opinions, picture_row
 
 if TYPE_CHECKING:
     from ...trainer.opinions.taste import ClickedTaste
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 OWN = "shapes-clip"  # what the pack brings; anybody's own encoder knows more of pictures
 BATCH = 16  # pictures that are looked at between two answers
 SAVE = {"name": Field(plain_name, required=True)}
+MOST_ASKED = 10  # pairs of one answer
+TRIES = 400
 _ENDINGS = range(2, 1000)
 
 
@@ -111,11 +115,7 @@ class Taste:
             state = self.store.state()
             if state != self._state:
                 agreement = self._clicked.agreement()
-                told = agreement and [
-                    agreement.mean,
-                    None if math.isnan(agreement.error) else agreement.error,
-                    agreement.pairs,
-                ]
+                told = agreement and [None if math.isnan(figure) else figure for figure in agreement]
                 self._told |= {"agreement": told, "problem": "", "pairs": self._clicked.pairs(), "least": LEAST}
                 self.scores = self._scored(list(self.scores)) if agreement else {}
                 self._state = state
@@ -146,3 +146,26 @@ def score_of(scores: Mapping[str, float], hash: str) -> float | None:
     """What is shown of a picture; None if nothing is known."""
     score = scores.get(hash, math.nan)
     return None if math.isnan(score) else score
+
+
+def next_pairs(gallery: Index, opinions: Opinions, taste: Taste, skip: int) -> list[dict[str, Any]]:
+    """{pair: two ids, prompt} of pairs that nothing was said about: those that tell most about the taste, if it was begun, else
+    any. `skip`: how many were passed over, so that others come.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for id, prompt, hash in gallery.rows("id, prompt, hash", "prompt != '' and hash != ''"):
+        groups.setdefault(prompt, {}).setdefault(hash, id)  # of doubles one
+    prompts = {hash: prompt for prompt, each in groups.items() for hash in each}
+    several = [list(each) for each in groups.values() if len(each) > 1]
+    said = {frozenset(opinion.pictures) for opinion in opinions.store.standing(PAIR)}
+    generator = random.Random(f"{len(said)} {skip}")
+    generator.shuffle(several)
+    found = taste.pairs(several[:MOST_ASKED], MOST_ASKED)[skip:]
+    for _ in range(TRIES if several and not found else 0):
+        one, other = generator.sample(generator.choice(several), 2)
+        if frozenset((one, other)) not in said | set(map(frozenset, found)):
+            found.append((one, other))
+    return [
+        {"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]}
+        for pair in found[:MOST_ASKED]
+    ]

@@ -12,6 +12,7 @@ from PIL import Image
 from comfyui_otca.__main__ import main
 from comfyui_otca.study import taste
 from comfyui_otca.study.taste import Comparison
+from comfyui_otca.trainer.opinions.pairs import connected
 from comfyui_otca.trainer.opinions.votes import Answer, Vote, append
 from comfyui_otca.trainer.rewards.taste import Head
 
@@ -154,9 +155,9 @@ def test_an_unreadable_picture_is_named_and_the_others_are_learned_from(tmp_path
 
 def test_votes_that_share_a_picture_are_held_out_together():
     chain = [Comparison((a, b), ((0,), (1,))) for a, b in (("a", "b"), ("c", "d"), ("b", "c"), ("e", "f"))]
-    assert sorted(map(sorted, taste._parts(chain))) == [["a", "b", "c", "d"], ["e", "f"]]
+    assert sorted(map(sorted, connected([one.files for one in chain]))) == [["a", "b", "c", "d"], ["e", "f"]]
     many = [Comparison((f"a{n}", f"b{n}"), ((0,), (1,))) for n in range(7)]
-    folds = taste._folds(many, taste._parts(many))
+    folds = taste._folds(many, connected([one.files for one in many]))
     assert sum(map(len, folds)) == 14 and all(
         ({f"a{n}", f"b{n}"} <= fold) == (f"a{n}" in fold) for fold in folds for n in range(7)
     )
@@ -165,7 +166,7 @@ def test_votes_that_share_a_picture_are_held_out_together():
 def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
     names = [f"p{n}" for n in range(20)]
     pairs = [Comparison(pair, ((0,), (1,))) for pair in itertools.combinations(names, 2)]
-    folds = taste._folds(pairs, taste._parts(pairs))
+    folds = taste._folds(pairs, connected([one.files for one in pairs]))
     assert [len(fold) for fold in folds] == [4] * 5 and set().union(*folds) == set(names)
     rows = {name: np.eye(20)[n] + n for n, name in enumerate(names)}
     assert taste.held_out(pairs, rows)["accuracy"]["count"] == 5 * 6  # the pairs within a fold

@@ -19,7 +19,8 @@ from ..families import given
 from ..pictures import media
 from ..rewards.server import png
 from . import votes
-from .learner import Accuracy, Apprentice
+from .fit import Encoder
+from .learner import Accuracy, Learner
 from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
 
 Score = float | None
@@ -60,19 +61,16 @@ class VoteFolder:
         return self.folder / FILE
 
     @functools.cached_property
-    def apprentice(self) -> Apprentice | None:
-        if not self.encoder:
-            return None
-        return Apprentice(self.folder, self.encoder)
+    def learner(self) -> Learner | None:
+        return Learner(Encoder(self.encoder), self.folder) if self.encoder else None
 
     def accuracy(self) -> Accuracy | None:
         """How many of all votes so far the head foretold; None if none learns."""
-        apprentice = self.apprentice
-        if apprentice is None:
+        if self.learner is None:
             return None
-        with apprentice.busy:
-            apprentice.learn(votes.read(self.file))
-            return apprentice.accuracy
+        with self.learner.busy:
+            self.learner.learn(votes.read(self.file))
+            return self.learner.accuracy
 
     def scores(
         self,
@@ -156,14 +154,15 @@ class VoteFolder:
     def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
         """Questions about groups without votes. Once enough is learned: only about groups that the learner is not sure of, with
         the few pictures whose order tells it most."""
-        apprentice = self.apprentice
-        if apprentice is None:
+        learner = self.learner
+        if learner is None:
             return [self._question(group, group.pictures) for group in groups]
-        with apprentice.busy:
-            apprentice.learn(said)
-            unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
-            shown = [apprentice.shown_of(group.pictures) for group in unsure]
-            learned = apprentice.report(len(groups) - len(unsure), len(groups))
+        with learner.busy:
+            learner.learn(said)
+            opinions = [learner.opinion_of(group.pictures) for group in groups]
+            unsure = [group for group, opinion in zip(groups, opinions, strict=True) if not (opinion and opinion.sure)]
+            shown = [learner.shown_of(group.pictures) for group in unsure]
+            learned = learner.report(len(groups) - len(unsure), len(groups))
         return [self._question(group, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
     def _question(self, group: Group, pictures: tuple[str, ...], learned: str = "") -> Question:
@@ -200,14 +199,14 @@ class VoteFolder:
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
         """Scores by the votes on the whole group; without one by the learned head, unless the pictures shown were not judged.
         None for each picture of a group that was not answered and of which the head is not sure."""
-        about, apprentice = group.about(said), self.apprentice
+        about, learner = group.about(said), self.learner
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)
-        if apprentice is None or whole or masked or len(group.pictures) < 2:
+        if learner is None or whole or masked or len(group.pictures) < 2:
             return votes.group_scores(about, group.prompt, group.pictures)
-        with apprentice.busy:
-            apprentice.learn(said)
-            opinion = apprentice.opinion_of(group.pictures)
+        with learner.busy:
+            learner.learn(said)
+            opinion = learner.opinion_of(group.pictures)
             if opinion is None or not (about or opinion.sure):
                 return [None] * len(group.pictures)
             return opinion.scores

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..networks import features
 from ..pictures import media
-from ..rewards.taste import Head, Scaling, fingerprint, read_features
-from .utility import Pair, Utility, fit, most_telling
+from ..rewards.taste import Head
+from .fit import Encoder, Fitted
+from .utility import Pair, most_telling, worth
 from .votes import Vote, standing
 
 logger = logging.getLogger(__name__)
@@ -65,36 +65,22 @@ class Opinion:
 class Learner:
     """Learns from votes what a person likes, by a linear head on a frozen encoder.
 
-    How it is used:
-
-        rows = read_features(learner.network, images)      # features [n, D] of pictures [n, H, W, 3]
-        learner.add(rows, vote.pairs)                  # every vote there is, and every new one
-        opinion = learner.opinion(rows)                # of a group: if it is sure, take its scores and ask nothing
-        numbers = learner.most_telling(rows, 4)        # else show these, and ask for the best; 2: a pair
-        learner.accuracy                               # for the panel: mean, low, high, votes
-
+    It is told of pictures by their features [n, D], or by their names in a folder of votes; of a video it sees the middle frame.
     Skipped and "all alike" votes have no pairs, and are not added. The head is fitted when it is next asked after an `add`.
-
-    Args:
-        encoder: a folder, the name of one, or a hub id in the local cache; see `features.find`.
-        device: auto, or a torch device.
-
-    Raises:
-        FileNotFoundError: the encoder was not found.
-        RewardError: its weights cannot be read.
     """
 
-    def __init__(self, encoder: str = "shapes-clip", device: str = "auto"):
-        self.folder: Path = features.find(encoder)
-        self.encoder = encoder
-        self.network = features.load(encoder, device)
+    def __init__(self, encoder: Encoder, folder: Path):
+        self.encoder, self.folder = encoder, folder
+        self.busy = threading.Lock()  # held by each caller that asks it anything
         self.forget()
 
     def forget(self) -> None:
-        self._seen: list[np.ndarray] = []  # features of the pictures of every vote
+        self._seen: list[range] = []  # the numbers of the pictures of every vote
+        self._rows: dict[int, np.ndarray] = {}  # their features
         self._pairs: list[Pair] = []
         self._right: list[float] = []
-        self._fitted: tuple[Scaling, Utility] | None = None
+        self._fitted: Fitted | None = None
+        self._learned: list[str] = []  # ids of votes
 
     def add(self, rows: np.ndarray, pairs: Sequence[Pair]) -> None:
         """Learns one vote on pictures [n, D]: the numbers of the better and the worse one of each pair, as `Answer.pairs`."""
@@ -103,8 +89,9 @@ class Learner:
         if self._pairs:
             scores = self.head().scores(rows)
             self._right.append(float(np.mean([scores[better] > scores[worse] for better, worse in pairs])))
-        first = sum(map(len, self._seen))
-        self._seen.append(rows)
+        first = len(self._rows)
+        self._rows |= enumerate(rows, first)
+        self._seen.append(range(first, len(self._rows)))
         self._pairs += [(first + better, first + worse) for better, worse in pairs]
         self._fitted = None
 
@@ -125,54 +112,32 @@ class Learner:
         """
         if not self._seen:
             raise ValueError("nothing is learned before the first vote. Fix: vote, then ask")
-        scaling, utility = self._fit()
-        about = {"votes": self.votes, "pairs": len(self._pairs)}
-        return Head(scaling, utility.mean, self.encoder, fingerprint(self.folder), about)
+        return self._fit().head(self.encoder, {"votes": self.votes, "pairs": len(self._pairs)})
 
     def opinion(self, rows: np.ndarray) -> Opinion:
         """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
-        rows, utility = self._prepared(rows)
-        mean, deviation = utility.differences(rows)
+        fitted = self._known(rows)
+        mean, deviation = fitted.differences(rows)
         # P(f > 0) of f ~ N(mean, deviation²); 0.5 if it is surely 0.
         known = torch.special.ndtr(torch.from_numpy(mean / np.maximum(deviation, 1e-12))).numpy()
         pairs = np.triu_indices(len(rows), 1)
         certainty = float(np.maximum(known, 1 - known)[pairs].mean()) if len(rows) > 1 else 1.0
         sure = certainty >= SURE and self.votes >= LEAST_VOTES
-        return Opinion((rows @ utility.mean).tolist(), certainty, sure)
+        return Opinion((fitted.scaling(rows) @ fitted.utility.mean).tolist(), certainty, sure)
 
     def most_telling(self, rows: np.ndarray, size: int = SHOWN) -> tuple[int, ...]:
         """The numbers of the pictures, at most `size`, of a group [n, D] whose pick tells most about the taste."""
-        rows, utility = self._prepared(rows)
-        return most_telling(*utility.differences(rows), size)
+        return most_telling(worth(*self._known(rows).differences(rows)), size)
 
-    def _fit(self) -> tuple[Scaling, Utility]:
+    def _fit(self) -> Fitted:
         if self._fitted is None:
-            scaling = Scaling.of(self._seen)
-            self._fitted = scaling, fit(scaling(np.concatenate(self._seen)), self._pairs)
+            self._fitted = Fitted.to(self._seen, self._pairs, self._rows)
         return self._fitted
 
-    def _prepared(self, rows: np.ndarray) -> tuple[np.ndarray, Utility]:
-        """The features as the head reads them, and what is known of their utility."""
-        if not self._seen:
-            return Scaling.of([rows])(rows), Utility.before(rows.shape[1])
-        scaling, utility = self._fit()
-        return scaling(rows), utility
+    def _known(self, rows: np.ndarray) -> Fitted:
+        return self._fit() if self._seen else Fitted.before(rows)
 
-
-class Apprentice(Learner):
-    """A learner of the votes in a folder, asked by the names of their pictures. It sees the middle frame of a video.
-
-    Args:
-        pictures: the folder.
-        encoder, device: see `Learner`.
-    """
-
-    def __init__(self, pictures: Path, encoder: str, device: str = "auto"):
-        super().__init__(encoder, device)
-        self.pictures = pictures
-        self.busy = threading.Lock()  # held by each caller that asks it anything
-        self._rows: dict[str, np.ndarray | None] = {}  # features of each picture; None if it cannot be read
-        self._learned: list[str] = []  # ids of votes
+    # --- by their names ---------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -184,7 +149,6 @@ class Apprentice(Learner):
         said = [vote for vote in standing(votes) if vote.pairs]
         if not set(self._learned) <= {vote.id for vote in said}:
             self.forget()
-            self._learned = []
         for vote in said:
             if vote.id in self._learned:
                 continue
@@ -197,10 +161,6 @@ class Apprentice(Learner):
         """What it thinks of one group; None if one of its pictures cannot be read."""
         rows = self.features_of(pictures)
         return None if rows is None else self.opinion(rows)
-
-    def is_sure(self, pictures: Sequence[str]) -> bool:
-        opinion = self.opinion_of(pictures)
-        return opinion is not None and opinion.sure
 
     def shown_of(self, pictures: Sequence[str]) -> tuple[str, ...]:
         """The pictures of a group that are shown: once enough is learned the few whose pick tells most, else all."""
@@ -217,17 +177,14 @@ class Apprentice(Learner):
         return f"{foretold}, and sure of {sure} of {groups} groups here."
 
     def features_of(self, pictures: Sequence[str]) -> np.ndarray | None:
-        for picture in pictures:
-            if picture not in self._rows:
-                self._rows[picture] = self._read(picture)
-        rows = [row for picture in pictures if (row := self._rows[picture]) is not None]
-        return np.stack(rows) if len(rows) == len(pictures) else None
+        rows = self.encoder.rows(pictures, self._read)
+        return np.stack([rows[picture] for picture in pictures]) if len(rows) == len(pictures) else None
 
     def _read(self, picture: str) -> np.ndarray | None:
         try:
-            pixels = media.read(self.pictures / picture)
+            pixels = media.read(self.folder / picture)
         except ValueError as error:
             logger.warning("%s; nothing is learned of votes on it", error)
             return None
         frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels
-        return read_features(self.network, torch.from_numpy(frame.copy())[None].float() / 255)[0]
+        return self.encoder.row(frame)

@@ -1,14 +1,17 @@
-"""Which picture is better than which, by thumbs and stars. Imports no torch."""
+"""Which picture is better than which, by thumbs and stars; and which choices are left out together. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from .kinds import STARS, THUMB, Opinion
 
+FOLDS = 5
 APART = 0.5  # between two values, from which one picture is better: one star of five
+T = TypeVar("T")
 
 
 def values_of(opinions: Iterable[Opinion]) -> dict[str, float]:
@@ -43,3 +46,25 @@ def made_pairs(
         couples = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
         pairs += [(better, worse) for better, worse in couples if values[better] - values[worse] >= APART]
     return pairs
+
+
+# --- what is left out -------------------------------------------------------------------------------------------------
+
+
+def folds(parts: Sequence[T]) -> list[Sequence[T]]:
+    """FOLDS lists of parts, each part in one of them."""
+    return [parts[fold::FOLDS] for fold in range(FOLDS)]
+
+
+def connected(groups: Sequence[Sequence[T]]) -> list[set[T]]:
+    """Sets of what groups connect; the one that the last group belongs to comes last."""
+    part_of: dict[T, set[T]] = {}
+    for group in groups:
+        touched = [part_of[name] for name in group if name in part_of]
+        part = max(touched, key=len, default=set())
+        for smaller in (group, *touched):
+            if smaller is not part:
+                part.update(smaller)
+                part_of |= dict.fromkeys(smaller, part)
+    latest_first = {id(part): part for group in reversed(groups) for part in [part_of[group[0]]]}
+    return [*latest_first.values()][::-1]

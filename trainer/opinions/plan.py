@@ -26,7 +26,7 @@ from ..pictures import media
 from ..types import FORMS
 from .identity import picture_id, read_picture
 from .kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
-from .pairs import made_pairs, values_of
+from .pairs import connected, made_pairs, values_of
 from .reading import PairError, PairFolder
 from .store import FILE as STORE
 from .store import Store
@@ -282,19 +282,13 @@ def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Ma
 def _holding(pairs: Sequence[Group], alone: Sequence[Group], there: Mapping, share: float) -> Callable[[Group], bool]:
     """Says whether a group is held out."""
     prompts = {group.prompt for group in (*pairs, *alone)}
-    joined = {name: name for name in there}  # of few prompts: pictures that were compared are on one side together
-
-    def first(name: str) -> str:
-        while joined[name] != name:
-            name = joined[name]
-        return name
-
-    for group in pairs:
-        low, high = sorted(first(item.picture) for item in (group.items[0], group.items[-1]))
-        joined[high] = low
+    # Of few prompts: pictures that were compared are on one side together, by the first of their names.
+    parts = connected([[item.picture for item in group.items] for group in pairs])
+    first = {name: least for part in parts for least in [min(part)] for name in part}
 
     def is_held(group: Group) -> bool:
-        unit = group.prompt if len(prompts) >= _PROMPTS else first(group.items[0].picture)
+        name = group.items[0].picture
+        unit = group.prompt if len(prompts) >= _PROMPTS else first.get(name, name)
         digest = hashlib.sha256(unit.encode(errors="surrogatepass")).digest()
         return int.from_bytes(digest[:8], "big") < share * 2**64
 

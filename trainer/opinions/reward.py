@@ -12,6 +12,7 @@ from ...host.text import plain_name
 from ..networks import RewardError
 from ..rewards.base import GroupReward, Reward
 from ..rewards.http import HTTPReward
+from ..rewards.taste import TasteReward
 from .asking import VoteFolder, as_pictures
 
 NOBODY = (
@@ -54,7 +55,7 @@ class VoteReward(GroupReward):
         super().__init__(name, **use)
         self.folder = VoteFolder(paths.votes_folder() / plain_name(votes), fps, encoder if learn else "")
         if learn and not url:
-            _ = self.folder.apprentice  # a wrong encoder is found now, and not after the first pictures
+            _ = self.folder.learner  # a wrong encoder is found now, and not after the first pictures
         asked = {"timeout": WEEK, "retries": RETRIES, "batch_size": 0, "token_variable": token_variable, "fps": fps}
         self.server = HTTPReward(name, url=url, **asked) if url else None
 
@@ -72,12 +73,10 @@ class VoteReward(GroupReward):
 
     def for_other_pictures(self) -> Reward | None:
         """What was learned, under the same name, once it is enough."""
-        apprentice = None if self.server else self.folder.apprentice
-        if apprentice is None or not apprentice.ready:
+        learner = None if self.server else self.folder.learner
+        if learner is None or not learner.ready:
             return None
-        from ..rewards.taste import TasteReward
-
-        with apprentice.busy:
-            learned = TasteReward(self.name, apprentice.head(), coefficient=self.coefficient, held_out=self.held_out)
+        with learner.busy:
+            learned = TasteReward(self.name, learner.head(), coefficient=self.coefficient, held_out=self.held_out)
         learned.bounds = self.bounds
         return learned

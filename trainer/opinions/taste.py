@@ -5,40 +5,26 @@ The prompt plays no part in a taste. So pictures of one prompt are compared firs
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
-from ...host import files, paths
+from ...host import paths
 from ..errors import standard_error
 from ..pictures import media
-from ..rewards.taste import Head, Scaling, fingerprint, read_features
+from ..rewards.taste import Head
+from .fit import Encoder, Fitted
 from .identity import read_picture
 from .kinds import PAIR, Opinion, Picture
-from .learner import Learner
-from .pairs import made_pairs, values_of
+from .latents import Kept
+from .pairs import FOLDS, folds, made_pairs, values_of
 from .store import Store
-from .utility import Utility, fit
+from .utility import most_telling, worth
 
-FOLDS = 5
 LEAST = 4  # pairs before which nothing is said
 _MOST_ASKED = 64  # pictures of a prompt among which the next pair is looked for
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt, and how many pairs."""
-
-    mean: float
-    error: float
-    pairs: int
 
 
 class ClickedTaste:
@@ -54,13 +40,12 @@ class ClickedTaste:
 
     def __init__(self, store: Store, encoder: str = "shapes-clip", device: str = "auto"):
         self.store = store
-        self._learner = Learner(encoder, device)
-        self._folder = paths.opinions_cache("features") / fingerprint(self._learner.folder)[:16]
-        self._rows: dict[str, np.ndarray | None] = {}
+        self._encoder = Encoder(encoder, device)
+        self._kept = Kept(paths.opinions_cache("features") / self._encoder.fingerprint[:16], "features")
         self._state = ""
         self._pairs: list[tuple[str, str]] = []
         self._prompts: dict[str, str] = {}
-        self._fitted: tuple[Scaling, Utility] | None = None
+        self._fitted: Fitted | None = None
         self._busy = threading.RLock()
 
     def pairs(self) -> int:
@@ -75,20 +60,21 @@ class ClickedTaste:
             self._learn()
             if self._fitted is None:
                 return None
-            scaling, utility = self._fitted
-            about = {"pairs": len(self._pairs)}
-            return Head(scaling, utility.mean, self._learner.encoder, fingerprint(self._learner.folder), about)
+            return self._fitted.head(self._encoder, {"pairs": len(self._pairs)})
 
     def scores(self, names: Iterable[str]) -> dict[str, float]:
         """What it would say of these pictures, in log-odds; without those that cannot be read. Empty before LEAST pairs."""
         with self._busy:
-            head, rows = self.head(), self._features(names)
+            head, rows = self.head(), self._rows(names)
             if head is None or not rows:
                 return {}
             return dict(zip(rows, head.scores(np.stack(list(rows.values()))).tolist(), strict=True))
 
-    def agreement(self) -> Agreement | None:
-        """By FOLDS parts of the prompts, each foretold by a head that was fitted to the others; None before LEAST pairs."""
+    def agreement(self) -> tuple[float, float, int] | None:
+        """How often a head that did not see them foretold pairs: mean, standard error clustered by prompt, and how many pairs.
+
+        By FOLDS parts of the prompts, each foretold by a head that was fitted to the others; None before LEAST pairs.
+        """
         with self._busy:
             self._learn()
             if self._fitted is None:
@@ -96,48 +82,44 @@ class ClickedTaste:
             units = [self._prompts[better] for better, _ in self._pairs]
             if len(set(units)) < FOLDS:  # of few prompts, parts of the pairs
                 units = [f"{better} {worse}" for better, worse in self._pairs]
-            number = {unit: place % FOLDS for place, unit in enumerate(dict.fromkeys(units))}
+            rows = self._rows(name for pair in self._pairs for name in pair)
             right, prompts = [], []
-            for fold in range(FOLDS):
-                seen = [pair for pair, unit in zip(self._pairs, units, strict=True) if number[unit] != fold]
-                tested = [pair for pair, unit in zip(self._pairs, units, strict=True) if number[unit] == fold]
+            for fold in map(set, folds(list(dict.fromkeys(units)))):
+                seen = [pair for pair, unit in zip(self._pairs, units, strict=True) if unit not in fold]
+                tested = [pair for pair, unit in zip(self._pairs, units, strict=True) if unit in fold]
                 if not seen or not tested:
                     continue
-                scaling, utility = self._fit(seen)
+                fitted = self._fit(seen)
                 for better, worse in tested:
-                    apart = (scaling(self._row(better)) - scaling(self._row(worse))) @ utility.mean
+                    apart = (fitted.scaling(rows[better]) - fitted.scaling(rows[worse])) @ fitted.utility.mean
                     right.append(0.5 if apart == 0 else float(apart > 0))
                     prompts.append(self._prompts[better])
             mean, error, _ = standard_error(right, prompts)
-            return Agreement(mean, error, len(right))
+            return mean, error, len(right)
 
     def next_pairs(self, groups: Sequence[Sequence[str]], count: int = 1) -> list[tuple[str, str]]:
         """The pairs to ask about next, which tell most about the taste, one of a group at most; fewer where nothing is left.
-
-        A choice between two tells about p·(1-p)·deviation²/2 nats, see `utility.most_telling`.
 
         Args:
             groups: the pictures of each prompt, by their ids. Pairs that were answered are not asked again.
         """
         with self._busy:
             self._learn()
-            told = []
+            best = []
             answered = {frozenset(opinion.pictures) for opinion in self.store.standing(PAIR)}
             for group in groups:
-                rows = self._features(list(dict.fromkeys(group))[:_MOST_ASKED])
+                rows = self._rows(list(dict.fromkeys(group))[:_MOST_ASKED])
                 if len(rows) < 2:
                     continue
                 names, values = list(rows), np.stack(list(rows.values()))
-                scaling, utility = self._fitted or (Scaling.of([values]), Utility.before(values.shape[1]))
-                mean, deviation = utility.differences(scaling(values))
-                worth = deviation**2 / (2 + 2 * np.cosh(mean.clip(-50, 50)))  # p·(1-p) of p = σ(mean)
-                pairs = [
-                    (worth[one, other], (names[one], names[other]))
-                    for one, other in itertools.combinations(range(len(names)), 2)
-                    if frozenset((names[one], names[other])) not in answered
-                ]
-                told += [max(pairs)] if pairs else []
-            return [pair for _, pair in sorted(told, reverse=True)[:count]]
+                worths = worth(*(self._fitted or Fitted.before(values)).differences(values))
+                # Of a picture and itself, too: that is a set of one.
+                done = [[len({a, b}) < 2 or frozenset((a, b)) in answered for b in names] for a in names]
+                worths[np.array(done)] = -1
+                first, second = most_telling(worths, 2)
+                if worths[first, second] >= 0:
+                    best.append((worths[first, second], (names[first], names[second])))
+            return [pair for _, pair in sorted(best, reverse=True)[:count]]
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -146,65 +128,36 @@ class ClickedTaste:
         if state == self._state:
             return
         opinions = self.store.standing()
-        names = dict.fromkeys(name for opinion in opinions for name in opinion.pictures)
-        known = self._features(names)
+        known = self._rows(name for opinion in opinions for name in opinion.pictures)
         pictures = self.store.pictures(known)
         self._prompts = {name: pictures.get(name, Picture(name)).prompt for name in known}
         self._pairs = _all_pairs(opinions, self._prompts)
         self._fitted = self._fit(self._pairs) if len(self._pairs) >= LEAST else None
         self._state = state
 
-    def _fit(self, pairs: Sequence[tuple[str, str]]) -> tuple[Scaling, Utility]:
+    def _fit(self, pairs: Sequence[tuple[str, str]]) -> Fitted:
         members: dict[str, dict[str, None]] = {}
-        for better, worse in pairs:
-            group = members.setdefault(self._prompts[better], {})
-            group |= {better: None, worse: None}
-        scaling = Scaling.of([np.stack([self._row(name) for name in group]) for group in members.values()])
-        names = list(dict.fromkeys(name for pair in pairs for name in pair))
-        number = {name: place for place, name in enumerate(names)}
-        rows = scaling(np.stack([self._row(name) for name in names]))
-        return scaling, fit(rows, [(number[better], number[worse]) for better, worse in pairs])
+        for pair in pairs:
+            members.setdefault(self._prompts[pair[0]], {}).update(dict.fromkeys(pair))
+        return Fitted.to(map(list, members.values()), pairs, self._rows(name for pair in pairs for name in pair))
 
     # --- features -------------------------------------------------------------------------------------------------
 
-    def _row(self, name: str) -> np.ndarray:
-        row = self._rows[name]
-        assert row is not None  # asked only of pictures that `_features` gave
-        return row
-
-    def _features(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+    def _rows(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Features by picture, in memory, else on disk, else computed; without those that cannot be read."""
-        names = list(dict.fromkeys(names))
-        missing = [name for name in names if name not in self._rows]
-        pictures = self.store.pictures(missing) if missing else {}
-        for name in missing:
-            self._rows[name] = self._read(pictures.get(name, Picture(name)))
-        return {name: row for name in names if (row := self._rows[name]) is not None}
+        return self._encoder.rows(names, self._read)
 
-    def _read(self, picture: Picture) -> np.ndarray | None:
-        file = self._folder / f"{picture.id}.safetensors"
-        try:
-            return load_file(file)["features"].astype(np.float64)
-        except (OSError, SafetensorError, KeyError):  # not there, or cut short
-            pass
-        try:
-            pixels = np.asarray(media.upright(read_picture(picture)))
-        except (OSError, ValueError):
-            return None
-        row = read_features(self._learner.network, torch.from_numpy(pixels.copy())[None].float() / 255)[0]
-        _keep(file, row.astype(np.float32))
-        return row.astype(np.float32).astype(np.float64)
-
-
-def _keep(file: Path, row: np.ndarray) -> None:
-    """Without a word if the disk is full: it can be computed again."""
-    aside = files.beside(file)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"features": row}, aside)
-        files.put_in_place(aside, file)
-    except (OSError, SafetensorError):
-        aside.unlink(missing_ok=True)
+    def _read(self, name: str) -> np.ndarray | None:
+        row = self._kept.read(name)
+        if row is None:
+            picture = self.store.pictures([name]).get(name, Picture(name))
+            try:
+                pixels = np.asarray(media.upright(read_picture(picture)))
+            except (OSError, ValueError):
+                return None
+            row = torch.from_numpy(self._encoder.row(pixels)).float()
+            self._kept.write(name, row)
+        return row.double().numpy()
 
 
 def _all_pairs(opinions: Sequence[Opinion], prompts: dict[str, str]) -> list[tuple[str, str]]:

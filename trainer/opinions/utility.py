@@ -86,17 +86,22 @@ def preferred(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -mean / np.sqrt(1 + math.pi * deviation**2 / 8)))
 
 
-def most_telling(mean: np.ndarray, deviation: np.ndarray, size: int) -> tuple[int, ...]:
-    """Numbers of the pictures to show, at most `size`, from the differences [N, N] of their utilities.
+def worth(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """How much a choice between two pictures tells, [N, N], from the differences of their utilities: p·(1-p)·deviation²/2 nats.
 
-    Choosing between two tells about p·(1-p)·deviation²/2 nats, where p = σ(mean): the first term of the mutual information
-    with w (Houlsby and others, 2011). The pair that tells most begins; then comes the picture whose least telling pair with
-    those shown tells most.
+    p = σ(mean); it is the first term of the mutual information with w (Houlsby and others, 2011), here without the half.
     """
     p = np.exp(-np.logaddexp(0, -mean))
-    told = p * (1 - p) * deviation**2
-    shown = [int(number) for number in np.unravel_index(told.argmax(), told.shape)]
-    while len(shown) < min(size, len(told)):
-        others = [number for number in range(len(told)) if number not in shown]
-        shown.append(max(others, key=lambda number: told[number, shown].min()))
+    return p * (1 - p) * deviation**2
+
+
+def most_telling(worths: np.ndarray, size: int) -> tuple[int, ...]:
+    """Numbers of the pictures to show, at most `size`, by how much each pair tells, [N, N].
+
+    The pair that tells most begins; then comes the picture whose least telling pair with those shown tells most.
+    """
+    shown = [int(number) for number in np.unravel_index(worths.argmax(), worths.shape)]
+    while len(shown) < min(size, len(worths)):
+        others = [number for number in range(len(worths)) if number not in shown]
+        shown.append(max(others, key=lambda number: worths[number, shown].min()))
     return tuple(shown)

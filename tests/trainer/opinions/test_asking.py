@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from comfyui_otca.host import stopping
-from comfyui_otca.host.files import Damaged
 from comfyui_otca.host.questions import NotOpen, desk
 from comfyui_otca.trainer.opinions import votes
 from comfyui_otca.trainer.opinions.asking import VoteFolder, as_pictures
@@ -106,20 +105,6 @@ def test_each_group_is_asked_and_scored_by_its_own_answer(folder, ask):
     assert folder.scores(pictures(3)[::-1], PROMPTS[:3], GROUPS[:3]) == scores[2::-1], "in another order"
 
 
-def test_after_a_stop_only_what_was_not_answered_is_asked_again(folder, ask, tmp_path):
-    waiting = ask(folder, pictures())
-    first, second = waiting.questions(2)
-    desk.answer(first.id, BEST_IS_2)
-    waiting.stop()
-    again = ask(VoteFolder(tmp_path / "votes"), pictures())  # as another process has it
-    (asked,) = again.questions(1)
-    assert (asked.id, asked.text) == (second.id, "a blue square"), "the same question has the same id"
-    desk.answer(asked.id, BEST_IS_2)
-    scores = again.end()
-    assert scores[2] > scores[0] and scores[5] > scores[3]
-    assert folder.scores(pictures(), PROMPTS, GROUPS) == scores, "and nothing is asked any more"
-
-
 def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder, ask):
     waiting = ask(folder, pictures())
     first, second = waiting.questions(2)
@@ -185,13 +170,6 @@ def test_a_vote_on_part_of_a_group_leaves_the_group_to_be_asked_about(folder, as
     assert low < middle < high, "by both votes"
 
 
-def test_a_damaged_file_is_named_before_anybody_is_asked(folder):
-    folder.folder.mkdir()
-    folder.file.write_text('{"version": 1}\n')
-    with pytest.raises(Damaged, match=r"votes.jsonl is damaged: line 1 has no 'id'.*Fix: correct or remove that line"):
-        folder.scores(pictures(2), ["p", "p"], [0, 0])
-
-
 def test_equal_samples_are_shown_once_and_what_cannot_be_shown_has_failed(folder, ask):
     images = torch.linspace(0, 1, 4)[:, None, None, None].expand(4, 4, 5, 3).clone()
     images[1, 0, 0, 0], images[3] = math.nan, images[0]
@@ -250,24 +228,17 @@ def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learn
     names = [learning._kept(pixels, 16.0) for pixels in shapes(3, 0)]
     (learning.folder / names[2]).write_bytes(b"no picture")
     first, wrong = vote(names[:2], 0), vote(names[1:], 0)
-    learning.apprentice.learn([first, wrong])
-    low, high = learning.apprentice.opinion_of(names[:2]).scores
-    assert low > high and learning.apprentice.votes == 1
+    learning.learner.learn([first, wrong])
+    low, high = learning.learner.opinion_of(names[:2]).scores
+    assert low > high and learning.learner.votes == 1
     assert names[2] in caplog.text and "cannot be read" in caplog.text
-    assert learning.apprentice.opinion_of(names) is None
-    learning.apprentice.learn([first, wrong, vote(names[:2], 1, first.id)])
-    low, high = learning.apprentice.opinion_of(names[:2]).scores
-    assert low < high and learning.apprentice.votes == 1
+    assert learning.learner.opinion_of(names) is None
+    learning.learner.learn([first, wrong, vote(names[:2], 1, first.id)])
+    low, high = learning.learner.opinion_of(names[:2]).scores
+    assert low < high and learning.learner.votes == 1
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # far too large a picture
     name = learning._kept(shapes(2, 1)[0], 16.0)
-    assert learning.apprentice.opinion_of([name]) is None and name in caplog.text
-
-
-def test_videos_are_kept_as_mp4(folder, ask):
-    clips = [np.full((4, 16, 16, 3), 60 * number, np.uint8) for number in range(2)]
-    (question,) = ask(folder, clips, ["p", "p"], [0, 0]).questions(1)
-    assert [path.suffix for path in question.pictures] == [".mp4", ".mp4"]
-    assert b"ftyp" in question.pictures[0].read_bytes()[:16]
+    assert learning.learner.opinion_of([name]) is None and name in caplog.text
 
 
 def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from comfyui_otca.trainer.networks import RewardError, features
+from comfyui_otca.trainer.opinions.fit import Encoder
 from comfyui_otca.trainer.opinions.learner import LEAST_VOTES, Accuracy, Learner
 from comfyui_otca.trainer.rewards.taste import Head, Scaling
 
@@ -18,7 +20,7 @@ WIDTH = 8
 
 @pytest.fixture
 def learner():
-    return Learner("shapes-clip", "cpu")
+    return Learner(Encoder("shapes-clip", "cpu"), Path())
 
 
 def groups(count, seed=0, size=6):
@@ -55,7 +57,7 @@ def test_it_learns_what_the_voter_likes(learner):
     assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
     # Its certainty is Φ(|mean| / deviation) of the difference of two pictures, by the error function.
     rows = groups(1, seed=2)[0][:2]
-    scaling, utility = learner._fit()
+    scaling, utility = learner._fit().scaling, learner._fit().utility
     difference = scaling(rows)[0] - scaling(rows)[1]
     covariance = utility.basis @ utility.covariance @ utility.basis.T
     covariance += utility.strength * (np.eye(WIDTH) - utility.basis @ utility.basis.T)

@@ -67,8 +67,8 @@ def test_it_learns_from_clicks_foretells_pictures_and_says_how_often_it_is_right
         say(gallery.store, "stars", dark, 1)
     for number, pair in enumerate(pairs[8:12]):  # one of each prompt: compared across prompts
         say(gallery.store, "thumb", pair[number % 2], 1 - 2 * (number % 2))
-    found = taste.agreement()
-    assert found.pairs == 10 and found.mean >= 0.9 and np.isfinite(found.error)
+    mean, error, count = taste.agreement()
+    assert count == 10 and mean >= 0.9 and np.isfinite(error)
     scores = taste.scores([*pairs[12], *pairs[13]])  # that it has not seen
     assert all(scores[bright] > scores[dark] for bright, dark in pairs[12:])
 
@@ -81,7 +81,7 @@ def test_what_it_learned_is_a_head_of_my_taste_and_features_are_computed_once(ga
     before = first.scores(pairs[0])
     first.head().save(tmp_path / "taste.safetensors")
     assert Head.load(tmp_path / "taste.safetensors").about == {"pairs": 5}
-    monkeypatch.setattr("comfyui_otca.trainer.opinions.taste.read_features", None)  # another process need not compute
+    monkeypatch.setattr("comfyui_otca.trainer.opinions.fit.read_features", None)  # another process need not compute
     assert ClickedTaste(gallery.store, "shapes-clip", "cpu").scores(pairs[0]) == before
 
 

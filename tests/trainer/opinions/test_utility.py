@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from comfyui_otca.trainer.opinions.utility import STRENGTH, Utility, fit, most_telling, preferred
+from comfyui_otca.trainer.opinions.utility import STRENGTH, Utility, fit, most_telling, preferred, worth
 
 
 def random_problem(seed=0, pictures=30, width=6, count=60):
@@ -123,12 +123,11 @@ def test_its_probabilities_are_those_of_the_answers():
 def test_what_tells_most_is_what_it_knows_least_of():
     # Before any vote the farthest pair, then the picture that is far from both: at 0, 1, 10 and, aside, 4.
     rows = np.array([[0.0, 0], [1.0, 0], [10.0, 0], [5.0, 4.0]])
-    before = Utility.before(2).differences(rows)
-    assert sorted(most_telling(*before, 2)) == [0, 2] and sorted(most_telling(*before, 3)) == [0, 2, 3]
-    assert sorted(most_telling(*before, 9)) == [0, 1, 2, 3]
+    before = worth(*Utility.before(2).differences(rows))
+    assert [sorted(most_telling(before, size)) for size in (2, 3, 9)] == [[0, 2], [0, 2, 3], [0, 1, 2, 3]]
     # By hand p·(1-p)·deviation²: 0.25 · 1 of a pair that may go either way, and 0.0025 · 9 of one whose answer is clear.
     mean, deviation = np.array([[0, 0, 6], [0, 0, 6], [-6, -6, 0.0]]), np.array([[0, 1, 3], [1, 0, 3], [3, 3, 0.0]])
-    assert sorted(most_telling(mean, deviation, 2)) == [0, 1]
+    assert sorted(most_telling(worth(mean, deviation), 2)) == [0, 1]
 
 
 def test_what_tells_most_agrees_with_the_mutual_information():
@@ -144,6 +143,5 @@ def test_what_tells_most_agrees_with_the_mutual_information():
     mean, deviation = found.differences(rows)
     p = 1 / (1 + np.exp(-(mean[..., None] + deviation[..., None] * nodes)))
     told = entropy(p @ weights) - entropy(p) @ weights
-    p = 1 / (1 + np.exp(-mean))
-    assert p * (1 - p) * deviation**2 / 2 == pytest.approx(told, rel=0.2, abs=1e-3)
-    assert told[most_telling(mean, deviation, 2)] > 0.9 * told.max()
+    assert worth(mean, deviation) / 2 == pytest.approx(told, rel=0.2, abs=1e-3)
+    assert told[most_telling(worth(mean, deviation), 2)] > 0.9 * told.max()

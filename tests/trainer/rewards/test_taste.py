@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.networks import RewardError
+from comfyui_otca.trainer.opinions.fit import Encoder
 from comfyui_otca.trainer.opinions.learner import Learner
 from comfyui_otca.trainer.rewards.taste import MyTaste, read_features
 
@@ -19,10 +21,10 @@ def taste(tmp_path_factory):
     """The file of a taste for red, learned from plain pictures."""
     colours = torch.rand(30, 1, 1, 3, generator=torch.Generator().manual_seed(0)).expand(30, 40, 40, 3).contiguous()
     red = colours[:, 0, 0, 0] - colours[:, 0, 0, 1:].mean(1)
-    learner = Learner("shapes-clip", "cpu")
+    learner = Learner(Encoder("shapes-clip", "cpu"), Path())
     for first in range(0, 30, 3):
         order = red[first : first + 3].argsort(descending=True).tolist()
-        rows = read_features(learner.network, colours[first : first + 3])
+        rows = read_features(learner.encoder.network, colours[first : first + 3])
         learner.add(rows, [*itertools.combinations(order, 2)])
     path = tmp_path_factory.mktemp("taste") / "red.safetensors"
     learner.head().save(path)
