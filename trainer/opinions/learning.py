@@ -1,4 +1,5 @@
-"""From opinions to the values that an update takes, and how often the trained model agrees with those that were held out."""
+"""From opinions to what an update takes: trajectories whose end is a given picture, and advantages of what is thought of them;
+and how often the trained model agrees with opinions that were held out."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from torch import Tensor
 
 from ...host import devices, distributed
 from ...host.access.opening import shown
+from ..advantages import of_pairs
 from ..credit.steps import plain
 from ..errors import standard_error
 from ..families.base import FlowModel
 from ..pictures import media
 from ..prompts import numbers_at
-from ..rewards.base import Reward
+from ..rewards.base import Reward, RewardError
+from ..rewards.overlap import Overlap
 from ..rollout import share_of, stream
-from ..types import Advantages, Prompts, SamplerSettings, Trajectories, place_of
+from ..types import OPINION, Advantages, Prompts, SamplerSettings, Scores, StepCredit, Trajectories, place_of
 from .latents import Latents
 from .plan import PAIRS, Group, Item, Plan, places
 from .reading import PairError
-from .trajectories import check_rewards, of_scores, on_lines
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ def take(
 ) -> tuple[Trajectories, Advantages]:
     """The opinions of iteration `index`: `count` pairs, each a group of two, or twice as many pictures, each a group of one.
 
-    Nothing is sampled, see `trajectories.on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's
+    Nothing is sampled, see `_on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's
     places.
 
     Args:
@@ -68,7 +70,11 @@ def take(
         RewardError: a reward that is not held out.
         ValueError: a size that the model cannot make, or a picture that went meanwhile.
     """
-    check_rewards(rewards)
+    if trained := [repr(reward.name) for reward in rewards if not reward.held_out]:
+        raise RewardError(
+            f"reward {', '.join(trained)}: pairs are learned from, and rewards only judge evaluations here. Fix: switch on "
+            "held_out on its node"
+        )
     started = time.perf_counter()
     model.come_back()
     model.latent_shape(settings.height, settings.width)
@@ -85,14 +91,70 @@ def take(
     )
     prompts = Prompts(tuple(group.prompt for group in groups), positions)
     of_rows = [row // each for row in share.rows]
-    trajectories = on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
+    trajectories = _on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
     trajectories = replace(trajectories, seconds=time.perf_counter() - started)
     liked = torch.tensor([(1 + item.value) / 2 for item in mine])
-    advantages = of_scores(trajectories, liked, rewards, _credit(trajectories, plan, items, settings))
+    advantages = _of_scores(trajectories, liked, rewards, _credit(trajectories, plan, items, settings))
     if index % CHECK_EVERY == 0 and plan.held_out:
         figures = agreement(model, plan, settings, seed)
         advantages = replace(advantages, metrics={**advantages.metrics, **figures})
     return trajectories, advantages
+
+
+def _on_lines(
+    model: FlowModel,
+    settings: SamplerSettings,
+    final: Tensor,
+    images: Tensor,
+    prompts: Prompts,
+    share: distributed.Share,
+    groups: Sequence[int],
+    seed: int,
+) -> Trajectories:
+    """Returns trajectories of the pictures with these latents [B, C, (F,) h, w], from the noise of their groups [B].
+
+    Nothing is sampled. x̂0 is the picture's latent, σ are the levels of a deterministic sampler, and all of them are trained.
+    The points between are those of the straight line x_σ = (1-σ)·x̂0 + σ·ε, with one ε for all of a group: an update that
+    noises x̂0 again does not look at them, and whatever does (the divergence from the reference, credit by similarity) sees the
+    points that the model was trained on, not where this policy would have gone.
+    """
+    sigmas = model.sigmas(settings)
+    noise = [torch.randn(final.shape[1:], generator=stream(seed, prompts.positions[group], 0)) for group in groups]
+    steps = len(sigmas) - 1
+    return Trajectories(
+        latents=torch.stack([(1 - sigma) * final + sigma * torch.stack(noise) for sigma in sigmas], 1),
+        final=final,
+        images=images,
+        sigmas=sigmas,
+        trained=tuple(range(steps)),
+        stds=(0.0,) * steps,
+        log_probs=torch.empty(len(final), 0),
+        groups=torch.tensor(groups),
+        share=share,
+        prompts=prompts.texts,
+        positions=prompts.positions,
+        settings=settings,
+        policy_version=model.policy.version,
+        sampled_with=model.policy.samples_with,
+        seed=seed,
+        model=model,
+        overlap=Overlap(),
+    )
+
+
+def _of_scores(trajectories: Trajectories, values: Tensor, rewards: Sequence[Reward], credit: StepCredit) -> Advantages:
+    """The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share."""
+    scores = Scores(
+        values=values[:, None],
+        names=(OPINION,),
+        coefficients=(1.0,),
+        groups=trajectories.groups,
+        held_out=torch.empty(len(values), 0),
+        held_out_names=(),
+        rewards=rewards,
+        prompts=trajectories.prompts,
+    )
+    return of_pairs(replace(distributed.whole(scores), plain=credit), credit)
 
 
 def agreement(model: FlowModel, plan: Plan, settings: SamplerSettings, seed: int) -> dict[str, float]:

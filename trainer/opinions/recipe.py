@@ -17,6 +17,7 @@ from ...host.text import plain_name
 from ..memory import needs
 from ..memory.case import TRIAL_CALLS
 from ..types import MAKE_NODE, MATCHING_NODE, MODEL_NODES, PICTURES_NODE, RUN_NODE, SAVE_NODE, TRAJECTORY_NODES
+from ..workflow import lineage
 from ..workflow.graph import is_link
 from . import plan as plans
 from .kinds import MOST_TAG, TAG
@@ -131,9 +132,9 @@ def _template(model: str) -> dict[str, dict]:
     sampler = next(entry["inputs"] for entry in theirs.values() if entry["class_type"] in TRAJECTORY_NODES)
     update = next(entry["inputs"] for entry in theirs.values() if "learning_rate" in entry["inputs"])
     ours = next(number for number, entry in graph.items() if entry["class_type"] in MODEL_NODES)
-    for number in _above(graph, ours):
+    for number in lineage.above(graph, ours).keys() - {ours}:
         del graph[number]
-    number_of = {number: str(100 + int(number)) for number in _above(theirs, maker)} | {maker: ours}
+    number_of = {number: str(100 + int(number)) for number in lineage.above(theirs, maker)} | {maker: ours}
     for number, new in number_of.items():
         entry = copy.deepcopy(theirs[number])
         entry["inputs"] = {
@@ -164,17 +165,6 @@ def _without_judges(graph: dict[str, dict], inputs: Mapping[str, Mapping[str, An
             name: value for name, value in entry["inputs"].items() if not (is_link(value) and value[0] in judges)
         } | inputs.get(entry["class_type"], {})
     return kept
-
-
-def _above(graph: Mapping[str, Mapping], number: str) -> set[str]:
-    """The nodes that a node needs, without itself."""
-    found: set[str] = set()
-    left = [number]
-    while left:
-        above = {value[0] for value in graph[left.pop()]["inputs"].values() if is_link(value)} - found
-        found |= above
-        left += above
-    return found
 
 
 def _memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:

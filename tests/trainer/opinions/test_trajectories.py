@@ -12,8 +12,8 @@ from PIL import Image
 from comfyui_otca.host import distributed
 from comfyui_otca.trainer.credit.gains import rewards_along
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.opinions import learning, trajectories
-from comfyui_otca.trainer.opinions.latents import Latents
+from comfyui_otca.trainer.opinions import learning
+from comfyui_otca.trainer.opinions.latents import Kept, Latents
 from comfyui_otca.trainer.opinions.plan import of_pairs
 from comfyui_otca.trainer.opinions.reading import PairError, read_folder
 from comfyui_otca.trainer.rewards.base import RewardError
@@ -126,7 +126,7 @@ def test_a_file_is_encoded_once(take, folder_of, load_model, monkeypatch):
 def test_the_longest_unused_latents_leave_main_memory(still_model, monkeypatch):
     held, encoded = Latents(still_model, (40, 40)), []
     monkeypatch.setattr("comfyui_otca.trainer.opinions.latents.MOST_MEMORY", 3 * 16)  # three latents of four numbers
-    monkeypatch.setattr(Latents, "_read", lambda self, name: None)  # as a disk that is full
+    monkeypatch.setattr(Kept, "read", lambda self, name: None)  # as a disk that is full
 
     def of(*names):
         def encode(rows):
@@ -147,7 +147,7 @@ def test_several_processes_take_their_rows_of_the_same_batch(take, folder_of, mo
     folder = folder_of()
     whole, _ = take(folder)
     monkeypatch.setattr(learning, "share_of", lambda model, total: distributed.Share(range(1, 3), total))
-    monkeypatch.setattr(trajectories.distributed, "whole", lambda value: value)
+    monkeypatch.setattr(learning.distributed, "whole", lambda value: value)
     part, advantages = take(folder)
     assert part.groups.tolist() == [0, 1] and part.prompts == whole.prompts
     torch.testing.assert_close(part.latents, whole.latents[1:3])
