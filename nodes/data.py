@@ -125,52 +125,61 @@ class PreferencePairs(Node):
         return complaint("folder", read_folder, folder) or True
 
     @classmethod
-    def IS_CHANGED(cls, folder="", prompt=None, **_):
-        from ..canvas import ownership
+    def state(cls, folder):
+        """Another one when what is learned from changes."""
         from ..trainer.opinions.reading import folder_state
 
-        return folder_state(folder), ownership.sampling_key(prompt)
+        return folder_state(folder)
+
+    def planned(self, folder, **_):
+        """(the plan of what is learned from, its form)."""
+        from ..trainer.opinions import plan, reading
+
+        return plan.of_pairs(reading.read_folder(folder)), plan.PAIRS
+
+    @classmethod
+    def IS_CHANGED(cls, folder="", prompt=None, **_):
+        from ..canvas import ownership
+
+        return cls.state(folder), ownership.sampling_key(prompt)
 
     @devices.outside_inference
-    def take(self, model, folder, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
-        from ..trainer.opinions import plan, reading
+    def take(self, model, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
+        from ..host import distributed
+        from ..trainer.opinions import learning
 
         model.make_room(prompt)
         settings = SamplerSettings.of_pairs(options)
         results.belongs(model, prompt, node_id, settings)
-        planned = plan.of_pairs(reading.read_folder(folder))
-        order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
-        return _learned(planned, model, settings, options, form=plan.PAIRS, **order)
+        planned, form = self.planned(**options)
+        taken, advantages = learning.take(
+            planned,
+            model,
+            settings,
+            form=form,
+            count=pairs_per_iteration,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
+            on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
+        )
+        return taken, advantages, advantages.scores, as_images(taken.images)
 
 
-def _learned(planned, model, settings, options, *, count, **how):
-    """What both nodes give: trajectories, advantages, scores and pictures of one iteration."""
-    from ..host import distributed
-    from ..trainer.opinions import learning
-
-    rewards = [options[name] for name in sorted(options) if name.startswith("reward_")]
-    steps = stopping.progress(len(distributed.share(2 * count).rows))
-    taken, advantages = learning.take(planned, model, settings, count=count, rewards=rewards, on_step=steps, **how)
-    return taken, advantages, advantages.scores, as_images(taken.images)
-
-
-class MyPictures(Node):
+class MyPictures(PreferencePairs):
     TITLE = "My Pictures"
-    CATEGORY = "OTCA/more"
     DESCRIPTION = (
         "Learns from what you think of pictures that are there already: thumbs, stars, pairs and regions of the gallery. "
         "Nothing is sampled."
     )
     SEARCH_ALIASES = ["gallery", "opinions", "thumbs", "stars", "dpo", "preference", "offline", "output folder", *TRAIN]
-    RETURN_TYPES = PreferencePairs.RETURN_TYPES
-    RETURN_NAMES = PreferencePairs.RETURN_NAMES
     OUTPUT_TOOLTIPS = (
         "The pictures' latents and noise levels. For Matching Step.",
         "How much each picture is liked, from -1 to 1; of a pair 1 and -1. At every noise level alike.",
         "The same as scores from 0 to 1, where a credit node and a fusion node should weigh the noise levels.",
         "The pictures as they are trained on.",
     )
-    FUNCTION = "take"
 
     REQUIRED = {
         "model": socket("OTCA_MODEL"),
@@ -202,7 +211,6 @@ class MyPictures(Node):
             "A reward that judges evaluations. Its switch held out has to be on: opinions are what is trained on."
         ),
     }
-    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, tag="", folder=""):
@@ -219,34 +227,14 @@ class MyPictures(Node):
         return super().WANTS(folder=folder)
 
     @classmethod
-    def IS_CHANGED(cls, folder="", prompt=None, **_):
-        from ..canvas import ownership
+    def state(cls, folder):
         from ..trainer.opinions.plan import source_state
 
-        return source_state(folder), ownership.sampling_key(prompt)
+        return source_state(folder)
 
-    @devices.outside_inference
-    def take(
-        self,
-        model,
-        learn_from,
-        pairs_per_iteration,
-        index,
-        shuffle,
-        seed,
-        tag="",
-        folder="",
-        held_out=0.2,
-        prompt=None,
-        node_id="",
-        **options,
-    ):
+    def planned(self, learn_from, tag="", folder="", held_out=0.2, **_):
         from ..trainer.opinions import plan
 
-        model.make_room()
-        settings = SamplerSettings.of_pairs(options)
-        results.belongs(model, prompt, node_id, settings)
         planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
         plan.say(planned.said)
-        order = {"count": pairs_per_iteration, "index": index, "shuffle": shuffle, "seed": seed}
-        return _learned(planned, model, settings, options, form=learn_from, **order)
+        return planned, learn_from

@@ -75,4 +75,4 @@ def test_what_a_stranger_links_into_the_folder_is_judged_too(model, folder_of, m
     assert (want.kind, want.what, want.input) == (permissions.READ, "", "folder")
     options = {"width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
     with pytest.raises(permissions.NotAllowed, match="lies in no folder that workflows may read"):
-        PreferencePairs().take(model, str(folder), 2, 0, True, 0, **options)
+        PreferencePairs().take(model, 2, 0, True, 0, folder=str(folder), **options)
