@@ -90,9 +90,15 @@ def opinion_of(row: Any) -> Opinion:
     own["time"] = ("a time", lambda value: value is None or (is_number(value) and value >= 0))
     check(row, dict, {"kind": (f"one of {', '.join(KINDS)}", lambda value: value in KINDS), "picture": _PICTURE, **own})
     kind, other, value = row["kind"], row.get("other", ""), row.get("value")
-    _OTHERS[kind](row["picture"], other)
-    if value is not None:
-        _VALUES[kind](value)
+    words, good = _OTHERS[kind]
+    if not good(other):
+        raise ValueError(f"has other = {quoted(other)}, {words}")
+    if kind == PAIR and other == row["picture"]:
+        raise ValueError("is a pair of a picture with itself")
+    if value is not None and kind == REGION:
+        _check_region(value)
+    elif value is not None and not _VALUES[kind][1](value):
+        raise ValueError(f"has value = {quoted(value)}, and {_VALUES[kind][0]}")
     if kind == REGION and not other:
         other = uuid.uuid4().hex
     given = {name: row[name] for name in ("id", "time") if row.get(name) is not None}
@@ -138,45 +144,29 @@ _MODELS = (
 # --- of each kind: what `other` and `value` must be -------------------------------------------------------------------
 
 
-def _no_other(picture: str, other: Any) -> None:
-    if other != "":
-        raise ValueError(f"has other = {quoted(other)}, which only pairs, regions and tags have")
+def _is_tag(other: Any) -> bool:
+    fits = isinstance(other, str) and 0 < len(other) <= MOST_TAG and other.isprintable()
+    return fits and other == other.strip()
 
 
-def _other_picture(picture: str, other: Any) -> None:
-    if not _is(_ID, other):
-        raise ValueError(f"has other = {quoted(other)}, and not the rejected picture's 64 hexadecimal digits")
-    if other == picture:
-        raise ValueError("is a pair of a picture with itself")
+_NO_OTHER = ("which only pairs, regions and tags have", lambda other: other == "")
+_OTHERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    THUMB: _NO_OTHER,
+    STARS: _NO_OTHER,
+    PAIR: ("and not the rejected picture's 64 hexadecimal digits", lambda other: _is(_ID, other)),
+    REGION: ("and not a region's 32 hexadecimal digits", lambda other: other == "" or _is(_NAME, other)),
+    TAG: (f"and not a line of 1 to {MOST_TAG} characters", _is_tag),
+}
+_TRUE = ("of a pair or a tag it is true, or null to take it away", lambda value: value is True)
+_VALUES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    THUMB: ("a thumb is 1 or -1", lambda value: type(value) is int and value in (1, -1)),
+    STARS: (f"stars are 1 to {MOST_STARS}", lambda value: type(value) is int and 1 <= value <= MOST_STARS),
+    PAIR: _TRUE,
+    TAG: _TRUE,
+}
 
 
-def _own_name(picture: str, other: Any) -> None:
-    if other != "" and not _is(_NAME, other):
-        raise ValueError(f"has other = {quoted(other)}, and not a region's 32 hexadecimal digits")
-
-
-def _tag(picture: str, other: Any) -> None:
-    fits = isinstance(other, str) and 0 < len(other.strip()) and len(other) <= MOST_TAG and other.isprintable()
-    if not fits or other != other.strip():
-        raise ValueError(f"has the tag {quoted(other)}, and not a line of 1 to {MOST_TAG} characters")
-
-
-def _thumb(value: Any) -> None:
-    if type(value) is not int or value not in (1, -1):
-        raise ValueError(f"has value = {quoted(value)}, and a thumb is 1 or -1")
-
-
-def _stars(value: Any) -> None:
-    if type(value) is not int or not 1 <= value <= MOST_STARS:
-        raise ValueError(f"has value = {quoted(value)}, and stars are 1 to {MOST_STARS}")
-
-
-def _true(value: Any) -> None:
-    if value is not True:
-        raise ValueError(f"has value = {quoted(value)}, and of a pair or a tag it is true, or null to take it away")
-
-
-def _region(value: Any) -> None:
+def _check_region(value: Any) -> None:
     check(value, dict, {"like": ("true or false", lambda like: isinstance(like, bool))})
     if set(value) == {"like", "box"}:
         box = value["box"]
@@ -197,16 +187,6 @@ def _mask(mask: Any) -> None:
         raise ValueError(f"has a mask whose runs are not whole numbers that add up to {places} places")
     if not sum(runs[1::2]):
         raise ValueError("has a mask without a place inside")
-
-
-_OTHERS: Mapping[str, Callable[[str, Any], None]] = {
-    THUMB: _no_other,
-    STARS: _no_other,
-    PAIR: _other_picture,
-    REGION: _own_name,
-    TAG: _tag,
-}
-_VALUES: Mapping[str, Callable[[Any], None]] = {THUMB: _thumb, STARS: _stars, PAIR: _true, REGION: _region, TAG: _true}
 
 
 def line(value: Picture | Opinion) -> str:

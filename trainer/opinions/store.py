@@ -17,7 +17,7 @@ from typing import Any
 from ...host.database import Connection, DatabaseError, OperationalError, open_database
 from ...host.errors import Expected
 from ...host.files import Damaged
-from .kinds import KINDS, PAIR, Opinion, Picture, opinion_of, picture_of
+from .kinds import PAIR, Opinion, Picture, opinion_of, picture_of
 
 FILE = "opinions.sqlite"
 SCHEMA = 1  # raised when the tables change; a newer one is refused
@@ -130,12 +130,6 @@ class Store:
             if open_file is None:
                 return {}
             return self._pictures(open_file, None if names is None else list(dict.fromkeys(names)))
-
-    def counts(self) -> dict[str, int]:
-        """How many opinions of each kind stand, and how many `pictures` they are about."""
-        standing = self.standing()
-        counts = {kind: sum(opinion.kind == kind for opinion in standing) for kind in KINDS}
-        return {**counts, "pictures": len({name for opinion in standing for name in opinion.pictures})}
 
     def count(self) -> int:
         """How many opinions were ever given, also those that count no more."""
