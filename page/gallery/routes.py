@@ -140,14 +140,8 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         said = opinions.of(found["hash"] for found in known.values())
         return {"pictures": {id: _shown(found, said, gallery.taste.scores) for id, found in known.items()}}
 
-    def say(**asked: Any) -> dict[str, Any]:
-        return opinions.say(gallery.index, **asked)
-
     def compared(skip: int) -> dict[str, Any]:
         return {"pairs": next_pairs(gallery.index, opinions, gallery.taste, skip)}
-
-    def taste(encoder: str) -> dict[str, Any]:
-        return gallery.taste.told(gallery.index, encoder)
 
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
@@ -180,14 +174,16 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
     routes.get("/otca/gallery/pairs")(served(compared, {"skip": count(0)}))
-    routes.get("/otca/gallery/taste")(served(taste, {"encoder": word("")}))
+    routes.get("/otca/gallery/taste")(
+        served(lambda encoder: gallery.taste.told(gallery.index, encoder), {"encoder": word("")})
+    )
     routes.get("/otca/gallery/opinions")(answered(exported))
     routes.get("/otca/gallery/pictures/{name}")(answered(picture))
     routes.get("/otca/gallery/small/{name}")(answered(small))
     routes.post("/otca/gallery/details")(served(details, DETAILS))
     routes.post("/otca/gallery/opinions")(served(lambda lines: opinions.take_in(lines.encode()), OPINIONS))
     routes.post("/otca/gallery/votes")(served(lambda: opinions.take_in_votes(votes_folder()), NO_FIELDS))
-    routes.post("/otca/gallery/say")(served(say, SAY))
+    routes.post("/otca/gallery/say")(served(lambda **asked: opinions.say(gallery.index, **asked), SAY))
     routes.post("/otca/gallery/workflow")(served(lambda **asked: workflow(opinions, gallery.index, **asked), WORKFLOW))
     routes.post("/otca/gallery/taste")(served(gallery.taste.save, SAVE))
 

@@ -125,7 +125,7 @@ class Taste:
             for begin in range(0, len(new), BATCH):
                 some = dict(new[begin : begin + BATCH])
                 known = gallery.details(list(some))
-                self.store.remember([picture_row(hash, known[id]) for id, hash in some.items() if id in known])
+                self.store.give([], [picture_row(hash, known[id]) for id, hash in some.items() if id in known])
                 # What cannot be read is not asked for again.
                 self.scores |= dict.fromkeys(some.values(), math.nan) | self._scored(some.values())
                 if self.store.state() != self._state:

@@ -187,7 +187,7 @@ def test_own_pictures_are_listed_and_copied_only_if_a_person_agrees(
         pixels = np.full((8, 8, 3), 20 * number, np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"private {number}.png")
         ids.append(pixels_id(pixels))
-        store.remember([{"id": ids[-1], "prompt": "a cat", "path": str(tmp_path / f"private {number}.png")}])
+        store.give([], [{"id": ids[-1], "prompt": "a cat", "path": str(tmp_path / f"private {number}.png")}])
     store.give(
         [{"kind": "pair", "picture": a, "other": b, "value": True} for a, b in zip(ids[::2], ids[1::2], strict=True)]
     )

@@ -81,24 +81,6 @@ def test_liked_and_disliked_pictures(tmp_path, capsys):
     assert about["accuracy"]["mean"] > 0.9 and about["accuracy"]["count"] == 12
 
 
-PAIR_FILES = [
-    ({"chosen": "r.png", "rejected": "b.png"}, {"chosen": "r2.png", "rejected": "b.png", "prompt": "x"}),
-    ({"image_0": "r.png", "image_1": "b.png", "label_0": 1}, {"image_0": "b.png", "image_1": "r2.png", "label_0": 0}),
-    ({"jpg_0": "r.png", "jpg_1": "b.png", "label_0": 1.0}, {"jpg_0": "b.png", "jpg_1": "r2.png", "label_0": 0.0}),
-]
-
-
-def test_pair_files(tmp_path):
-    for name in ("r.png", "r2.png", "b.png"):
-        picture(tmp_path / name, 100)
-    red, red2, blue = (tmp_path / name for name in ("r.png", "r2.png", "b.png"))
-    alike = {"image_0": "r.png", "image_1": "b.png", "label_0": 0.5}
-    for first, second in PAIR_FILES:
-        (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (first, second, alike))) + "\n")
-        found = taste.read_source(tmp_path / "p.jsonl")
-        assert [c.pairs() for c in found] == [[(red, blue)], [(red2, blue)]], first
-
-
 BAD_LINES = [
     ({"image_0": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
     ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),

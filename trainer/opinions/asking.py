@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,6 @@ class Group:
     pictures: tuple[str, ...]
     members: tuple[tuple[int, ...], ...]
     source: str = ""
-
-    def about(self, said: Sequence[Vote]) -> list[Vote]:
-        """Those of the votes that stand and are about these pictures, or some of them."""
-        of_prompt = [vote for vote in votes.standing(said) if vote.prompt == self.prompt]
-        return [vote for vote in of_prompt if set(vote.pictures) <= set(self.pictures)]
 
 
 class VoteFolder:
@@ -139,7 +134,7 @@ class VoteFolder:
 
     def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
         """Whether the standing votes cover every picture of a group; if a head learns from the votes, one vote is enough."""
-        shown = {picture for vote in group.about(said) for picture in vote.pictures}
+        shown = {picture for vote in votes.about(said, group.prompt, group.pictures) for picture in vote.pictures}
         return bool(shown) if self.encoder else shown == set(group.pictures)
 
     def _kept(self, pixels: np.ndarray, fps: float) -> str:
@@ -159,8 +154,8 @@ class VoteFolder:
             return [self._question(group, group.pictures) for group in groups]
         with learner.busy:
             learner.learn(said)
-            opinions = [learner.opinion_of(group.pictures) for group in groups]
-            unsure = [group for group, opinion in zip(groups, opinions, strict=True) if not (opinion and opinion.sure)]
+            judgements = [learner.judgement_of(group.pictures) for group in groups]
+            unsure = [group for group, judged in zip(groups, judgements, strict=True) if not (judged and judged.sure)]
             shown = [learner.shown_of(group.pictures) for group in unsure]
             learned = learner.report(len(groups) - len(unsure), len(groups))
         return [self._question(group, of, learned) for group, of in zip(unsure, shown, strict=True)]
@@ -174,42 +169,38 @@ class VoteFolder:
             id=question_id,
             text=prompt,
             pictures=[self.folder / picture for picture in pictures],
-            keep=self._keeper(question_id, prompt, pictures),
+            keep=functools.partial(self._keep, question_id, prompt, pictures),
             about={"learned": learned},
             source=self.folder / group.source if group.source else None,
         )
 
-    def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
-        """Returns a function that stores each answer to a question; it replaces the answer before, even of an earlier request."""
-
-        def keep(answer: Any) -> None:
-            parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))
-            if answer is not None and parsed.kind == WITHDRAWN:
-                raise ValueError(f"has the kind {WITHDRAWN!r}, by which nothing is said")
-            with self._writing:
-                before = self._last.get(question_id)
-                if answer is None and (before is None or before.answer.kind == WITHDRAWN):
-                    raise ValueError("takes back a vote that was not given")
-                vote = Vote(prompt, pictures, parsed, before.id if before else None)
-                votes.append(self.file, vote)
-                self._last[question_id] = vote
-
-        return keep
+    def _keep(self, question_id: str, prompt: str, pictures: tuple[str, ...], answer: Any) -> None:
+        """Stores an answer to a question; it replaces the answer before, even of an earlier request."""
+        parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))
+        if answer is not None and parsed.kind == WITHDRAWN:
+            raise ValueError(f"has the kind {WITHDRAWN!r}, by which nothing is said")
+        with self._writing:
+            before = self._last.get(question_id)
+            if answer is None and (before is None or before.answer.kind == WITHDRAWN):
+                raise ValueError("takes back a vote that was not given")
+            vote = Vote(prompt, pictures, parsed, before.id if before else None)
+            votes.append(self.file, vote)
+            self._last[question_id] = vote
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
         """Scores by the votes on the whole group; without one by the learned head, unless the pictures shown were not judged.
         None for each picture of a group that was not answered and of which the head is not sure."""
-        about, learner = group.about(said), self.learner
+        about, learner = votes.about(said, group.prompt, group.pictures), self.learner
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)
         if learner is None or whole or masked or len(group.pictures) < 2:
-            return votes.group_scores(about, group.prompt, group.pictures)
+            return votes.group_scores(about, group.pictures)
         with learner.busy:
             learner.learn(said)
-            opinion = learner.opinion_of(group.pictures)
-            if opinion is None or not (about or opinion.sure):
+            judgement = learner.judgement_of(group.pictures)
+            if judgement is None or not (about or judgement.sure):
                 return [None] * len(group.pictures)
-            return opinion.scores
+            return judgement.scores
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:

@@ -48,7 +48,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Opinion:
+class Judgement:
     """What the learner thinks of one group of n pictures.
 
     Attributes:
@@ -114,7 +114,7 @@ class Learner:
             raise ValueError("nothing is learned before the first vote. Fix: vote, then ask")
         return self._fit().head(self.encoder, {"votes": self.votes, "pairs": len(self._pairs)})
 
-    def opinion(self, rows: np.ndarray) -> Opinion:
+    def judgement(self, rows: np.ndarray) -> Judgement:
         """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
         fitted = self._known(rows)
         mean, deviation = fitted.differences(rows)
@@ -123,7 +123,7 @@ class Learner:
         pairs = np.triu_indices(len(rows), 1)
         certainty = float(np.maximum(known, 1 - known)[pairs].mean()) if len(rows) > 1 else 1.0
         sure = certainty >= SURE and self.votes >= LEAST_VOTES
-        return Opinion((fitted.scaling(rows) @ fitted.utility.mean).tolist(), certainty, sure)
+        return Judgement((fitted.scaling(rows) @ fitted.utility.mean).tolist(), certainty, sure)
 
     def most_telling(self, rows: np.ndarray, size: int = SHOWN) -> tuple[int, ...]:
         """The numbers of the pictures, at most `size`, of a group [n, D] whose pick tells most about the taste."""
@@ -157,10 +157,10 @@ class Learner:
                 self.add(rows, vote.pairs)
             self._learned.append(vote.id)
 
-    def opinion_of(self, pictures: Sequence[str]) -> Opinion | None:
+    def judgement_of(self, pictures: Sequence[str]) -> Judgement | None:
         """What it thinks of one group; None if one of its pictures cannot be read."""
         rows = self.features_of(pictures)
-        return None if rows is None else self.opinion(rows)
+        return None if rows is None else self.judgement(rows)
 
     def shown_of(self, pictures: Sequence[str]) -> tuple[str, ...]:
         """The pictures of a group that are shown: once enough is learned the few whose pick tells most, else all."""

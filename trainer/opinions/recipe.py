@@ -62,10 +62,6 @@ class Recipe:
     memory: int | None
     said: str
 
-    def minutes(self, seconds_per_forward: float) -> float:
-        """How long the updates take, by a measured time of one call for one picture."""
-        return self.forwards * seconds_per_forward / 60
-
 
 def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = "train") -> Recipe:
     """The workflow that learns from the opinions about these pictures. They get the tag; other pictures that had it lose it.

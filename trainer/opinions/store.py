@@ -59,7 +59,7 @@ class Store:
     # --- saying ---------------------------------------------------------------------------------------------------
 
     def give(self, rows: Iterable[Any], pictures: Iterable[Any] = ()) -> list[Opinion]:
-        """Keeps opinions, all of them or none, and what is known of their pictures; returns them once the disk has them.
+        """Keeps opinions, all of them or none, and what is known of pictures; returns them once the disk has them.
 
         Args:
             rows: each as `opinion_of` reads it; one that is kept already, by its id, is left as it is.
@@ -97,12 +97,6 @@ class Store:
             for row in rows:
                 open_file.execute("UPDATE opinions SET taken_back = ? WHERE id = ?", (time.time(), row[4]))
         return _opinion(rows[0]) if rows else None
-
-    def remember(self, pictures: Iterable[Any]) -> None:
-        """Keeps what is known of pictures, as `give` does."""
-        known = [picture_of(row) for row in pictures]
-        with self._writing() as open_file:
-            self._remember(open_file, known)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 

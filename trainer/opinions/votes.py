@@ -19,7 +19,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,18 +188,19 @@ def picture_path(pixels: np.ndarray) -> str:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def group_scores(votes: Iterable[Vote], prompt: str, pictures: Sequence[str]) -> list[float | None]:
-    """A score for each of the pictures of one prompt, from all standing votes on it about these or some of these.
+def about(votes: Iterable[Vote], prompt: str, pictures: Collection[str]) -> list[Vote]:
+    """Those of the votes that stand and are about these pictures of one prompt, or some of them."""
+    return [vote for vote in standing(votes) if vote.prompt == prompt and set(vote.pictures) <= set(pictures)]
 
-    Most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, PRIOR_STD²): their mean is 0. None for a picture of which nothing
-    is said.
+
+def group_scores(votes: Iterable[Vote], pictures: Sequence[str]) -> list[float | None]:
+    """A score for each of the pictures that these votes are about; None for one of which nothing is said.
+
+    Most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, PRIOR_STD²): their mean is 0.
     """
     number = {picture: place for place, picture in enumerate(pictures)}
     pairs = [
-        (number[vote.pictures[better]], number[vote.pictures[worse]])
-        for vote in standing(votes)
-        if vote.prompt == prompt and set(vote.pictures) <= number.keys()
-        for better, worse in vote.pairs
+        (number[vote.pictures[better]], number[vote.pictures[worse]]) for vote in votes for better, worse in vote.pairs
     ]
     named = {place for pair in pairs for place in pair}
     # Rounded, so that pictures of which the same is said have the same score.

@@ -7,6 +7,33 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.tests.trainer.rewards.conftest import tiny  # noqa: F401
+from comfyui_otca.trainer.opinions.identity import pixels_id
+from comfyui_otca.trainer.opinions.store import Store
+
+
+@pytest.fixture
+def gallery(tmp_path, monkeypatch):
+    """gallery(n, prompts, pixels by number): ids of n pictures, the prompts in turn, which the user's own store knows."""
+    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
+    random = np.random.default_rng(0)
+
+    def make(count, prompts=("a cat",), drawn=lambda number: random.integers(0, 256, (24, 40, 3), np.uint8)):
+        rows = []
+        for number in range(count):
+            pixels, path = drawn(number), tmp_path / f"{number}.png"
+            save(path, pixels)
+            size = {"width": pixels.shape[1], "height": pixels.shape[0]}
+            rows.append({"id": pixels_id(pixels), "prompt": prompts[number % len(prompts)], "path": str(path), **size})
+        make.store.give([], rows)
+        return [row["id"] for row in rows]
+
+    make.store, make.folder = Store(tmp_path / "opinions.sqlite"), tmp_path
+    return make
+
+
+def give_pairs(store, pairs):
+    """The first of each pair is better."""
+    store.give([{"kind": "pair", "picture": better, "other": worse, "value": True} for better, worse in pairs])
 
 
 @pytest.fixture

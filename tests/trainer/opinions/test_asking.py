@@ -229,16 +229,16 @@ def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learn
     (learning.folder / names[2]).write_bytes(b"no picture")
     first, wrong = vote(names[:2], 0), vote(names[1:], 0)
     learning.learner.learn([first, wrong])
-    low, high = learning.learner.opinion_of(names[:2]).scores
+    low, high = learning.learner.judgement_of(names[:2]).scores
     assert low > high and learning.learner.votes == 1
     assert names[2] in caplog.text and "cannot be read" in caplog.text
-    assert learning.learner.opinion_of(names) is None
+    assert learning.learner.judgement_of(names) is None
     learning.learner.learn([first, wrong, vote(names[:2], 1, first.id)])
-    low, high = learning.learner.opinion_of(names[:2]).scores
+    low, high = learning.learner.judgement_of(names[:2]).scores
     assert low < high and learning.learner.votes == 1
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # far too large a picture
     name = learning._kept(shapes(2, 1)[0], 16.0)
-    assert learning.learner.opinion_of([name]) is None and name in caplog.text
+    assert learning.learner.judgement_of([name]) is None and name in caplog.text
 
 
 def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_it_learns_what_the_voter_likes(learner):
     assert learner.accuracy.votes == 39 and learner.accuracy.low > 0.6
     clear, close = np.zeros((4, WIDTH)), np.zeros((4, WIDTH))
     clear[:, 0], close[:, 3] = [-30, -10, 10, 30], [-1, -0.5, 0.5, 1]
-    assert learner.opinion(clear).sure and not learner.opinion(close).sure, "of pictures far apart alone"
+    assert learner.judgement(clear).sure and not learner.judgement(close).sure, "of pictures far apart alone"
     assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
     # Its certainty is Φ(|mean| / deviation) of the difference of two pictures, by the error function.
     rows = groups(1, seed=2)[0][:2]
@@ -62,7 +62,7 @@ def test_it_learns_what_the_voter_likes(learner):
     covariance = utility.basis @ utility.covariance @ utility.basis.T
     covariance += utility.strength * (np.eye(WIDTH) - utility.basis @ utility.basis.T)
     ratio = abs(difference @ learner.head().weights) / (difference @ covariance @ difference) ** 0.5
-    assert learner.opinion(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
+    assert learner.judgement(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
 
 
 def test_each_vote_is_predicted_before_it_is_learned(learner):
@@ -77,15 +77,15 @@ def test_each_vote_is_predicted_before_it_is_learned(learner):
 
 def test_it_is_sure_only_after_votes(learner):
     rows = groups(1, seed=2)[0]
-    before = learner.opinion(rows)
+    before = learner.judgement(rows)
     assert before.scores == [0] * 6 and not before.sure and before.certainty == pytest.approx(0.5)
     with pytest.raises(ValueError, match="nothing is learned before the first vote"):
         learner.head()
     for _ in range(LEAST_VOTES - 1):
         learner.add(100 * np.eye(2, WIDTH), [(0, 1)])
-    assert not learner.opinion(np.eye(2, WIDTH)).sure, "by few votes of nothing"
+    assert not learner.judgement(np.eye(2, WIDTH)).sure, "by few votes of nothing"
     learner.forget()
-    assert taught(learner, 60).opinion(rows).certainty > 0.75
+    assert taught(learner, 60).judgement(rows).certainty > 0.75
 
 
 # --- its file ---------------------------------------------------------------------------------------------------------

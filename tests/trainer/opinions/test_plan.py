@@ -4,34 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from comfyui_otca.tests.trainer.opinions.conftest import give_pairs
 from comfyui_otca.trainer.opinions import plan
 from comfyui_otca.trainer.opinions.exchange import export_lines
-from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.kinds import Picture
 from comfyui_otca.trainer.opinions.plan import Item, places
 from comfyui_otca.trainer.opinions.reading import PairError
-from comfyui_otca.trainer.opinions.store import Store
-
-
-@pytest.fixture
-def gallery(tmp_path, monkeypatch):
-    """gallery(n, prompts): ids of n pictures, the prompts in turn, which the user's own store knows."""
-    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
-    store, random = Store(tmp_path / "opinions.sqlite"), np.random.default_rng(0)
-
-    def make(count, prompts=("a cat",)):
-        rows = []
-        for number in range(count):
-            pixels = random.integers(0, 256, (24, 40, 3), np.uint8)
-            path = tmp_path / f"{number}.png"
-            Image.fromarray(pixels).save(path)
-            prompt = prompts[number % len(prompts)]
-            rows.append({"id": pixels_id(pixels), "prompt": prompt, "path": str(path), "width": 40, "height": 24})
-        store.remember(rows)
-        return [row["id"] for row in rows]
-
-    make.store, make.folder = store, tmp_path
-    return make
 
 
 def thumbs(store, **values):
@@ -40,10 +18,6 @@ def thumbs(store, **values):
 
 def stars(store, names, values):
     store.give([{"kind": "stars", "picture": name, "value": value} for name, value in zip(names, values, strict=True)])
-
-
-def pair(store, chosen, rejected):
-    store.give([{"kind": "pair", "picture": chosen, "other": rejected, "value": True}])
 
 
 def made(form="pairs", held_out=0.0, **source):
@@ -56,7 +30,7 @@ def names(groups):
 
 def test_given_pairs_come_first_and_the_best_of_the_others_meets_the_worst(gallery):
     ids = gallery(8)
-    pair(gallery.store, ids[0], ids[1])
+    give_pairs(gallery.store, [ids[:2]])
     stars(gallery.store, ids[2:], [5, 1, 3, 4, 2, 3])
     assert names(made_least(gallery, "pairs")) == [(ids[0], ids[1]), (ids[2], ids[3]), (ids[5], ids[6])]
 
@@ -76,8 +50,7 @@ def test_pictures_alone_have_the_mean_of_their_thumb_and_stars(gallery):
     a, b, c, d, e, f = gallery(6)
     thumbs(gallery.store, **{a: 1, b: -1})
     stars(gallery.store, [a, c], [2, 3])
-    pair(gallery.store, d, e)
-    pair(gallery.store, e, f)
+    give_pairs(gallery.store, [(d, e), (e, f)])
     found = {group.items[0].picture: group.items[0].value for group in made("pictures").groups}
     assert found == {a: 0.25, b: -1.0, d: 1.0, f: -1.0}
 
@@ -94,8 +67,7 @@ def test_a_group_with_only_likes_has_no_pair_and_that_is_said_with_what_to_do(ga
 
 def test_pictures_that_are_gone_or_changed_are_left_out_and_counted(gallery):
     ids = gallery(12)
-    for better, worse in zip(ids[::2], ids[1::2], strict=True):
-        pair(gallery.store, better, worse)
+    give_pairs(gallery.store, zip(ids[::2], ids[1::2], strict=True))
     (gallery.folder / "0.png").unlink()
     Image.new("RGB", (40, 24)).save(gallery.folder / "3.png")
     found = made()
@@ -105,32 +77,27 @@ def test_pictures_that_are_gone_or_changed_are_left_out_and_counted(gallery):
 
 def test_a_moved_picture_is_found_again_once_its_new_path_is_known(gallery):
     ids = gallery(8)
-    for better, worse in zip(ids[::2], ids[1::2], strict=True):
-        pair(gallery.store, better, worse)
+    give_pairs(gallery.store, zip(ids[::2], ids[1::2], strict=True))
     (gallery.folder / "0.png").rename(gallery.folder / "new name.png")
-    gallery.store.remember([{"id": ids[0], "path": str(gallery.folder / "new name.png")}])
+    gallery.store.give([], [{"id": ids[0], "path": str(gallery.folder / "new name.png")}])
     assert len(made().groups) == 4
 
 
 def test_whole_prompts_are_held_out_and_a_further_opinion_moves_none(gallery):
     ids = gallery(80, [f"prompt {number}" for number in range(20)])
-    for number in range(20):
-        pair(gallery.store, ids[number], ids[number + 20])
+    give_pairs(gallery.store, zip(ids[:20], ids[20:40], strict=True))
     before = made(held_out=0.3)
     assert len(before.groups) + len(before.held_out) == 20 and 2 <= len(before.held_out) <= 12
     trained = {group.prompt for group in before.groups}
     assert not trained & {group.prompt for group in before.held_out}
-    for number in range(40, 60):
-        pair(gallery.store, ids[number], ids[number + 20])
+    give_pairs(gallery.store, zip(ids[40:60], ids[60:], strict=True))
     after = made(held_out=0.3)
     assert {group.prompt for group in after.groups} == trained and len(after.groups) == 2 * len(before.groups)
 
 
 def test_of_one_prompt_pictures_that_were_compared_stay_on_one_side(gallery):
     ids = gallery(60)
-    for number in range(0, 60, 3):
-        pair(gallery.store, ids[number], ids[number + 1])
-        pair(gallery.store, ids[number + 1], ids[number + 2])
+    give_pairs(gallery.store, [pair for n in range(0, 60, 3) for pair in (ids[n : n + 2], ids[n + 1 : n + 3])])
     found = made(held_out=0.4)
     sides = [{name for pair in names(groups) for name in pair} for groups in (found.groups, found.held_out)]
     assert not sides[0] & sides[1] and found.held_out
@@ -138,8 +105,7 @@ def test_of_one_prompt_pictures_that_were_compared_stay_on_one_side(gallery):
 
 def test_a_tag_chooses_and_a_folder_of_a_bundle_stands_for_the_gallery(gallery, monkeypatch):
     ids = gallery(10)
-    for better, worse in zip(ids[::2], ids[1::2], strict=True):
-        pair(gallery.store, better, worse)
+    give_pairs(gallery.store, zip(ids[::2], ids[1::2], strict=True))
     gallery.store.give([{"kind": "tag", "picture": name, "other": "mine", "value": True} for name in ids[:9]])
     assert len(made(tag="mine").groups) == 4
     with pytest.raises(PairError, match="no opinion about pictures with the tag 'other'"):
@@ -156,8 +122,7 @@ def test_a_tag_chooses_and_a_folder_of_a_bundle_stands_for_the_gallery(gallery, 
 
 def test_a_list_cannot_name_a_file_outside_of_its_folder(gallery, monkeypatch):
     ids = gallery(10)
-    for better, worse in zip(ids[::2], ids[1::2], strict=True):
-        pair(gallery.store, better, worse)
+    give_pairs(gallery.store, zip(ids[::2], ids[1::2], strict=True))
     inner = gallery.folder / "inner"
     inner.mkdir()
     lines = [row.replace(f"{gallery.folder}/", "../") for row in export_lines(gallery.store)]

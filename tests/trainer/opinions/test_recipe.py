@@ -1,37 +1,22 @@
 """Train on these: the workflow that is written, its cost, and that it is a graph that trains."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from comfyui_otca.tests.trainer.opinions.conftest import give_pairs
 from comfyui_otca.trainer.memory.case import TRIAL_CALLS
 from comfyui_otca.trainer.opinions import recipe
-from comfyui_otca.trainer.opinions.identity import pixels_id
 from comfyui_otca.trainer.opinions.reading import PairError
-from comfyui_otca.trainer.opinions.store import Store
 from comfyui_otca.trainer.workflow.running import Workflow
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(gallery):
     """Ten prompts with two pictures each, in pairs (ids in `store.ids`)."""
-    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
-    store, random, rows = Store(tmp_path / "opinions.sqlite"), np.random.default_rng(0), []
-    for number in range(20):
-        pixels = random.integers(0, 256, (16, 16, 3), np.uint8)
-        path = tmp_path / f"{number}.png"
-        Image.fromarray(pixels).save(path)
-        rows.append({"id": pixels_id(pixels), "prompt": f"prompt {number // 2}\nin two lines", "path": str(path)})
-    store.ids = [row["id"] for row in rows]
-    store.give(
-        [
-            {"kind": "pair", "picture": a, "other": b, "value": True}
-            for a, b in zip(store.ids[::2], store.ids[1::2], strict=True)
-        ],
-        rows,
-    )
-    return store
+    ids = gallery(20, [f"prompt {number // 2}\nin two lines" for number in range(20)])
+    gallery.store.ids = ids
+    give_pairs(gallery.store, zip(ids[::2], ids[1::2], strict=True))
+    return gallery.store
 
 
 def inputs(found, kind):
@@ -46,7 +31,6 @@ def test_the_workflow_of_chosen_pictures_by_their_tag_and_its_cost_by_hand(store
     assert (mine["tag"], mine["folder"], mine["learn_from"]) == ("train", "", "pairs")
     assert found.items + found.held_out == 7 and found.items >= 4
     assert (inputs(found, "TrainingRun")["iterations"], found.forwards) == (20, 20 * 16 * 4 * 4 + TRIAL_CALLS)
-    assert found.minutes(0.06) == pytest.approx(found.forwards * 0.06 / 60)
     assert "That is few" in found.said and "7 opinions" in found.said
     prompts = inputs(found, "TrainingRun")["evaluation_prompts"].split("\n")
     assert len(prompts) == 7 and all(prompt.endswith(" in two lines") for prompt in prompts)

@@ -89,8 +89,8 @@ def test_a_picture_may_have_several_regions_and_tags(store):
 
 
 def test_what_is_known_of_a_picture_is_added_to_and_survives_a_new_path(store):
-    store.remember([{"id": A, "prompt": "a cat", "path": "/x/a.png", "models": ["m"]}])
-    store.remember([{"id": A, "path": "/moved/b.png", "width": 8, "height": 4}])
+    store.give([], [{"id": A, "prompt": "a cat", "path": "/x/a.png", "models": ["m"]}])
+    store.give([], [{"id": A, "path": "/moved/b.png", "width": 8, "height": 4}])
     assert vars(store.pictures([A, B])[A]) == {
         "id": A,
         "prompt": "a cat",
@@ -174,7 +174,7 @@ def test_a_strangers_opinion_is_refused_in_one_short_line(store, row, wrong):
 )
 def test_a_strangers_picture_is_refused(store, name, value):
     with pytest.raises(ValueError, match=name) as refused:
-        store.remember([{"id": A, name: value}])
+        store.give([], [{"id": A, name: value}])
     assert len(str(refused.value)) < 300
 
 

@@ -2,37 +2,26 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from comfyui_otca.trainer.opinions.identity import pixels_id
+from comfyui_otca.tests.trainer.opinions.conftest import give_pairs
 from comfyui_otca.trainer.opinions.kinds import STARS, THUMB, Opinion
 from comfyui_otca.trainer.opinions.pairs import made_pairs, values_of
-from comfyui_otca.trainer.opinions.store import Store
 from comfyui_otca.trainer.opinions.taste import ClickedTaste
 from comfyui_otca.trainer.rewards.taste import Head
 
 
 @pytest.fixture
-def gallery(tmp_path, monkeypatch):
-    """gallery(n): (bright, dark) ids of n pairs of pictures, each pair of a prompt of its own."""
-    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
+def both(gallery):
+    """both(n): (bright, dark) ids of n pairs of pictures, each pair of a prompt of its own."""
     random = np.random.default_rng(0)
 
     def make(count):
-        both, rows = [], []
-        for number in range(count):
-            of = []
-            for level in (190, 60):
-                pixels = (level + random.integers(-40, 41, (40, 40, 3))).astype(np.uint8)
-                path = tmp_path / f"{len(rows)}.png"
-                Image.fromarray(pixels).save(path)
-                of.append(pixels_id(pixels))
-                rows.append({"id": of[-1], "prompt": f"prompt {number}", "path": str(path)})
-            both.append(tuple(of))
-        make.store.remember(rows)
-        return both
+        def drawn(number):
+            return ((60 if number % 2 else 190) + random.integers(-40, 41, (40, 40, 3))).astype(np.uint8)
 
-    make.store = Store(tmp_path / "opinions.sqlite")
+        ids = gallery(2 * count, [f"prompt {number // 2}" for number in range(2 * count)], drawn)
+        return list(zip(ids[::2], ids[1::2], strict=True))
+
     return make
 
 
@@ -56,12 +45,11 @@ def test_values_and_pairs_of_thumbs_and_stars_by_hand():
     assert made_pairs(values, {**dict.fromkeys("ad", "p"), **dict.fromkeys("bce", "q")}, {"e"}) == [("a", "d")]
 
 
-def test_it_learns_from_clicks_foretells_pictures_and_says_how_often_it_is_right(gallery):
-    pairs = gallery(14)
+def test_it_learns_from_clicks_foretells_pictures_and_says_how_often_it_is_right(gallery, both):
+    pairs = both(14)
     taste = ClickedTaste(gallery.store, "shapes-clip", "cpu")
     assert taste.head() is None and taste.scores(pairs[0]) == {} and taste.agreement() is None
-    for bright, dark in pairs[:4]:
-        say(gallery.store, "pair", bright, True, dark)
+    give_pairs(gallery.store, pairs[:4])
     for bright, dark in pairs[4:8]:
         say(gallery.store, "thumb", bright, 1)
         say(gallery.store, "stars", dark, 1)
@@ -73,10 +61,9 @@ def test_it_learns_from_clicks_foretells_pictures_and_says_how_often_it_is_right
     assert all(scores[bright] > scores[dark] for bright, dark in pairs[12:])
 
 
-def test_what_it_learned_is_a_head_of_my_taste_and_features_are_computed_once(gallery, tmp_path, monkeypatch):
-    pairs = gallery(5)
-    for bright, dark in pairs:
-        say(gallery.store, "pair", bright, True, dark)
+def test_what_it_learned_is_a_head_of_my_taste_and_features_are_computed_once(gallery, both, tmp_path, monkeypatch):
+    pairs = both(5)
+    give_pairs(gallery.store, pairs)
     first = ClickedTaste(gallery.store, "shapes-clip", "cpu")
     before = first.scores(pairs[0])
     first.head().save(tmp_path / "taste.safetensors")
@@ -85,22 +72,20 @@ def test_what_it_learned_is_a_head_of_my_taste_and_features_are_computed_once(ga
     assert ClickedTaste(gallery.store, "shapes-clip", "cpu").scores(pairs[0]) == before
 
 
-def test_a_taken_back_click_is_forgotten(gallery):
-    pairs = gallery(4)
-    for bright, dark in pairs:
-        say(gallery.store, "pair", bright, True, dark)
+def test_a_taken_back_click_is_forgotten(gallery, both):
+    pairs = both(4)
+    give_pairs(gallery.store, pairs)
     taste = ClickedTaste(gallery.store, "shapes-clip", "cpu")
     assert taste.head() is not None
     gallery.store.take_back()
     assert taste.head() is None
 
 
-def test_the_next_pair_was_not_answered_and_is_of_one_group(gallery, tmp_path):
-    pairs = gallery(6)
+def test_the_next_pair_was_not_answered_and_is_of_one_group(gallery, both, tmp_path):
+    pairs = both(6)
     taste = ClickedTaste(gallery.store, "shapes-clip", "cpu")
     assert len(taste.next_pairs(pairs, 3)) == 3  # before the first opinion too
-    for bright, dark in pairs[:4]:
-        say(gallery.store, "pair", bright, True, dark)
+    give_pairs(gallery.store, pairs[:4])
     asked = taste.next_pairs(pairs, 5)
     assert {frozenset(pair) for pair in asked} == {frozenset(pair) for pair in pairs[4:]}
     (tmp_path / "8.png").unlink()

@@ -28,12 +28,12 @@ def test_best_and_worst_say_five_things_of_four_pictures():
 
 def test_what_nothing_is_said_of_has_no_score():
     said = [vote(Answer("pair", ((1,), (0,))), (A, B))]
-    low, high, none = group_scores(said, "a red circle", [A, B, C])
+    low, high, none = group_scores(said, [A, B, C])
     # With s = (-a, a) and a prior of std 1 the slope is σ(-2a) - a, which is 0 at 0.3374.
     assert (low, high, none) == (pytest.approx(-high), pytest.approx(0.3374, abs=1e-4), None)
-    assert group_scores(said, "a blue square", [A, B, C]) == [None] * 3
-    assert group_scores(said, "a red circle", [A, C]) == [None] * 2, "a vote on pictures that are not of the group"
-    assert group_scores([vote(Answer("alike"), (A, B))], "a red circle", [A, B]) == [None] * 2
+    assert votes.about(said, "a red circle", [A, B, C]) == said and votes.about(said, "a blue square", [A, B, C]) == []
+    assert votes.about(said, "a red circle", [A, C]) == [], "a vote on pictures that are not of the group"
+    assert group_scores([vote(Answer("alike"), (A, B))], [A, B]) == [None] * 2
 
 
 def test_a_correction_replaces_and_a_withdrawal_takes_back():
@@ -42,7 +42,6 @@ def test_a_correction_replaces_and_a_withdrawal_takes_back():
     gone = vote(Answer("withdrawn"), (A, B), replaces=second.id)
     assert votes.standing([first, second]) == [second]
     assert votes.standing([first, second, gone]) == []
-    assert group_scores([first, second], "a red circle", [A, B])[1] > 0
 
 
 def test_a_vote_read_back_is_the_vote_that_was_written(tmp_path):
