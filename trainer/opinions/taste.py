@@ -116,7 +116,7 @@ class ClickedTaste:
                 # Of a picture and itself, too: that is a set of one.
                 done = [[len({a, b}) < 2 or frozenset((a, b)) in answered for b in names] for a in names]
                 worths[np.array(done)] = -1
-                first, second = most_telling(worths, 2)
+                first, second = sorted(most_telling(worths, 2))
                 if worths[first, second] >= 0:
                     best.append((worths[first, second], (names[first], names[second])))
             return [pair for _, pair in sorted(best, reverse=True)[:count]]
