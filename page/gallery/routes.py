@@ -20,7 +20,7 @@ from ..requests import NOTHING as NO_FIELDS
 from .index import LAST_TIME, File, Index, content
 from .opinions import ABOUT, EXPORTED, Opinions
 from .selection import Selection
-from .taste import SAVE, Taste, next_pairs, score_of
+from .taste import SAVE, Taste, score_of
 
 MOST_IDS, LONGEST_ID = 200, 100  # of one request for details
 PAGE = ASSETS / "gallery.html"
@@ -141,7 +141,7 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         return {"pictures": {id: _shown(found, said, gallery.taste.scores) for id, found in known.items()}}
 
     def compared(skip: int) -> dict[str, Any]:
-        return {"pairs": next_pairs(gallery.index, opinions, gallery.taste, skip)}
+        return {"pairs": gallery.taste.next_pairs(gallery.index, skip)}
 
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))

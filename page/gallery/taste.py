@@ -18,7 +18,7 @@ from ...trainer.opinions.kinds import PAIR
 from ...trainer.opinions.store import Store
 from ..requests import Field, Refused
 from .index import Index
-from .opinions import Opinions, picture_row
+from .opinions import picture_row
 
 if TYPE_CHECKING:
     from ...trainer.opinions.taste import ClickedTaste
@@ -72,11 +72,28 @@ class Taste:
             works = self._worker.is_alive()
         return {"encoder": self._encoder, "encoders": known, "scored": len(self.scores), "works": works, **self._told}
 
-    def pairs(self, groups: Iterable[Iterable[str]], count: int) -> list[tuple[str, str]]:
-        """The pairs that tell most about the taste; none before it was begun."""
-        if self._clicked is None:
-            return []
-        return self._clicked.next_pairs([list(group) for group in groups], count)
+    def next_pairs(self, gallery: Index, skip: int) -> list[dict[str, Any]]:
+        """{pair: two ids, prompt} of pairs that nothing was said about: those that tell most about the taste.
+
+        Any before the taste was begun. `skip`: how many were passed over, so that others come.
+        """
+        groups: dict[str, dict[str, str]] = {}
+        for id, prompt, hash in gallery.rows("id, prompt, hash", "prompt != '' and hash != ''"):
+            groups.setdefault(prompt, {}).setdefault(hash, id)  # of doubles one
+        prompts = {hash: prompt for prompt, each in groups.items() for hash in each}
+        several = [list(each) for each in groups.values() if len(each) > 1]
+        said = {frozenset(opinion.pictures) for opinion in self.store.standing(PAIR)}
+        generator = random.Random(f"{len(said)} {skip}")
+        generator.shuffle(several)
+        found = self._clicked.next_pairs(several[:MOST_ASKED], MOST_ASKED)[skip:] if self._clicked else []
+        for _ in range(TRIES if several and not found else 0):
+            one, other = generator.sample(generator.choice(several), 2)
+            if frozenset((one, other)) not in said | set(map(frozenset, found)):
+                found.append((one, other))
+        return [
+            {"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]}
+            for pair in found[:MOST_ASKED]
+        ]
 
     def save(self, name: str) -> dict[str, str]:
         """Writes the taste as a new file for *Reward: My Taste*, and says how that names it.
@@ -146,26 +163,3 @@ def score_of(scores: Mapping[str, float], hash: str) -> float | None:
     """What is shown of a picture; None if nothing is known."""
     score = scores.get(hash, math.nan)
     return None if math.isnan(score) else score
-
-
-def next_pairs(gallery: Index, opinions: Opinions, taste: Taste, skip: int) -> list[dict[str, Any]]:
-    """{pair: two ids, prompt} of pairs that nothing was said about: those that tell most about the taste, if it was begun, else
-    any. `skip`: how many were passed over, so that others come.
-    """
-    groups: dict[str, dict[str, str]] = {}
-    for id, prompt, hash in gallery.rows("id, prompt, hash", "prompt != '' and hash != ''"):
-        groups.setdefault(prompt, {}).setdefault(hash, id)  # of doubles one
-    prompts = {hash: prompt for prompt, each in groups.items() for hash in each}
-    several = [list(each) for each in groups.values() if len(each) > 1]
-    said = {frozenset(opinion.pictures) for opinion in opinions.store.standing(PAIR)}
-    generator = random.Random(f"{len(said)} {skip}")
-    generator.shuffle(several)
-    found = taste.pairs(several[:MOST_ASKED], MOST_ASKED)[skip:]
-    for _ in range(TRIES if several and not found else 0):
-        one, other = generator.sample(generator.choice(several), 2)
-        if frozenset((one, other)) not in said | set(map(frozenset, found)):
-            found.append((one, other))
-    return [
-        {"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]}
-        for pair in found[:MOST_ASKED]
-    ]

@@ -31,8 +31,11 @@ class Encoder:
     def __init__(self, name: str, device: str = "auto"):
         self.name, self.folder = name, features.find(name)
         self.network = features.load(name, device)
-        self.fingerprint = fingerprint(self.folder)
         self._rows: dict[str, np.ndarray | None] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.folder)
 
     def row(self, pixels: np.ndarray) -> np.ndarray:
         """Features [D] of one picture of uint8 [H, W, 3]."""

@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ...host import files
-from ...host.access import opening
+from ...host.access import opening, permissions
 from ..pictures import media
 from .kinds import Picture
-
-MOST_BYTES = 64 * 1024**2  # of a picture's file
 
 
 def picture_id(content: bytes) -> str:
@@ -42,7 +40,7 @@ def pixels_id(pixels: np.ndarray) -> str:
 def read_picture(picture: Picture) -> bytes:
     """The file at a picture's path, whatever it holds by now. Raises OSError or ValueError if it cannot be read."""
     opening.check_name(picture.path)  # a list of a stranger's may have been imported
-    content = files.read_bytes(Path(picture.path), MOST_BYTES) if picture.path else None
+    content = files.read_bytes(Path(picture.path), permissions.MOST_PICTURE_BYTES) if picture.path else None
     if content is None:
         raise FileNotFoundError(picture.path)
     return content

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..types import FORMS
 from .identity import picture_id, read_picture
 from .kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
 from .pairs import connected, made_pairs, values_of
-from .reading import PairError, PairFolder
+from .reading import MOST_LIST_BYTES, PairError, PairFolder
 from .store import FILE as STORE
 from .store import Store
 
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 FILE = "opinions.jsonl"
 PAIRS, PICTURES = FORMS
-MOST_LIST_BYTES, MOST_PICTURE_BYTES = 64 * 1024**2, 64 * 1024**2
 LEAST, FEW = 4, 20  # pairs or pictures to train on: with fewer nothing is trained; below FEW that is said
 OWN = "the opinions that you gave in the gallery"
 _PROMPTS = 5  # from so many on whole prompts are held out; of fewer, pictures
@@ -115,7 +114,7 @@ def read_source(folder: str, tag: str = "") -> Source:
     if not opinions:
         which = f" about pictures with the tag {shown(tag)}" if tag else ""
         raise PairError(f"{source.name} has no opinion{which}. Fix: open Pictures in the sidebar, and give some")
-    return Source(source.name, opinions, source.pictures, source.read)
+    return replace(source, opinions=opinions)
 
 
 def source_state(folder: str) -> str:
@@ -164,9 +163,11 @@ def _listed(path: Path, state: str) -> Source:
                 opinions.append(opinion_of(row.get("opinion")))
         except ValueError as error:
             raise PairError(f"{path / FILE}, line {number} {error}. Fix: correct or remove that line") from error
-    return Source(
-        str(path), tuple(opinions), pictures, lambda picture: folders.read_below(path, picture.path, MOST_PICTURE_BYTES)
-    )
+
+    def read(picture: Picture) -> bytes:
+        return folders.read_below(path, picture.path, permissions.MOST_PICTURE_BYTES)
+
+    return Source(str(path), tuple(opinions), pictures, read)
 
 
 # --- what they teach --------------------------------------------------------------------------------------------------
@@ -196,10 +197,10 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
         on_picture()
         picture = source.pictures.get(name, Picture(name))
         if (size := _size(source, picture)) is not None:
-            there[name] = Picture(name, picture.prompt, picture.path, picture.models, *size)
+            there[name] = replace(picture, width=size[0], height=size[1])
     opinions = [opinion for opinion in source.opinions if all(name in there for name in opinion.pictures)]
     gone = len(source.opinions) - len(opinions)
-    source = Source(source.name, tuple(opinions), there, source.read)
+    source = replace(source, opinions=tuple(opinions), pictures=there)
     values, regions = values_of(opinions), _regions(opinions)
     as_pairs = _pairs(opinions, there, values, regions)
     alone = _alone(opinions, there, values, regions)

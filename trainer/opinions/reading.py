@@ -32,7 +32,7 @@ SIDES = (("w", "l"), ("chosen", "rejected"))  # folders of the better pictures, 
 WHY = permissions.PAIRS
 CHOSEN, REJECTED = "chosen", "rejected"
 SCORED = (("image_0", "image_1"), ("jpg_0", "jpg_1"))  # of rows that say by label_0 which one is better
-MOST_LIST_BYTES, MOST_PICTURE_BYTES = 64 * 1024**2, 64 * 1024**2
+MOST_LIST_BYTES = 64 * 1024**2
 
 
 class PairError(Expected, ValueError):
@@ -74,7 +74,7 @@ class PairFolder:
             PairError: names the line and the file.
         """
         try:
-            return opening.in_time(lambda: folders.read_below(self.path, name, MOST_PICTURE_BYTES))
+            return opening.in_time(lambda: folders.read_below(self.path, name, permissions.MOST_PICTURE_BYTES))
         except (OSError, opening.Refused) as error:
             raise self.error(pair, name, str(getattr(error, "strerror", None) or error)) from error
 

@@ -11,7 +11,6 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes.data import PreferencePairs
 from comfyui_otca.study import taste
-from comfyui_otca.trainer.opinions import reading
 from comfyui_otca.trainer.opinions.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
 
@@ -89,7 +88,7 @@ def test_links_within_the_folder_are_the_users_and_those_out_of_it_are_not_read(
     assert read.picture(read.pairs[0], "0a.png") == (folder / "1a.png").read_bytes()
     with pytest.raises(PairError, match="is a link out of its folder"):
         read.picture(read.pairs[0], "more/0b.png")
-    monkeypatch.setattr(reading, "MOST_PICTURE_BYTES", 100)
+    monkeypatch.setattr(permissions, "MOST_PICTURE_BYTES", 100)
     with pytest.raises(PairError, match=r"line 1: file '0a.png' has [\d,]+ bytes, and 100 may be read. Fix: "):
         read.picture(read.pairs[0], "0a.png")
 
