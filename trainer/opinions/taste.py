@@ -113,8 +113,7 @@ class ClickedTaste:
                     continue
                 names, values = list(rows), np.stack(list(rows.values()))
                 worths = worth(*(self._fitted or Fitted.before(values)).differences(values))
-                # Of a picture and itself, too: that is a set of one.
-                done = [[len({a, b}) < 2 or frozenset((a, b)) in answered for b in names] for a in names]
+                done = [[a == b or frozenset((a, b)) in answered for b in names] for a in names]
                 worths[np.array(done)] = -1
                 first, second = sorted(most_telling(worths, 2))
                 if worths[first, second] >= 0:
