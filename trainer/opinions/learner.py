@@ -19,9 +19,7 @@ from .votes import Vote, standing
 
 logger = logging.getLogger(__name__)
 
-SURE = (
-    0.85  # mean probability that the order of two of a group's pictures is right; above it the group is not asked about
-)
+SURE = 0.85  # mean probability that the order of two of a group's pictures is right; above it nothing is asked
 LEAST_VOTES = 5  # before which the learner is sure of nothing, whatever it computes
 SHOWN = 4  # pictures to one pick: about half the clicks that pairs take (bench/REWARDS.md, My Taste)
 _TWO_SIGMA = 1.96
