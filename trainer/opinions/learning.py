@@ -54,8 +54,7 @@ def take(
 ) -> tuple[Trajectories, Advantages]:
     """The opinions of iteration `index`: `count` pairs, each a group of two, or twice as many pictures, each a group of one.
 
-    Nothing is sampled, see `_on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's
-    places.
+    Nothing is sampled, see `_on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's places.
 
     Args:
         settings: see `SamplerSettings.of_pairs`; pictures are fitted to its size.

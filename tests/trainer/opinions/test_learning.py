@@ -7,14 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.opinions import latents, learning
-from comfyui_otca.trainer.opinions.identity import pixels_id
-from comfyui_otca.trainer.opinions.kinds import PAIR, THUMB, Opinion, Picture
+from comfyui_otca.trainer.opinions.identity import read_picture
 from comfyui_otca.trainer.opinions.plan import Group, Item, Plan, Source
 from comfyui_otca.trainer.types import MatchingSettings, SamplerSettings
 
@@ -30,27 +28,17 @@ def model(load_model):
 
 
 @pytest.fixture
-def planned(tmp_path, monkeypatch):
+def planned(gallery):
     """Three pairs, one of them with a region, and one that is held out."""
-    monkeypatch.setenv("OTCA_OPINIONS", str(tmp_path))
-    random, files, groups = np.random.default_rng(0), {}, []
+    random = np.random.default_rng(0)
     prompts = ("a red circle", "a blue square", "a green square", "a red square")
-    for prompt in prompts:
-        items = []
-        for value in (1.0, -1.0):
-            pixels = random.integers(0, 256, (40, 40, 3), np.uint8)
-            path = tmp_path / f"{len(files)}.png"
-            Image.fromarray(pixels).save(path)
-            files[pixels_id(pixels)] = path.read_bytes()
-            items.append(Item(pixels_id(pixels), value, TOP if prompt == "a blue square" and value > 0 else ()))
-        groups.append(Group(prompt, tuple(items)))
-    pictures = {name: Picture(name, width=40, height=40) for name in files}
-    source = Source(
-        "test",
-        (Opinion(PAIR, *list(files)[:1], True), Opinion(THUMB, *list(files)[:1], 1)),
-        pictures,
-        lambda one: files[one.id],
-    )
+    of_each = [prompt for prompt in prompts for _ in range(2)]
+    ids = gallery(8, of_each, lambda number: random.integers(0, 256, (40, 40, 3), np.uint8))
+    groups = [
+        Group(prompt, (Item(better, 1.0, TOP if prompt == "a blue square" else ()), Item(worse, -1.0)))
+        for prompt, better, worse in zip(prompts, ids[::2], ids[1::2], strict=True)
+    ]
+    source = Source("test", (), gallery.store.pictures(), read_picture)
     return Plan(source, tuple(groups[:3]), tuple(groups[3:]), "")
 
 
