@@ -109,5 +109,7 @@ def test_a_picture_is_named_by_its_pixels_and_their_shape():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     digest = hashlib.sha256(b"2x4x3\n" + bytes(range(24))).hexdigest()
     assert votes.picture_path(pixels) == f"votes/{digest[:16]}.png"
+    known = [bool(votes.PICTURE.fullmatch(f"votes/{digest[:length]}.png")) for length in (16, 64, 20)]
+    assert known == [True, True, False], "by all digits, or by their beginning"
     assert votes.picture_path(pixels.reshape(4, 2, 3)) != votes.picture_path(pixels)
     assert votes.picture_path(pixels[None]).endswith(".mp4")
