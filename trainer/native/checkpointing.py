@@ -187,7 +187,8 @@ class _BeforeWriting(TorchDispatchMode):
                 for tensor in value if isinstance(value, list | tuple) else [value]:
                     if isinstance(tensor, Tensor):
                         self._rescue(tensor)
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # else what leaves a class of weights comes back
+            return func(*args, **kwargs)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -235,8 +235,7 @@ class NativeModel(FlowModel):
     def smallest(self) -> tuple[NativeCondition, Tensor, float]:
         """A prompt, three samples of noise of the least pixels that there can be, and a guidance."""
         side = self.grid.scale * self.grid.patch * 2
-        # Of one length, so that ComfyUI calls the network once for both. Where no other node may keep how they differ, both are
-        # the empty prompt: it is encoded once, and guided sampling asks for it too.
+        # Of one length, for one call. Empty, as guided sampling has it, unless another node may keep how the two differ.
         text = "a" if any(expert.is_alone for expert in self.wrapped.values()) else ""
         settings = SamplerSettings("ode", 0.0, 1, side, side, 1.0, TRIED_GUIDANCE, negative_prompt=text and "b")
         condition, shape = self.condition([text], settings), self.latent_shape(side, side)

@@ -252,6 +252,16 @@ def test_a_write_by_out_and_by_a_list_of_tensors():
     assert context.copies >= 2
 
 
+class Packed(torch.Tensor):
+    def __init__(self, tensor, kind):
+        """As ComfyUI-GGUF's class of weights: it cannot be made without its kind."""
+
+
+def test_what_leaves_a_class_of_weights_does_not_come_back_as_one_of_it():
+    with Mutable():
+        assert type(torch.Tensor(X.as_subclass(Packed))) is torch.Tensor
+
+
 def test_the_backward_pass_may_come_after_the_context():
     x = X.clone().requires_grad_()
     with Mutable():
