@@ -192,6 +192,10 @@ REFUSED = [
         [memory(quantize="8bit", shard=True), sets("LoadFlowModel", memory=["memory", 0])],
         *("LoadFlowModel", "memory", "cannot be spread"),
     ),
+    (
+        [memory(quantize="none", attention="flash"), sets("LoadFlowModel", memory=["memory", 0])],
+        *("LoadFlowModel", "memory", "attention 'flash' cannot be had here"),
+    ),
     ([sets("LoadFlowModel", device="gpu 0")], "LoadFlowModel", "device", "no device"),
     ([two_credits_that_rescale_the_ratio], "CombineCredit", "credit_2", "both rescale the ratio"),
     ([sets("SDESampler", seed=2**63 - 1)], "SDESampler", "seed", "would pass"),

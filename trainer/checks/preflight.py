@@ -22,6 +22,7 @@ from ...host.access.permissions import POST, NotAllowed
 from ...host.errors import parts
 from ..families import given
 from ..families.configured import Configuration, read_configuration
+from ..families.options import LoadOptions
 from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
 from ..memory import needs, own
@@ -382,12 +383,26 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
 def _models(graph: _Graph) -> Iterator[Problem]:
     for loader, model in graph.models.items():
         values = graph.values[loader]
-        if misfit := conflict(values["training"], values.get("memory") or {}):
+        options = values.get("memory") or {}
+        if misfit := conflict(values["training"], options) or _beyond_here(options):
             yield graph.misfit(loader, misfit)
         if isinstance(model, Misfit):
             yield graph.misfit(loader, model)
         elif model is not None and values["training"] == "lora":
             yield from (graph.misfit(loader, misfit) for misfit in model.lora_targets(values["lora_targets"]))
+
+
+def _beyond_here(options: Mapping[str, Any]) -> Misfit | None:
+    """What Model Memory asks of packages that are not here."""
+    if options.get("quantize", "none") == "none" and options.get("attention", "auto") == "auto":
+        return None
+    from ..families import loading  # imports torch
+
+    try:
+        loading.check_options(LoadOptions(**options))
+    except FlowModelError as error:
+        return Misfit("memory", *_parted(error))
+    return None
 
 
 def _starts(graph: _Graph) -> Iterator[Problem]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ def resolve_device(name: str) -> torch.device:
         try:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].partition(". ")[0]  # torch may add the names of all that it knows
             raise FlowModelError(f"device {name!r} cannot be used here ({reason}). Fix: use auto or cpu") from error
     # With its number: a network that one asks for by `auto` and another by `cuda:0` is the same.
     return torch.empty(0, device=devices.default_device()).device
@@ -43,14 +45,24 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def check(family: type[PipelineModel], path: Path, options: LoadOptions) -> None:
-    """Raises FlowModelError for what the installed libraries cannot do, or the checkpoint cannot; nothing is loaded."""
-    import diffusers
-
+def check_options(options: LoadOptions) -> None:
+    """Raises FlowModelError for what the installed libraries cannot do with any checkpoint; nothing is loaded."""
     if options.shard and torch.__version__ < "2.7":
         raise FlowModelError(
             f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"
         )
+    if options.quantize != "none" and (lack := extras.wrong(f"quantize = {options.quantize}", "quantize")):
+        raise FlowModelError(f"{lack}. Or set quantize = none on Model Memory")
+    if options.attention != "auto":
+        with _attention(options.attention):
+            pass
+
+
+def check(family: type[PipelineModel], path: Path, options: LoadOptions) -> None:
+    """Raises FlowModelError for what the installed libraries cannot do, or the checkpoint cannot; nothing is loaded."""
+    import diffusers
+
+    check_options(options)
     if extras.older("transformers", "5") and any(
         "backend" in read_object(file) for file in path.glob("tokenizer*/tokenizer_config.json")
     ):
@@ -59,8 +71,6 @@ def check(family: type[PipelineModel], path: Path, options: LoadOptions) -> None
             f"tokenizers. Fix: {extras.command('-U', 'transformers')}, unless other packs need it as it is; or load the model by "
             "ComfyUI's own nodes, and train it by Make Trainable"
         )
-    if options.quantize != "none":
-        check_bitsandbytes(options.quantize)
     if not hasattr(diffusers, family.PIPELINE):
         raise FlowModelError(
             f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: "
@@ -161,16 +171,8 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
     if options.gradient_checkpointing:
         network.enable_gradient_checkpointing()
     if options.attention != "auto":
-        from diffusers.models.attention_dispatch import attention_backend
-
-        try:
-            # It sets the whole process's too, which would reach every model that leaves the choice to diffusers.
-            with attention_backend(options.attention):
-                network.set_attention_backend(options.attention)
-        except (ValueError, RuntimeError, ImportError) as error:
-            raise FlowModelError(
-                f"attention {options.attention!r} cannot be had here ({error}). Fix: auto, or install what it needs"
-            ) from error
+        with _attention(options.attention):  # it sets the process's too, which would reach every other model
+            network.set_attention_backend(options.attention)
         processors = (getattr(module, "processor", None) for module in network.modules())
         if not any(hasattr(processor, "_attention_backend") for processor in processors):
             kind = type(network).__name__
@@ -184,6 +186,21 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
             raise FlowModelError(f"compile: diffusers names no blocks of {type(network).__name__}. Fix: switch it off")
         dynamo.recompile_limit = max(GRAPHS, dynamo.recompile_limit)  # what comes after it runs uncompiled for good
         network.compile_repeated_blocks()
+
+
+@contextlib.contextmanager
+def _attention(name: str) -> Iterator[None]:
+    """The process's way to compute attention is another meanwhile. Raises FlowModelError where its package is not here."""
+    from diffusers.models.attention_dispatch import attention_backend
+
+    try:
+        with attention_backend(name):
+            yield
+    except (ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).rstrip(". ")
+        raise FlowModelError(
+            f"attention {name!r} cannot be had here ({reason}). Fix: auto, or install what it needs"
+        ) from error
 
 
 def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
@@ -215,12 +232,6 @@ def _unfit(folder: Path, reason: object) -> FlowModelError:
 
 
 # -- networks in 8 or 4 bits by bitsandbytes, layer by layer ------------------------------------------------------------------
-
-
-def check_bitsandbytes(kind: str) -> None:
-    """Raises FlowModelError where bitsandbytes cannot be had; before anything is loaded."""
-    if lacking := extras.wrong(f"quantize = {kind}", "quantize"):
-        raise FlowModelError(f"{lacking}. Or set quantize = none on Model Memory")
 
 
 def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) -> None:
