@@ -80,6 +80,8 @@ def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
             "conditioning: it has nothing besides embeddings, and each prompt has its own: what nodes did to these, as a style "
             "model or ConditioningConcat, would be left out. Fix: disconnect it; a KSampler after Tuned Model may have it"
         )
+    message = "conditioning: %s goes along with every prompt; its embeddings do not, since each prompt has its own"
+    logger.info(message, ", ".join(sorted(extra)))
     return extra
 
 
