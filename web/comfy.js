@@ -640,13 +640,15 @@ export function onReconnected(callback) {
  * @param {() => void} callbacks.started
  * @param {(ids: string[], workflow: string | undefined) => void} callbacks.cached
  * @param {(message: string, id: string, workflow: string | undefined) => void} callbacks.failed
+ * @param {(workflow: string | undefined) => void} callbacks.interrupted
  */
-export function onExecution({ started, cached, failed }) {
+export function onExecution({ started, cached, failed, interrupted }) {
   let starts = 0;
   api.addEventListener("execution_start", () => {
     starts += 1;
     started();
   });
+  api.addEventListener("execution_interrupted", async ({ detail }) => interrupted(await workflowOf(detail.prompt_id)));
   api.addEventListener("execution_cached", async ({ detail }) => {
     const before = starts;
     const ids = detail.nodes.map(String).filter((/** @type {string} */ id) => findNode(id)?.type === "OTCA_TrainingRun");
@@ -663,6 +665,19 @@ export function onExecution({ started, cached, failed }) {
 
 /** @param {number} count how often the graph that is open is queued, as by ComfyUI's Run with that number beside it */
 export const queueRuns = (count) => app.queuePrompt(0, count);
+
+/** The ids of the prompts of the open workflow that wait in the queue. */
+export async function waitingHere() {
+  const { queue_pending: pending } = await getJson("/queue");
+  const ours = pending.filter((/** @type {any[]} */ [, , , extra]) => isOfOpenWorkflow({ workflow_id: extra.extra_pnginfo?.workflow?.id }));
+  return ours.map((/** @type {[number, string]} */ [, id]) => id);
+}
+
+/** @param {string[]} ids of prompts that are to leave the queue */
+export async function takeOut(ids) {
+  const response = await api.fetchApi("/queue", { method: "POST", body: JSON.stringify({ delete: ids }) });
+  if (!response.ok) throw await refusal(response);
+}
 
 /**
  * Calls back with how many prompts are in the queue, the one that runs included.

@@ -122,11 +122,11 @@ const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinit
 
 // Width and height that a new node has at least, so that what it will show can be read. A node that is loaded or pasted comes with
 // a size of its own, which is set later.
-/** @type {[(name: string) => boolean, number, number][]} */
+/** @type {[(definition: Definition) => boolean, number, number][]} */
 const READABLE = [
-  [(name) => name === "OTCA_TrainingRun", 480, 640],
-  [(name) => scoresWidget.fits({ name }), OPENS[0], OPENS[1]],
-  [(name) => name === "OTCA_PromptDataset", 400, 340],
+  [({ name }) => name === "OTCA_TrainingRun", 480, 640],
+  [scoresWidget.fits, OPENS[0], OPENS[1]],
+  [({ name }) => name === "OTCA_PromptDataset", 400, 340],
 ];
 const HEATMAP = [400, 600];
 
@@ -135,9 +135,9 @@ const HEATMAP = [400, 600];
  * @param {Definition} definition
  */
 function openReadable(node, definition) {
-  const found = READABLE.find(([is]) => is(definition.name ?? ""));
-  const least = found ? found.slice(1) : heatmapWidget.fits(definition) ? HEATMAP : null;
-  if (least) node.setSize([0, 1].map((side) => Math.max(node.size[side], Number(least[side]))));
+  const found = READABLE.find(([is]) => is(definition));
+  const [width, height] = found ? found.slice(1).map(Number) : heatmapWidget.fits(definition) ? HEATMAP : [0, 0];
+  node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
 }
 
 comfy.announceEvents();
@@ -161,6 +161,7 @@ comfy.app.registerExtension({
       },
       failed: (message, id, workflow) =>
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
+      interrupted: (workflow) => (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliverToAll("interrupted"),
     });
     comfy.onQueue((waiting) => {
       deliverToAll("queue", { waiting });

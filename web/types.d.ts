@@ -22,6 +22,7 @@ interface ComfyApp {
   loadGraphData(workflow: object, clean: boolean, restoreView: boolean, name: string): Promise<void>;
   loadApiJson(prompt: Prompt, name: string): Promise<void>;
   refreshComboInNodes(): Promise<void>;
+  queuePrompt(number: number, count: number): Promise<unknown>;
   registerExtension(extension: object): void;
 }
 

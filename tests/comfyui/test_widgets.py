@@ -121,6 +121,35 @@ def test_while_prompts_wait_no_next_run_is_foretold_and_the_first_iteration_is_s
     assert "Press Run" in curves.inner_text() and not coming.evaluate("element => element.hidden")
 
 
+def test_train_20_stops_what_it_has_queued(fed):
+    """There was no Stop: the red X ended one Run of twenty, and a second click on Train 20 queued twenty more."""
+    tell = "([type, detail]) => comfyAPI.api.api.dispatchCustomEvent(type, detail)"
+    button = "() => comfyAPI.app.app.graph.getNodeById(12).widgets.find(({ name }) => name === 'Train 20')"
+    taken, workflow = [], fed.page.evaluate("() => comfyAPI.app.app.graph.id")
+    entries = [
+        [number, f"prompt {number}", {}, {"extra_pnginfo": {"workflow": {"id": each}}}]
+        for number, each in enumerate((workflow, workflow, "another"))
+    ]
+
+    def answer(route):
+        if route.request.method == "POST":
+            taken.extend(route.request.post_data_json["delete"])
+            entries[:] = [entry for entry in entries if entry[1] not in taken]
+        route.fulfill(json={"queue_running": [], "queue_pending": entries})
+
+    fed.page.route("**/queue", answer)
+    try:
+        fed.show(12)
+        fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 4}}])
+        fed.wait(f"() => ({button})().label === 'Stop after this one (2 left)'")
+        fed.page.evaluate(f"() => ({button})().callback()")
+        fed.wait(f"() => ({button})().label === 'Train 20'")
+    finally:
+        fed.page.unroute("**/queue", answer)
+        fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 0}}])
+    assert taken == ["prompt 0", "prompt 1"] and [entry[1] for entry in entries] == ["prompt 2"]
+
+
 def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
     """No reward scores samples there: a curve of 0.5, half of the pictures being chosen ones, was all that was shown."""
     values = {"std": 0.1, "standard_error": 0.02, "held_out": True}
@@ -138,6 +167,12 @@ def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
         item.querySelector(".otca-evaluation").getAttribute("d").split("M").length - 1,
     ])""")
     assert dots == [["colorfulness 0.4held out", 2], ["agreement 0.75held out", 1]]
+    heights = fed.page.locator(".otca-curves-line").evaluate_all(
+        "plots => plots.map(({ clientHeight, clientWidth }) => [clientHeight, clientWidth])"
+    )
+    assert min(height for height, _ in heights) >= 60, f"20 pixels were shown of a curve: {heights}"
+    assert fed.page.locator(".otca-curves-iterations").first.inner_text().split() == ["iteration", "0", "2"]
+    assert "evaluations on the same prompts" in fed.page.locator(".otca-curves-legend").inner_text()
 
 
 STOCK = """() => {

@@ -13,6 +13,7 @@ test("scores between -1 and 1 rise by points, others by their own measure", () =
   assert.deepEqual(learned(evaluated(0.328, 0.4531, 0.125, 0.042), "judge"), {
     ends: "0.328 → 0.453",
     rise: "+13 points since the start ± 4",
+    inPoints: true,
     tone: "good",
   });
   assert.equal(learned(evaluated(0.7, 0.7081, 0.0081, 0.0031), "judge").rise, "+0.8 points since the start ± 0.3");

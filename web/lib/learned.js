@@ -11,7 +11,7 @@ const CLEAR = 2; // standard errors that a rise is to be above to be more than c
  *
  * @param {Evaluation[]} evaluations
  * @param {string} name
- * @returns {{ends: string, rise: string, tone: "good" | "bad" | "unclear"} | null}
+ * @returns {{ends: string, rise: string, inPoints: boolean, tone: "good" | "bad" | "unclear"} | null}
  */
 export function learned(evaluations, name) {
   const last = evaluations.at(-1);
@@ -30,6 +30,7 @@ export function learned(evaluations, name) {
   const plusMinus = error === null ? "" : ` ± ${fixed(unit * error, digits)}`;
   const since = first?.iteration ? t("since iteration {iteration}", { iteration: first.iteration }) : t("since the start");
   return {
+    inPoints,
     ends: `${significant(before)} → ${significant(after)}`,
     rise: isClear ? `${rise} ${since}${plusMinus}` : `${rise}${plusMinus}: ${t("not clear yet")}`, // short, since nodes are narrow
     tone: !isClear ? "unclear" : change > 0 ? "good" : "bad",

@@ -11,7 +11,7 @@ const TEXT = {
   started: (/** @type {string} */ id) => t("{name} is training", { name: id }),
   stopping: t("Stopping"),
   stoppingDetail: t("The run ends after its current step and saves."),
-  stoppingPrompt: t("The prompt that runs ends after its current step. Those still queued follow."),
+  stoppingPrompt: t("The prompt that runs ends after its current step, and so does what Training Run has queued; other prompts follow."),
   loraLoaded: t("LoRA loaded"),
   loraIn: (/** @type {string} */ name, /** @type {string} */ title) => t("{name} is chosen in {title}.", { name, title }),
   loraUsed: (/** @type {string} */ name, /** @type {string} */ source) =>

@@ -120,7 +120,7 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
       drawSeen();
     },
     // the sidebar scrolls within the page, of whose edges alone rootMargin speaks
-    { rootMargin: "200px", scrollMargin: "200px" },
+    /** @type {IntersectionObserverInit} */ ({ rootMargin: "200px", scrollMargin: "200px" }),
   );
   sight.observe(element);
 

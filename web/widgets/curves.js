@@ -30,12 +30,14 @@ const TEXT = {
   heldOut: t("held out"),
   agreement: t("agreement"),
   line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
-  rise: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
+  legend: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
+  points: t("A point is a hundredth: 3 points are 0.03."),
+  iteration: t("iteration"),
 };
 
-const LINE = { width: 200, height: 40 };
-const ROW_HEIGHT = 78;
-const AROUND = 66; // headings and paddings
+const LINE = { width: 200, height: 64 };
+const ROW_HEIGHT = 118; // name, rise, LINE.height, iterations
+const AROUND = 100; // headings, legend and paddings
 const SIDES = 40;
 const WIDE = 440; // from here on two curves stand beside each other
 const EMPTY_HEIGHT = 84;
@@ -73,6 +75,7 @@ class Curves {
   next = ""; // the run that the next prompt would begin
   nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
   list = h("ul.otca-curves-list");
+  legend = h("p.otca-curves-legend", { hidden: true }, TEXT.legend);
   /** @type {Coming["other"]} */
   other = null;
 
@@ -85,7 +88,7 @@ class Curves {
     this.comfy = comfy;
     this.strip = stripView(comfy);
     const coming = h("p.otca-curves-coming", { role: "status" }, this.coming, this.question);
-    this.root = h("div.otca-curves", {}, this.heading, this.brake, this.unwatched, coming, this.nothing, this.list, this.strip.element);
+    this.root = h("div.otca-curves", {}, this.heading, this.brake, this.unwatched, coming, this.nothing, this.list, this.legend, this.strip.element);
     comfy.passGesturesToGraph(this.root);
     comfy.addElement(node, "otca_curves", this.root, { least: () => this.least() });
   }
@@ -191,6 +194,7 @@ class Curves {
     setText(this.heading, TEXT.empty);
     setText(this.brake, "");
     this.list.replaceChildren();
+    this.legend.hidden = true;
     this.strip.element.hidden = true;
     this.comfy.growNode(this.node);
   }
@@ -224,6 +228,7 @@ class Curves {
     this.list.replaceChildren(
       ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
     );
+    this.legend.hidden = !panels.length;
     this.comfy.growNode(this.node);
   }
 
@@ -239,6 +244,7 @@ class Curves {
     const latest = significant(ys.some(Number.isFinite) ? means.at(-1) : evaluated.at(-1)?.mean);
     const range = extent([...ys, ...evaluated.flatMap(({ low, high }) => [low, high])]);
     const axis = h("div.otca-curves-axis", { "aria-hidden": "true" });
+    const iterations = h("p.otca-curves-iterations", { "aria-hidden": "true" });
     const plot = s("svg.otca-curves-line", {
       viewBox: `0 0 ${LINE.width} ${LINE.height}`,
       preserveAspectRatio: "none",
@@ -248,6 +254,8 @@ class Curves {
     if (range) {
       /** @type {[number, number]} */
       const domain = [Math.min(xs[0], evaluated[0]?.iteration ?? xs[0]), xs[xs.length - 1]];
+      const ends = domain[0] === domain[1] ? [domain[0]] : domain;
+      iterations.append(...ends.map((iteration, at) => h("span", {}, at ? String(iteration) : `${TEXT.iteration} ${iteration}`)));
       // A single point stands at the left, where a run begins.
       const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [3, LINE.width - 3]);
       const shown = padded(range);
@@ -279,7 +287,7 @@ class Curves {
     const progress = learned(evaluations, name);
     return h(
       "li",
-      { title: TEXT.rise },
+      {},
       h(
         "p.otca-curves-name",
         { title: name },
@@ -287,8 +295,9 @@ class Curves {
         h("span.otca-curves-value", {}, progress?.ends ?? latest),
         heldOut && h("span.otca-badge", {}, TEXT.heldOut),
       ),
-      progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone }, progress.rise),
+      progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone, title: progress.inPoints ? TEXT.points : "" }, progress.rise),
       h("div.otca-curves-plot", {}, axis, plot),
+      iterations,
     );
   }
 }

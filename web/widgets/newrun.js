@@ -1,21 +1,85 @@
 // @ts-check
-/** Training Run's buttons: one queues as many Runs as show that something is learned, one begins a new run. */
+/** Training Run's buttons: one queues as many Runs as show that something is learned, and ends them; one begins a new run. */
 import { t } from "../lib/language.js";
 import { beginNewRun } from "../lib/newrun.js";
 
 const MANY = 20; // templates evaluate every 10th iteration: three dots
-const TEXT = { train: t("Train {count}", { count: MANY }), button: t("New run"), failed: t("New run") };
+const PAUSE = 200; // ms without a change of the queue, which is read whole
+const TEXT = {
+  train: t("Train {count}", { count: MANY }),
+  stop: (/** @type {number} */ count) => t("Stop after this one ({count} left)", { count }),
+  out: (/** @type {number} */ count) => t("{count} Runs were taken out of the queue. {train} goes on from here.", { count, train: TEXT.train }),
+  begin: t("New run"),
+};
 
 /** @type {OurWidget} */
 export const newRunWidget = {
   fits: (definition) => definition.name === "OTCA_TrainingRun",
-  create: (node, comfy) => {
-    const begin = () => beginNewRun(comfy).catch((error) => comfy.toast("error", TEXT.failed, error.message));
-    const buttons = { [TEXT.train]: () => comfy.queueRuns(MANY), [TEXT.button]: begin };
-    for (const [name, callback] of Object.entries(buttons)) {
-      const widget = node.addWidget("button", name, null, callback, { serialize: false });
+  create(node, comfy) {
+    let left = 0; // Runs of this workflow that wait
+    let isMany = false; // since Train 20 was pressed
+    /** @type {Promise<unknown>} */
+    let queuing = Promise.resolve(); // ComfyUI sends them one by one
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let looking;
+
+    const train = button(TEXT.train, () => (left || isMany ? stop() : queue()));
+    button(TEXT.begin, () => beginNewRun(comfy));
+
+    /**
+     * @param {string} name
+     * @param {() => Promise<unknown>} action
+     */
+    function button(name, action) {
+      const widget = node.addWidget("button", name, null, () => reported(action()), { serialize: false });
       widget.serialize = false; // else the button's value would shift those of the saved workflow
+      return widget;
     }
-    return { show() {} };
+
+    /** @param {Promise<unknown>} action */
+    const reported = (action) => action.catch((error) => comfy.toast("error", "OTCA", error.message));
+
+    async function queue() {
+      isMany = true;
+      queuing = comfy.queueRuns(MANY);
+      await queuing;
+    }
+
+    async function stop() {
+      isMany = false;
+      let count = await empty();
+      await queuing;
+      count += await empty(); // what came meanwhile
+      say(0);
+      if (count) comfy.toast("info", TEXT.train, TEXT.out(count));
+    }
+
+    async function empty() {
+      const waiting = await comfy.waitingHere();
+      if (waiting.length) await comfy.takeOut(waiting);
+      return waiting.length;
+    }
+
+    /** @param {number} count of Runs that wait */
+    function say(count) {
+      left = count;
+      train.label = left ? TEXT.stop(left) : TEXT.train;
+      node.setDirtyCanvas(true, true);
+    }
+
+    return {
+      /** The queue has changed: {waiting}, with the one that runs; or that one was stopped, and with it what Train 20 queued. */
+      show(kind, data) {
+        if (kind === "interrupted" && isMany) reported(stop());
+        if (kind !== "queue") return;
+        clearTimeout(looking);
+        if (data.waiting > 1) {
+          looking = setTimeout(async () => say((await comfy.waitingHere().catch(() => [])).length), PAUSE);
+        } else {
+          isMany &&= data.waiting > 0;
+          say(0);
+        }
+      },
+    };
   },
 };

@@ -64,7 +64,7 @@ export const ownerWidget = {
         if (kind === "light") paint(data.light);
         if (kind !== "owner") return;
         setText(line, TEXT.owner(data.text));
-        line.title = line.textContent;
+        line.title = line.textContent ?? "";
         if (typeof data.memory !== "string") return; // of an iteration that is done: what stands there still holds
         setText(memory, data.memory);
         memory.title = data.memory;

@@ -24,7 +24,7 @@ export const socketsWidget = {
     const lastReward = () => node.inputs.findLastIndex((input) => input.name.startsWith(PREFIX));
 
     /** @type {number | null} */
-    let height = scoresWidget.fits(comfy.nodeDefinition(node) ?? {}) ? OPENS[1] : 0; // of a node that is new or was just loaded: what was saved of it
+    let height = scoresWidget.fits(/** @type {Definition} */ (comfy.nodeDefinition(node) ?? {})) ? OPENS[1] : 0; // of a node that is new or was just loaded: what was saved of it
 
     function fit() {
       waiting = false;
