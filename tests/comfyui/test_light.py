@@ -72,6 +72,7 @@ def test_a_new_sampler_is_set_to_what_its_model_is_made_for_once(canvas):
                 return node;
             };
             const [model, sampler] = [make("OTCA_LoadFlowModel", 100), make("OTCA_SDESampler", 600)];
+            make("OTCA_PromptDataset", 1100).connect(0, sampler, 1);
             model.widgets.find(w => w.name === "model").value = "shapes-flux";
             sampler.widgets.find(w => w.name === "steps").value = 6;
             model.connect(0, sampler, 0);
@@ -86,6 +87,8 @@ def test_a_new_sampler_is_set_to_what_its_model_is_made_for_once(canvas):
         }}"""
     )
     assert [sampler[name] for name in ("width", "height", "steps", "guidance")] == [40, 40, 6, 3.5]
+    file = f"() => ({values})(app.graph.nodes.find(node => node.type === 'OTCA_PromptDataset')).file"
+    canvas.wait(f"() => ({file})() === 'shapes_train.txt'")
     canvas.page.get_by_text("set to what the model is made for").first.wait_for()
 
 

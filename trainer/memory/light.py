@@ -124,9 +124,16 @@ def _far(graph: Mapping[str, Mapping], size: Size) -> str:
 
 
 def owns(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
-    """{node that samples: {input: what its model is made for}}, as far as that is known."""
-    nodes = {node: entry["class_type"] for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES}
-    return {node: made.values(kind) for node, kind in nodes.items() if (made := own.of(graph, node))}
+    """{node that samples, or gives it prompts: {input: what the model is made for}}, as far as that is known."""
+    known: dict[str, dict[str, Any]] = {}
+    for sampler, entry in graph.items():
+        if entry["class_type"] not in TRAJECTORY_NODES or (made := own.of(graph, sampler)) is None:
+            continue
+        link = entry["inputs"].get("prompts")
+        for node in [sampler, link[0]] if api.is_link(link) and link[0] in graph else [sampler]:
+            if values := made.values(graph[node]["class_type"]):
+                known[node] = values
+    return known
 
 
 def _settings(graph: Mapping[str, Mapping], way: Way) -> tuple[Setting, ...]:

@@ -1,4 +1,4 @@
-"""What a model is made for: size, steps and guidance, by the name of its file or folder.
+"""What a model is made for: size, steps, guidance and prompts, by the name of its file or folder.
 
 The values are those of our own template of that model (docs/models.md), since it is counted with them. A new node on the canvas
 gets them when a model is connected, and a picture of another size is warned of. A model that is not listed has none.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..types import LOAD_NODE, TRAJECTORY_NODES
+from ..types import DATASET_NODE, LOAD_NODE, TRAJECTORY_NODES
 from ..workflow import lineage
 from . import needs
 
@@ -26,6 +26,7 @@ class Own:
     Attributes:
         width, height: in pixels.
         steps, guidance: None if its variants differ.
+        prompts: the list of those that it has learned; "" of a model that knows more than one list can hold.
         video: it makes videos of many sizes.
     """
 
@@ -33,10 +34,13 @@ class Own:
     height: int
     steps: int | None = None
     guidance: float | None = None
+    prompts: str = ""
     video: bool = False
 
     def values(self, class_type: str) -> dict[str, Any]:
-        """{input: value} for one of TRAJECTORY_NODES, as far as it is known."""
+        """{input: value} for Prompt Dataset or one of TRAJECTORY_NODES, as far as it is known."""
+        if class_type == DATASET_NODE:
+            return {"file": self.prompts} if self.prompts else {}
         steps = "steps" if class_type == TRAJECTORY_NODES[0] else "levels"
         found = {"width": self.width, "height": self.height, steps: self.steps, "guidance": self.guidance}
         return {name: value for name, value in found.items() if value is not None}
@@ -57,7 +61,11 @@ FILES = {
     "wan2.2_ti2v_5b": Own(640, 352, 8, 5.0, video=True),
     "wan2.2_t2v": Own(416, 240, 8, 3.5, video=True),
 }
-FOLDERS = {"shapes-flux": Own(40, 40, 8, 3.5), "scenes-flux": Own(40, 40, 5, 3.5), "edit-flux": Own(40, 40, 5, 3.5)}
+FOLDERS = {
+    "shapes-flux": Own(40, 40, 8, 3.5, "shapes_train.txt"),
+    "scenes-flux": Own(40, 40, 5, 3.5, "scenes_train.txt"),
+    "edit-flux": Own(40, 40, 5, 3.5, "edit_train.jsonl"),
+}
 EMBEDDED = {name: replace(own, guidance=1.0) for name, own in FOLDERS.items()}  # as ComfyUI means guidance
 EMBEDDED_NODE = "OTCA_EmbeddedModel"
 

@@ -261,7 +261,8 @@ class Curves {
       const shown = padded(range);
       const toY = scale(shown, [LINE.height - 1, 1]);
       const few = niceTicks(...shown, TICKS);
-      for (const tick of few.length > 1 ? few : niceTicks(...shown, 2 * TICKS)) {
+      const ticks = few.length > 1 ? few : niceTicks(...shown, 2 * TICKS);
+      for (const tick of ticks.filter((_, index) => index % Math.ceil(ticks.length / (TICKS + 1)) === 0)) {
         const y = toY(tick);
         plot.append(s("line.otca-grid", { x1: 0, x2: LINE.width, y1: y, y2: y }));
         axis.append(h("span", { style: `top: ${(100 * y) / LINE.height}%` }, tickLabel(tick)));

@@ -1,5 +1,5 @@
 // @ts-check
-/** Gives a new node that samples the size, steps and guidance that its model is made for, once: when a model is connected. */
+/** Gives a new node that samples, or gives it prompts, what its model is made for, once: when a model is connected. */
 import { t } from "../lib/language.js";
 
 const TEXT = {
@@ -8,7 +8,7 @@ const TEXT = {
 
 /** @type {OurWidget} */
 export const ownWidget = {
-  fits: (definition) => ["OTCA_SDESampler", "OTCA_PreferencePairs"].includes(definition.name),
+  fits: (definition) => ["OTCA_SDESampler", "OTCA_PreferencePairs", "OTCA_PromptDataset"].includes(definition.name),
   create: (node, comfy) => {
     /** @type {Record<string, any> | null} */
     let begun = Object.fromEntries((node.widgets ?? []).map(({ name, value }) => [name, value]));
@@ -27,6 +27,7 @@ export const ownWidget = {
         comfy.changeTogether(() => {
           for (const [name, value] of Object.entries(data.own)) {
             const widget = node.widgets?.find((candidate) => candidate.name === name);
+            if (name === "file" && node.widgets?.find((text) => text.name === "prompts")?.value) continue; // which it would replace
             if (!widget || widget.value !== untouched[name] || widget.value === value) continue;
             comfy.setWidget(node, name, value);
             set.push(`${widget.label ?? name} ${value}`);

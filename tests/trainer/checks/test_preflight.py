@@ -299,6 +299,22 @@ def test_a_size_far_from_the_models_own_is_warned_of(small_graph):
 
 
 @pytest.mark.parametrize(
+    ("file", "text", "model", "warned"),
+    [
+        ("", "", "scenes-flux", ["scenes_train.txt"]),
+        ("general.txt", "a hare", "shapes-flux", ["shapes_train.txt"]),
+        ("", "a hare in a park", "scenes-flux", []),
+        ("signs.txt", "", "scenes-flux", []),
+    ],
+)
+def test_prompts_that_the_tiny_models_have_never_seen(small_graph, file, text, model, warned):
+    """A new Prompt Dataset has general.txt: a model of circles was trained on "a bronze statue of a hare" without a word."""
+    graph = small_graph({"OTCA_PromptDataset": {"file": file, "prompts": text}, "OTCA_LoadFlowModel": {"model": model}})
+    problems = preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS), 1)
+    assert [each.fix for each in problems if each.input == "file" and "never seen" in each.message] == warned
+
+
+@pytest.mark.parametrize(
     ("unet", "told"),
     [
         ("z_image_turbo_bf16.safetensors", True),

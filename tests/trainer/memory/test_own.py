@@ -28,6 +28,9 @@ def test_a_model_is_made_for_what_its_template_says(name):
     values = own.of(content, node).values(entry["class_type"])
     assert values.keys() >= {"width", "height", "guidance"} and len(values) == 4
     assert values == {name: entry["inputs"][name] for name in values}
+    prompts = own.of(content, node).values("OTCA_PromptDataset")
+    datasets = [entry["inputs"] for entry in content.values() if entry["class_type"] == "OTCA_PromptDataset"]
+    assert name in LARGE and not prompts or all(dataset["file"] == prompts["file"] for dataset in datasets)
 
 
 def test_variants_and_models_that_are_not_listed():
