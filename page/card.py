@@ -164,7 +164,7 @@ def _readme(
             f"A LoRA of {', '.join(_cell(base) for base, *_ in bases) or 'a flow-matching model'}, trained by reinforcement "
             "learning."
         ],
-        [*map(_cell, prove.verdict(changes))],
+        [*map(_cell, prove.verdict(changes, len(history)))],
         [f"**Licence of the base.** {_cell(base)}: {limits}." for base, _, limits in bases if limits],
         ["| before, after: the same noise | prompt |", "|---|---|"] * bool(pairs)
         + [f"| ![before and after: {_cell(prompt)}]({file}) | {_cell(prompt)} |" for file, prompt in pairs],

@@ -77,7 +77,7 @@ def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     for name, lines in rows.items():
         write_text(target / name, "".join(map(json_line, lines)))
     write_text(target / WORKFLOW, json.dumps(graph, indent=1, ensure_ascii=False))
-    verdict = prove.verdict(found)
+    verdict = prove.verdict(found, len(rows[METRICS]))
     write_text(
         target / prove.FACTS, json_line({"verdict": verdict, **asdict(known), "changes": list(map(asdict, found))})
     )
@@ -113,7 +113,8 @@ def _name(graph: Mapping[str, Mapping]) -> str:
 
 def _head(graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequence[str], known: Facts) -> str:
     directions = {change.direction for change in found if not change.held_out}
-    kind, words = _STANDS[1 if 1 in directions else min(directions, default=0)] if directions else ("unknown", "open")
+    is_known = directions and not verdict[0].startswith("No verdict")
+    kind, words = _STANDS[1 if 1 in directions else min(directions, default=0)] if is_known else ("unknown", "open")
     pill = f'<span class="status {kind}">{words}</span>'
     facts = [f"{known.hours:g} hours were given", f"page made {time.strftime('%Y-%m-%d %H:%M')}"]
     said = f'<p class="verdict">{escape(verdict[0])}</p>' + "".join(f"<p>{escape(each)}</p>" for each in verdict[1:])

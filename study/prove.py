@@ -35,6 +35,7 @@ PICTURES = 64  # of an evaluation, at least
 _EVALUATIONS = 4  # in the time that is trained, as far as they leave time to train
 _CHECKPOINT_EVERY = 5  # at least so often, since an iteration of a large model takes minutes
 _MOST_BY_CHANCE = 0.05
+_FEW = 10  # iterations, before which none of our templates has risen by more than chance
 _FIX = "remove it, or choose another --output"
 
 Rehearse = Callable[[Mapping[str, Mapping]], tuple[int | None, str]]  # of a graph: bytes on a GPU, and words
@@ -231,8 +232,8 @@ def changes(evaluations: Sequence[Mapping]) -> list[Change]:
     return found
 
 
-def verdict(found: Sequence[Change]) -> list[str]:
-    """Sentences for a person, the first of which is the verdict on the trained rewards."""
+def verdict(found: Sequence[Change], iterations: int) -> list[str]:
+    """Sentences for a person, the first of which is the verdict on the trained rewards, after so many iterations."""
     trained = [each for each in found if not each.held_out]
     if not trained:
         return ["No verdict: there are not two evaluations of a trained reward that can be compared."]
@@ -244,10 +245,12 @@ def verdict(found: Sequence[Change]) -> list[str]:
         said += [f"Not more than chance: {', '.join(map(str, open_))}."] * bool(open_)
     elif fell:
         said = ["It got worse: no trained reward rose."]
-    elif all(each.change.low <= 0 <= each.change.high for each in trained):
-        said = [f"Nothing was learned: the interval includes 0 ({listed})."]
     elif all(math.isnan(each.change.low) for each in trained):
         said = [f"No verdict: too few prompts to say how sure a change is ({listed})."]
+    elif iterations < _FEW:
+        said = [f"No verdict: {iterations} iterations are too few to tell ({listed})."]
+    elif all(each.change.low <= 0 <= each.change.high for each in trained):
+        said = [f"Nothing was learned: the interval includes 0 ({listed})."]
     else:
         said = [f"Nothing was learned that is sure: of {len(trained)} rewards one moves so far by chance ({listed})."]
     if fell:

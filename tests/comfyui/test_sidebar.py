@@ -96,7 +96,7 @@ def test_a_headless_run_is_stopped_and_resumed(once, small, sidebar, run_name):
     stopped = len(small.comfyui.metrics(name))
     assert 1 <= stopped < 500
 
-    sidebar.get_by_role("button", name="Resume", exact=True).click()
+    sidebar.get_by_role("button", name="Resume headless", exact=True).click()
     wait_for_iteration(small, name, stopped + 1)
     sidebar.get_by_role("button", name="Stop", exact=True).click()
     wait_for(sidebar, "stopped")

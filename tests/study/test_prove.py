@@ -48,6 +48,10 @@ def test_hours_must_be_a_time(small_workflow, tmp_path, hours):
         prove.prove(small_workflow(), tmp_path, hours, lambda graph: (None, ""))
 
 
+def verdict(changes, iterations=20):
+    return prove.verdict(changes, iterations)
+
+
 def test_a_rise_that_is_sure_and_one_that_is_not():
     before = evaluation(0, good=[0.0, 0.0, 0.0, 0.0], open=[0.0, 0.0, 0.0, 0.0], held=[1.0, 1.0, 1.0, 1.0])
     after = evaluation(9, good=[1.0, 2.0, 1.0, 2.0], open=[1.0, -1.0, 1.0, -1.0], held=[0.5, 0.4, 0.5, 0.4])
@@ -58,7 +62,7 @@ def test_a_rise_that_is_sure_and_one_that_is_not():
     # t = 5.196 with 3 degrees of freedom has p = 0.01385; twice that, since there are two trained rewards.
     assert found["good"].by_chance == pytest.approx(2 * 0.01385, abs=1e-4)
     assert {name: each.direction for name, each in found.items()} == {"good": 1, "open": 0, "held": -1}
-    assert prove.verdict([*found.values()]) == [
+    assert verdict([*found.values()]) == [
         "It learned: good +1.5 ± 0.919 (± is 95 %).",
         "Not more than chance: open +0 ± 1.84.",
         "Held out: held -0.55 ± 0.0919: it fell, so the trained rewards may have been tricked.",
@@ -67,28 +71,30 @@ def test_a_rise_that_is_sure_and_one_that_is_not():
 
 def test_nothing_was_learned():
     same = [0.3, 0.7, 0.1, 0.9]
-    assert prove.verdict(prove.changes([evaluation(0, judge=same), evaluation(5, judge=same)])) == [
+    assert verdict(prove.changes([evaluation(0, judge=same), evaluation(5, judge=same)])) == [
         "Nothing was learned: the interval includes 0 (judge +0 ± 0)."
     ]
+    few = verdict(prove.changes([evaluation(0, judge=same), evaluation(2, judge=same)]), iterations=2)
+    assert few == ["No verdict: 2 iterations are too few to tell (judge +0 ± 0)."]
     noisy = evaluation(5, judge=[0.125, -0.125, 0.125, -0.125])
-    [said] = prove.verdict(prove.changes([evaluation(0, judge=[0.0] * 4), noisy]))
+    [said] = verdict(prove.changes([evaluation(0, judge=[0.0] * 4), noisy]))
     # s = 0.1443, error 0.0722, t(3) = 3.1824.
     assert said == "Nothing was learned: the interval includes 0 (judge +0 ± 0.23)."
     before = evaluation(0, one=[0.0] * 4, two=[0.0] * 4)
     close = evaluation(5, one=[1.0, 2.0, 1.0, 3.0], two=[1.0, -1.0, 1.0, -1.0])
     # Of 1 2 1 3: mean 1.75, s² = 0.9167, t = 3.656, p = 0.0354: alone it would be sure, and of two it is not.
-    assert prove.verdict(prove.changes([before, close]))[0].startswith("Nothing was learned that is sure: of 2 rewards")
+    assert verdict(prove.changes([before, close]))[0].startswith("Nothing was learned that is sure: of 2 rewards")
     assert prove.changes([before, close])[0].change.low > 0
 
 
 def test_it_got_worse_and_no_verdict():
     worse = [evaluation(0, judge=[1.0] * 4), evaluation(5, judge=[0.5, 0.4, 0.5, 0.4])]
-    assert prove.verdict(prove.changes(worse)) == [
+    assert verdict(prove.changes(worse)) == [
         "It got worse: no trained reward rose.",
         "Trained rewards that fell: judge -0.55 ± 0.0919.",
     ]
     other = {**worse[1], "prompts": ["x", "b", "c", "d"]}
     for evaluations in ([], worse[:1], [worse[0], other]):
-        assert prove.verdict(prove.changes(evaluations))[0].startswith("No verdict: there are not two evaluations")
+        assert verdict(prove.changes(evaluations))[0].startswith("No verdict: there are not two evaluations")
     one = [{**row, "prompts": ["a"]} for row in (evaluation(0, judge=[1.0]), evaluation(5, judge=[2.0]))]
-    assert prove.verdict(prove.changes(one)) == ["No verdict: too few prompts to say how sure a change is (judge +1)."]
+    assert verdict(prove.changes(one)) == ["No verdict: too few prompts to say how sure a change is (judge +1)."]

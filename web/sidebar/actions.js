@@ -27,7 +27,7 @@ const TEXT = {
   proveInTerminalNote: t("Type this into a terminal, in the folder that has the download. It says where its page is, and the run appears here by itself."),
   inTerminal: t("Train it in a terminal"),
   inTerminalNote: t("Type this into a terminal, in the folder that has the download. The run appears here by itself."),
-  resume: t("Resume"),
+  resume: t("Resume headless"),
   resumeNote: t("It goes on from the last checkpoint, and this page shows it. For a finished run, add --iterations and their number in all."),
   stop: t("Stop"),
   stopInTerminal: t("Stop it in a terminal"),

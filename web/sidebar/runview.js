@@ -14,7 +14,7 @@ import { tryPromptSection } from "./tryprompt.js";
 
 const TEXT = {
   stop: t("Stop"),
-  resume: t("Resume"),
+  resume: t("Resume headless"),
   goOn: t("Train on…"),
   canvas: t("Resume on canvas"),
   lora: t("Load the LoRA"),
