@@ -36,7 +36,9 @@ def proves(small_graph, tmp_path, monkeypatch):
 def test_a_learning_rate_of_zero_learns_nothing(proves, capsys, tmp_path):
     code, folder = proves(changes={"OTCA_GRPOStep": {"learning_rate": 0.0}})
     said = capsys.readouterr().out
-    assert code == 0 and "iterations are too few to tell" in said
+    # How many fit into the time is the machine's matter.
+    verdict = "iterations are too few to tell" if len(rows(folder)) < 10 else "Nothing was learned: the interval"
+    assert code == 0 and verdict in said
     target = folder / "proof"
     assert {p.name for p in target.iterdir()} == {
         "proof.html",
@@ -47,7 +49,7 @@ def test_a_learning_rate_of_zero_learns_nothing(proves, capsys, tmp_path):
     }
     html = (target / "proof.html").read_text()
     page = Page(html)
-    assert not page.open and "iterations are too few to tell" in page.text and "it learned" not in page.text
+    assert not page.open and verdict in page.text and "it learned" not in page.text
     for text in [p.read_text() for p in target.iterdir()]:
         assert str(tmp_path) not in text and str(folder.home()) not in text
     evaluations = rows(folder, "evaluation.jsonl")
