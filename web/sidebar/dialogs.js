@@ -244,37 +244,21 @@ function trainingDialog(
   comfy,
   { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start },
 ) {
-  const count = h("input.otca-input", {
-    id: "otca-train-iterations",
-    type: "number",
-    min: 1,
-    max: 1e7,
-    required: true,
-    value: iterations,
-  });
-  const gpus = h("input.otca-input", {
-    id: "otca-train-gpus",
-    type: "number",
-    min: 1,
-    max: 1024,
-    required: true,
-    value: 1,
-    "aria-describedby": "otca-gpus-note",
-  });
-  const rewardGpus = h("input.otca-input", {
-    id: "otca-train-reward-gpus",
-    type: "number",
-    min: 0,
-    max: 1024,
-    required: true,
-    value: 0,
-    "aria-describedby": "otca-reward-gpus-note",
-  });
+  const number = (/** @type {string} */ id, /** @type {number} */ min, /** @type {number} */ max, value = min) =>
+    h("input.otca-input", { id, type: "number", min, max, required: true, value });
+  const explained = (/** @type {HTMLElement} */ input, /** @type {string} */ text) => {
+    const note = h("span.otca-note", { id: `${input.id}-note` }, text);
+    input.setAttribute("aria-describedby", note.id);
+    return note;
+  };
+  const count = number("otca-train-iterations", 1, 1e7, iterations);
+  const gpus = number("otca-train-gpus", 1, 1024);
+  const rewardGpus = number("otca-train-reward-gpus", 0, 1024);
   const fields = [
     before,
     field(iterationsLabel, count),
-    field(TEXT.gpus, gpus, h("span.otca-note", { id: "otca-gpus-note" }, TEXT.gpusNote)),
-    field(TEXT.rewardGpus, rewardGpus, h("span.otca-note", { id: "otca-reward-gpus-note" }, TEXT.rewardGpusNote)),
+    field(TEXT.gpus, gpus, explained(gpus, TEXT.gpusNote)),
+    field(TEXT.rewardGpus, rewardGpus, explained(rewardGpus, TEXT.rewardGpusNote)),
     after,
   ].flat();
   const values = () => ({ iterations: Number(count.value), gpus: Number(gpus.value), reward_gpus: Number(rewardGpus.value) });
@@ -282,21 +266,22 @@ function trainingDialog(
 }
 
 /**
- * A form whose answer starts something; what the server refuses is shown in it.
+ * A form whose answer starts something, or ends it for good; what the server refuses is shown in it.
  *
  * @param {Comfy} comfy
  * @param {object} options
  * @param {string} options.title
  * @param {string} [options.note]
  * @param {Child[]} options.fields
- * @param {string} options.error
+ * @param {string} [options.error]
  * @param {string} options.startLabel
+ * @param {boolean} [options.isDanger] Enter cancels
  * @param {() => Promise<void>} options.start
  */
-function askDialog(comfy, { title, note, fields, error, startLabel, start }) {
+export function askDialog(comfy, { title, note, fields, error = "", startLabel, isDanger = false, start }) {
   const message = h("div.otca-error", { role: "alert" }, error);
   const problems = h("div");
-  const submit = h("button.otca-button.otca-primary", { type: "submit" }, startLabel);
+  const submit = h(`button.otca-button.otca-${isDanger ? "danger" : "primary"}`, { type: "submit" }, startLabel);
   const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);
   const form = h(
     "form.otca-form",
@@ -310,7 +295,7 @@ function askDialog(comfy, { title, note, fields, error, startLabel, start }) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;
-    setText(submit, TEXT.starting);
+    if (!isDanger) setText(submit, TEXT.starting);
     setText(message, "");
     problems.replaceChildren();
     try {
@@ -326,6 +311,7 @@ function askDialog(comfy, { title, note, fields, error, startLabel, start }) {
     }
   });
   const dialog = openDialog(title, form);
+  if (isDanger) cancel.focus();
 }
 
 /**

@@ -2,8 +2,8 @@
 /** What a user does with a run as with a file: notes, and deleting it. */
 import { t } from "../lib/language.js";
 import { fileSize } from "../lib/library.js";
-import { openDialog, wordDialog } from "./dialogs.js";
-import { h, setText } from "./dom.js";
+import { askDialog, wordDialog } from "./dialogs.js";
+import { h } from "./dom.js";
 
 const TEXT = {
   notes: t("Notes"),
@@ -17,7 +17,6 @@ const TEXT = {
   yourself: t("Delete this folder yourself"),
   doRemove: t("Delete for good"),
   removed: (/** @type {string} */ id) => t("{name} is deleted", { name: id }),
-  cancel: t("Cancel"),
 };
 
 const SAVE_MS = 800; // after the last key
@@ -95,35 +94,16 @@ export async function deleteRun(comfy, run, done) {
     const instead = { title: TEXT.yourself, command: removal.folder, note: TEXT.size(removal) };
     return wordDialog(comfy, { title: TEXT.removeTitle(run.id), word, instead });
   }
-  const message = h("div.otca-error", { role: "alert" });
-  const submit = h("button.otca-button.otca-danger", { type: "submit" }, TEXT.doRemove);
-  const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);
-  const form = h(
-    "form.otca-form",
-    {},
+  const fields = [
     h("p.otca-path", {}, removal.folder),
     h("p.otca-note", {}, TEXT.size(removal)),
     h("p.otca-note", {}, TEXT.forGood),
     removal.begun_with.length > 0 && h("p.otca-warning", {}, TEXT.begunWith(removal.begun_with)),
-    message,
-    h("div.otca-buttons.otca-end", {}, cancel, submit),
-  );
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    submit.disabled = true;
-    setText(message, "");
-    try {
-      await comfy.postJson(`${route}/delete`);
-    } catch (error) {
-      setText(message, error.message); // and the dialog stays
-      return;
-    } finally {
-      submit.disabled = false;
-    }
-    dialog.close();
+  ];
+  const start = async () => {
+    await comfy.postJson(`${route}/delete`);
     comfy.toast("success", TEXT.removed(run.id));
     done();
-  });
-  const dialog = openDialog(TEXT.removeTitle(run.id), form);
-  cancel.focus();
+  };
+  askDialog(comfy, { title: TEXT.removeTitle(run.id), fields, startLabel: TEXT.doRemove, isDanger: true, start });
 }
