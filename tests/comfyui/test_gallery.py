@@ -8,6 +8,7 @@ import pytest
 
 from comfyui_otca.tests.comfyui.test_accessibility import AXE, HOW, axe_core
 from comfyui_otca.tests.page.strange_pictures import SCRIPT, graph, png, strange
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 from comfyui_otca.trainer.opinions.store import FILE, Store
 
 PROMPTS = ["a cat", "a castle", SCRIPT]
@@ -252,3 +253,23 @@ def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.evaluate(choose, "dark")
     assert not any(found.values()), json.dumps(found, indent=1)
+
+
+def test_train_on_these_opens_at_the_run_that_trains(canvas, pictures):
+    """ComfyUI lays an API graph out in a row: Training Run and its Train 20 were far out of the view."""
+    made = {"items": 8, "held_out": 2, "forwards": 900, "memory": None, "said": "8 pairs", "learn_from": "pairs"}
+    graph = json.loads(TEMPLATES["my_pictures"].api.read_text(encoding="utf-8"))
+    made |= {"models": [["my_pictures", "the tiny model"]], "prompt": graph, "name": "my_pictures"}
+    canvas.page.route("**/otca/gallery/workflow", lambda route: route.fulfill(json=made))
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    canvas.page.wait_for_function(f"({TILES})() > 2")
+    canvas.page.locator(".otca-gallery").get_by_role("button", name="Train on these").click()
+    canvas.page.get_by_role("button", name="Open on the canvas").click()
+    canvas.wait("""() => {
+        const run = app.graph.nodes.find(node => node.type === "OTCA_TrainingRun"), { ds, canvas } = app.canvas;
+        if (!run) return false;
+        const [x, y] = [0, 1].map(side => (run.pos[side] + run.size[side] / 2 + ds.offset[side]) * ds.scale);
+        return Math.abs(2 * x - canvas.clientWidth) < 200 && Math.abs(2 * y - canvas.clientHeight) < 200;
+    }""")
+    canvas.page.unroute("**/otca/gallery/workflow")
+    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
