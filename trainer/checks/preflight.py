@@ -514,11 +514,10 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
         model, name = graph.models.get(loader), _prompts_input(graph, dataset)
         if not (prompts := _prompts(graph, dataset)):
             continue
-        made, values = own.of(graph.workflow.entries, sampler), graph.values[dataset]
-        source = values["file"] or not values["prompts"].strip() and PRESET
-        if made and made.prompts and source == PRESET:
-            message = f"it names what this model has never seen: {PRESET} is written for models of everything"
-            yield replace(graph.problem(dataset, "file", message, made.prompts), severity="warning")
+        made = own.of(graph.workflow.entries, sampler)
+        if made and made.prompts and (graph.values[dataset][name].strip() or PRESET) == PRESET:
+            message = f"{PRESET} names what this model has never seen: it is written for models of everything"
+            yield replace(graph.problem(dataset, name, message, f"file = {made.prompts}"), severity="warning")
         checkpoint = model.checkpoint if isinstance(model, Configuration) else None
         files = needs.files_behind(graph.workflow.entries, graph.nodes[loader].inputs.get("model"))
         kind = architecture_of(files[0][0].name) if files else None  # as far as the file's name says so

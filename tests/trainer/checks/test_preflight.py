@@ -311,7 +311,7 @@ def test_prompts_that_the_tiny_models_have_never_seen(small_graph, file, text, m
     """A new Prompt Dataset has general.txt: a model of circles was trained on "a bronze statue of a hare" without a word."""
     graph = small_graph({"OTCA_PromptDataset": {"file": file, "prompts": text}, "OTCA_LoadFlowModel": {"model": model}})
     problems = preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS), 1)
-    assert [each.fix for each in problems if each.input == "file" and "never seen" in each.message] == warned
+    assert [each.fix for each in problems if "never seen" in each.message] == [f"file = {name}" for name in warned]
 
 
 @pytest.mark.parametrize(
