@@ -127,7 +127,7 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     modes[f"sampled_steps {count}, batches over several steps"] = off, several
     if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
-    if model.guides(guidance):
+    if model.calls_per_velocity(guidance) > 1:
         half = {**whole, "unconditional_gradient": False}
         modes["no unconditional gradient, recomputed"] = off, half
         modes["no unconditional gradient, kept graph"] = on, half
