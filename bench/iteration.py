@@ -43,6 +43,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.training import train
+from comfyui_otca.trainer.native.model import NativeModel
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -127,7 +128,7 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     modes[f"sampled_steps {count}, batches over several steps"] = off, several
     if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
-    if model.calls_per_velocity(guidance) > 1:
+    if model.calls_per_velocity(guidance) > 1 if isinstance(model, NativeModel) else model.guides(guidance):
         half = {**whole, "unconditional_gradient": False}
         modes["no unconditional gradient, recomputed"] = off, half
         modes["no unconditional gradient, kept graph"] = on, half

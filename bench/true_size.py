@@ -141,7 +141,6 @@ def _resident(field: str, forget: bool = False) -> float:
 
 
 def forms(file: Path, text: int, side: int, gguf: Path | None) -> None:
-
     with tempfile.TemporaryDirectory() as folder:
         exact = None
         for name, patcher in _loaded(file, Path(folder), gguf):
