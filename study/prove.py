@@ -35,7 +35,7 @@ PICTURES = 64  # of an evaluation, at least
 _EVALUATIONS = 4  # in the time that is trained, as far as they leave time to train
 _CHECKPOINT_EVERY = 5  # at least so often, since an iteration of a large model takes minutes
 _MOST_BY_CHANCE = 0.05
-_FEW = 10  # iterations, before which none of our templates has risen by more than chance
+_FEW = 10  # iterations, after which it says nothing that no reward has risen yet
 _FIX = "remove it, or choose another --output"
 
 Rehearse = Callable[[Mapping[str, Mapping]], tuple[int | None, str]]  # of a graph: bytes on a GPU, and words

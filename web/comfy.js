@@ -758,8 +758,7 @@ export async function openWorkflow({ workflow, prompt }, name) {
   if (workflow) return app.loadGraphData(workflow, true, true, name);
   await app.loadApiJson(prompt, name);
   const run = Object.keys(prompt).find((id) => prompt[id].class_type === "OTCA_TrainingRun");
-  await drawn();
-  if (run) showNode(run); // whose button trains; ComfyUI has laid the nodes out in a row
+  if (run) drawn().then(() => showNode(run)); // whose button trains: ComfyUI lays out a row. A tab behind another one draws later
 }
 
 const READABLE = 0.7; // how much the graph is magnified, at least, where a node is shown

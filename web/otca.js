@@ -137,7 +137,7 @@ const HEATMAP = [400, 600];
 function openReadable(node, definition) {
   const found = READABLE.find(([is]) => is(definition));
   const [width, height] = found ? found.slice(1).map(Number) : heatmapWidget.fits(definition) ? HEATMAP : [0, 0];
-  node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
+  if (width) node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
 }
 
 comfy.announceEvents();

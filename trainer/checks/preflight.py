@@ -394,12 +394,13 @@ def _models(graph: _Graph) -> Iterator[Problem]:
 
 def _beyond_here(options: Mapping[str, Any]) -> Misfit | None:
     """What Model Memory asks of packages that are not here."""
-    if options.get("quantize", "none") == "none" and options.get("attention", "auto") == "auto":
+    chosen = LoadOptions(**options)
+    if (chosen.quantize, chosen.attention, chosen.shard) == ("none", "auto", False):
         return None
     from ..families import loading  # imports torch
 
     try:
-        loading.check_options(LoadOptions(**options))
+        loading.check_options(chosen)
     except FlowModelError as error:
         return Misfit("memory", *_parted(error))
     return None
