@@ -123,12 +123,13 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     whole = {"sampled_steps": 0, "unconditional_gradient": True, "batch_size": 0}
     modes = {"recomputed": (off, whole), "kept graph": (on, whole)}
     modes["batches over two steps"] = off, {**whole, "batch_size": 2 * samples}
-    modes[f"sampled_steps {count}"] = off, {**whole, "sampled_steps": count}
-    several = {**whole, "sampled_steps": count, "batch_size": samples}
-    modes[f"sampled_steps {count}, batches over several steps"] = off, several
+    fewer = {**whole, "sampled_steps": count}
+    modes[f"sampled_steps {count}"] = off, fewer
+    modes[f"sampled_steps {count}, batches over several steps"] = off, {**fewer, "batch_size": samples}
     if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
-    if model.calls_per_velocity(guidance) > 1 if isinstance(model, NativeModel) else model.guides(guidance):
+    is_guided = model.calls_per_velocity(guidance) > 1 if isinstance(model, NativeModel) else model.guides(guidance)
+    if is_guided:
         half = {**whole, "unconditional_gradient": False}
         modes["no unconditional gradient, recomputed"] = off, half
         modes["no unconditional gradient, kept graph"] = on, half

@@ -121,6 +121,21 @@ def test_while_prompts_wait_no_next_run_is_foretold_and_the_first_iteration_is_s
     assert "Press Run" in curves.inner_text() and not coming.evaluate("element => element.hidden")
 
 
+# Train 20 on a graph that ComfyUI refuses: it queues nothing, and no event tells of a queue.
+PRESSED_TWICE = """async id => {
+    const { app } = comfyAPI.app, before = app.queuePrompt, asked = [];
+    const { callback } = app.graph.getNodeById(id).widgets.find(({ name }) => name === "Train 20");
+    app.queuePrompt = async (number, count) => { asked.push(count); return false; };
+    try {
+        await callback();
+        await callback();
+    } finally {
+        app.queuePrompt = before;
+    }
+    return asked;
+}"""
+
+
 def test_train_20_stops_what_it_has_queued(fed):
     """There was no Stop: the red X ended one Run of twenty, and a second click on Train 20 queued twenty more."""
     tell = "([type, detail]) => comfyAPI.api.api.dispatchCustomEvent(type, detail)"
@@ -144,10 +159,12 @@ def test_train_20_stops_what_it_has_queued(fed):
         fed.wait(f"() => ({button})().label === 'Stop after this one (2 left)'")
         fed.page.evaluate(f"() => ({button})().callback()")
         fed.wait(f"() => ({button})().label === 'Train 20'")
+        asked = fed.page.evaluate(PRESSED_TWICE, 12)
     finally:
         fed.page.unroute("**/queue", answer)
         fed.page.evaluate(tell, ["status", {"exec_info": {"queue_remaining": 0}}])
     assert taken == ["prompt 0", "prompt 1"] and [entry[1] for entry in entries] == ["prompt 2"]
+    assert asked == [20, 20], "after a graph that was refused, the second click was a Stop of nothing"
 
 
 def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):

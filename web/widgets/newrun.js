@@ -42,7 +42,11 @@ export const newRunWidget = {
     async function queue() {
       isMany = true;
       queuing = comfy.queueRuns(MANY);
-      await queuing;
+      try {
+        await queuing;
+      } finally {
+        isMany &&= (await comfy.waitingHere()).length > 0; // a graph that is refused queues none, and tells nobody of a queue
+      }
     }
 
     async function stop() {
