@@ -40,7 +40,7 @@ def check(
     processes: int = 1,
     progress: Progress = lambda count: None,
 ) -> list[Finding]:
-    """What is as the bundle wants it here, and what is not, for a training by so many processes.
+    """Compares this machine with what the bundle wants, for a training by so many processes.
 
     Args:
         models: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
@@ -91,7 +91,7 @@ def _models(wanted: Manifest, roots: Sequence[Path], with_hashes: bool, progress
     yield from _listed(wrong, "put the same file there that the bundle was made with")
     yield from (Finding("warning", text) for text in unknown)
     if not wrong and wanted.models:
-        compared = "size and SHA-256" if with_hashes and all(one.sha256 for one in wanted.models) else "size only"
+        compared = "size and SHA-256" if with_hashes and all(model.sha256 for model in wanted.models) else "size only"
         yield Finding("ok", f"all {len(wanted.models)} model files are there ({compared})")
 
 

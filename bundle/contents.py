@@ -1,4 +1,4 @@
-"""What goes into a bundle: the part of a graph that trains, by the names that its files have there, and these files.
+"""The contents of a bundle: the part of a graph that trains, by the names that its files have there, and these files.
 
 What an input names is known by its node's WANTS, so that a new node needs nothing here. A path of this machine that is left in
 the graph is refused, and so is what looks like a key: a bundle is made to be copied elsewhere.
@@ -43,7 +43,7 @@ Inputs = dict[str, Any]  # of a node, which are changed in place
 
 @dataclass
 class Contents:
-    """What one bundle holds.
+    """The contents of one bundle.
 
     Attributes:
         graph: in API form, as it is written.
@@ -69,7 +69,7 @@ class Contents:
 
 
 def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
-    """What a bundle of this workflow holds. It has to be one that validates (`begun_from_runs` comes before).
+    """Collects the contents of a bundle of this workflow. It has to be one that validates (`begun_from_runs` comes before).
 
     Args:
         run_name: instead of the graph's own.
@@ -143,7 +143,7 @@ class _Collector:
                 self._refuse(node_id, name, value, "is a path of this machine", fix)
 
     def finish(self) -> None:
-        """What is known of the graph as a whole."""
+        """Completes the contents by what follows from the graph as a whole."""
         contents = self.contents
         for kind, name in contents.comfyui.files if contents.comfyui else ():
             contents.models.append(Model(name, kind, found.of_comfyui(kind, name)))
@@ -200,17 +200,17 @@ class _Collector:
         return self._copy(path, INPUTS, opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
 
     def _pairs(self, want: Want, inputs: Inputs) -> None:
-        taken = reading.read_folder(want.what)
-        if own := _name_in_pack(taken.path, paths.ASSETS / "prompts"):
+        folder = reading.read_folder(want.what)
+        if own := _name_in_pack(folder.path, paths.ASSETS / "prompts"):
             inputs[want.input] = own
             return
-        name = inputs[want.input] = self._name(taken.path, INPUTS)
+        name = inputs[want.input] = self._name(folder.path, INPUTS)
         below = f"{INPUTS}/{name}"
-        self.contents.copied[f"{below}/{reading.FILE}"] = taken.as_lines().encode()
-        for pair in taken.pairs:
+        self.contents.copied[f"{below}/{reading.FILE}"] = folder.as_lines().encode()
+        for pair in folder.pairs:
             for file in pair.files:
-                taken.picture(pair, file)  # a link out of the folder is refused here
-                self.contents.copied[f"{below}/{os.path.normpath(file)}"] = taken.path / file
+                folder.picture(pair, file)  # a link out of the folder is refused here
+                self.contents.copied[f"{below}/{os.path.normpath(file)}"] = folder.path / file
 
     def _opinions(self, want: Want, inputs: Inputs) -> None:
         """Copies opinions and those of their pictures that can be read; those of this machine without what the tag leaves out."""
@@ -220,16 +220,16 @@ class _Collector:
             return
         name = inputs[want.input] = self._name(Path(source.name) if want.what else Path("my_pictures"), INPUTS)
         rows = []
-        for each in dict.fromkeys(each for opinion in source.opinions for each in opinion.pictures):
-            known = source.pictures.get(each, kinds.Picture(each))
+        for id_ in dict.fromkeys(id_ for opinion in source.opinions for id_ in opinion.pictures):
+            picture = source.pictures.get(id_, kinds.Picture(id_))
             try:
-                content = source.read(known)
+                content = source.read(picture)
             except (OSError, ValueError, opening.Refused):
                 continue  # it is gone; what is said of it is left out there, as here
-            file = f"{each}{Path(known.path).suffix.lower()}"
+            file = f"{id_}{Path(picture.path).suffix.lower()}"
             self.contents.copied[f"{INPUTS}/{name}/{file}"] = content
-            self.contents.pictures.append(known.path)
-            rows.append(kinds.line(replace(known, path=file)))
+            self.contents.pictures.append(picture.path)
+            rows.append(kinds.line(replace(picture, path=file)))
         text = "".join(f"{row}\n" for row in (*rows, *map(kinds.line, source.opinions)))
         self.contents.copied[f"{INPUTS}/{name}/{plan.FILE}"] = text.encode()
         if not want.what:
@@ -312,10 +312,10 @@ class _Collector:
             stem, suffix = (source.name, "") if source.is_dir() else (source.stem, source.suffix)
             stem = re.sub(r"[^\w .+-]", "_", stem).strip(". -") or "file"
             suffix = re.sub(r"[^\w.]", "_", suffix)
-            taken = {name.lower() for (other, _), name in self._named.items() if other == folder}
-            endings = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
+            taken_names = {name.lower() for (other, _), name in self._named.items() if other == folder}
+            endings = ("", *(f"_{number}" for number in range(2, len(taken_names) + 3)))
             names = (f"{stem[:80]}{ending}{suffix}" for ending in endings)
-            self._named[key] = plain_name(next(name for name in names if name.lower() not in taken))
+            self._named[key] = plain_name(next(name for name in names if name.lower() not in taken_names))
         return self._named[key]
 
     # --- what must not leave ----------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ OF_KINDS = {RUN: _Collector._python, POST: _Collector._address, wants.SECRET: _C
 
 
 def _name_in_pack(path: Path, folder: Path) -> str | None:
-    """What comes with the pack, by its name there; None for anything else."""
+    """The name in the pack of a file that comes with it; None for any other."""
     real, above = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return real.relative_to(above).as_posix() if real.is_relative_to(above) else None
 

@@ -90,8 +90,8 @@ def _in_hub_cache(name: str) -> list[Path]:
     """A file of that name, as rewards have them from the hub; none where several repositories have different ones."""
     from huggingface_hub import constants
 
-    found = Path(constants.HF_HUB_CACHE).glob(f"models--*/snapshots/*/{glob.escape(name)}")
-    alike = {path.resolve(): path for path in found if path.is_file()}
+    paths = Path(constants.HF_HUB_CACHE).glob(f"models--*/snapshots/*/{glob.escape(name)}")
+    alike = {path.resolve(): path for path in paths if path.is_file()}
     return list(alike.values()) if len(alike) == 1 else []
 
 

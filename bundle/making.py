@@ -113,7 +113,7 @@ def _describe(contents: Contents, run: Path | None) -> Manifest:
     lines, versions = packages.needed(contents.graph)
     contents.copied["requirements.txt"] = packages.requirements_text(lines).encode()
     contents.copied["constraints.txt"] = packages.pinned(versions).encode()
-    needed, said = memory(contents.graph)
+    needed, estimate = memory(contents.graph)
     return Manifest(
         run_name=contents.run_name,
         otca=packages.version(),
@@ -121,18 +121,18 @@ def _describe(contents: Contents, run: Path | None) -> Manifest:
         torch=packages.torch_version(),
         packages=versions,
         memory_bytes=needed,
-        estimate=[" ".join(line.split())[:400] for line in (said, _pace(contents.graph, run))],
+        estimate=[" ".join(line.split())[:400] for line in (estimate, _pace(contents.graph, run))],
     )
 
 
 def memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:
     """The bytes of one GPU, if they are known, and a line about them: what `otca memory` says."""
     try:
-        found = needs.read(graph)[0].needs
+        needed = needs.read(graph)[0].needs
     except (OSError, ValueError) as error:  # also if the package is missing that knows the model
         return None, f"memory: unknown ({error})"
-    words = f"memory: about {found.total / GB:.1f} GB on each GPU, in {found.phase} (an estimate by arithmetic)"
-    return int(found.total), words
+    words = f"memory: about {needed.total / GB:.1f} GB on each GPU, in {needed.phase} (an estimate by arithmetic)"
+    return int(needed.total), words
 
 
 def _pace(graph: Mapping[str, Mapping], folder: Path | None) -> str:
@@ -205,7 +205,7 @@ def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
 
 
 def settings_text(contents: Contents) -> str:
-    """What run.sh reads: the only script with names of the user's in it, each quoted so that a shell takes it for no more."""
+    """The settings for run.sh, the one script with the user's names in it, each quoted so that a shell takes it for no more."""
     needs = contents.comfyui
     lists = {"CUSTOM_NODES": needs.packs if needs else (), "ALLOW_HOSTS": contents.hosts}
     lines = [f"RUN_NAME={shlex.quote(contents.run_name)}", f"NEEDS_COMFYUI={'1' if needs else ''}"]
@@ -281,7 +281,7 @@ def _pack(folder: Path, target: Path) -> None:
 
 
 def report(contents: Contents, described: Manifest) -> dict[str, Any]:
-    """What the page shows of a bundle that was made."""
+    """The report that the page shows of a bundle that was made."""
     sizes = [entry.bytes or 0 for entry in described.models]
     return {
         "models": [{"path": entry.path, "where": entry.where, "bytes": entry.bytes} for entry in described.models],

@@ -49,8 +49,8 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a bundle says of itself. `memory_bytes` is what one GPU needs; None if it is not known. `estimate` says in words how
-    much memory and time the training takes."""
+    """A bundle's description of itself. `memory_bytes`: of one GPU; None if not known. `estimate` says in words what memory and
+    time the training takes."""
 
     model_config = ConfigDict(strict=True)
 

@@ -51,29 +51,31 @@ def needed(graph: Mapping[str, Mapping]) -> tuple[list[str], dict[str, str]]:
     processes train it: lines are exact for what is here and fits, else as the pack bounds it. torch depends on the machine's GPU.
     """
     lines = (PACK / "requirements.txt").read_text("utf-8").splitlines()
-    asked = [one for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS, SEVERAL) for one in extras.requirements(*needs)]
-    direct = {canonicalize_name(one.name): one for one in (*asked, *map(Requirement, lines)) if one.name != TORCH}
+    specs = [
+        need for needs in extras.wanted(graph, NODE_CLASS_MAPPINGS, SEVERAL) for need in extras.requirements(*needs)
+    ]
+    direct = {canonicalize_name(need.name): need for need in (*specs, *map(Requirement, lines)) if need.name != TORCH}
     versions: dict[str, str] = {}
-    pending: list[tuple[Requirement, str]] = [(one, name) for name, one in direct.items()]
+    pending: list[tuple[Requirement, str]] = [(need, name) for name, need in direct.items()]
     while pending:
-        one, name = pending.pop()
+        need, name = pending.pop()
         version = extras.installed(name)  # None: not here, or of a system or a Python that this is not
         if version is not None and name not in (TORCH, *versions):
             versions[name] = version.partition("+")[0]
-            pending += _needs_of(one)
+            pending += _needs_of(need)
     listed = []
-    for name, one in sorted(direct.items()):
-        fits = name in versions and one.specifier.contains(versions[name], prereleases=True)
-        extra = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
-        listed.append(f"{name}{extra}=={versions[name]}" if fits else str(one))
+    for name, need in sorted(direct.items()):
+        fits = name in versions and need.specifier.contains(versions[name], prereleases=True)
+        extra = f"[{','.join(sorted(need.extras))}]" if need.extras else ""
+        listed.append(f"{name}{extra}=={versions[name]}" if fits else str(need))
     return listed, dict(sorted(versions.items()))
 
 
 def _needs_of(package: Requirement) -> Iterator[tuple[Requirement, str]]:
     for line in metadata.requires(package.name) or ():
-        one = Requirement(line)
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *package.extras)):
-            yield one, canonicalize_name(one.name)
+        need = Requirement(line)
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *package.extras)):
+            yield need, canonicalize_name(need.name)
 
 
 def version() -> str:

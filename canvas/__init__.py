@@ -1,4 +1,4 @@
-"""What ComfyUI's canvas remembers between two prompts: whose a model is, and what the nodes show.
+"""The memory of ComfyUI's canvas between two prompts: whose a model is, and what the nodes show.
 
 The one place above trainer/ that asks whether ComfyUI is there: what it offers to nodes does nothing headlessly.
 """

@@ -46,7 +46,7 @@ _last_key: list[tuple[str, int]] = []
 
 @dataclass(frozen=True)
 class Start:
-    """What Load Flow Model puts into a fresh adapter: nothing, the last checkpoint of a run, or an adapter's file."""
+    """The content that a fresh adapter gets: nothing, the last checkpoint of a run, or an adapter's file."""
 
     run: Path | None = None
     file: Path | None = None
@@ -124,8 +124,8 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
             if model.policy.version
             else "not recorded: no Training Run"
         )
-    asked, run = _asked(graph, node), run_of(model)
-    if run is not None and run.held.asked == asked:
+    wish, run = _asked(graph, node), run_of(model)
+    if run is not None and run.held.asked == wish:
         run.held.check()
         run.held.node = node  # its id is another in a subgraph, a copy and a paste
         _undo_what_is_not_on_record(run, model)
@@ -133,7 +133,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     else:
         if run is not None:
             let_go(run)
-        run = _open(model, asked, graph, node)
+        run = _open(model, wish, graph, node)
     _refuse_ended(run, graph, node)
     return standing(model)
 
@@ -175,7 +175,7 @@ def recorder(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
 
 @dataclass(frozen=True)
 class Coming:
-    """What the next prompt of a graph would train.
+    """The training that the next prompt of a graph would be.
 
     Attributes:
         iteration: that the run stands at; 0 for a new one.
@@ -192,17 +192,17 @@ class Coming:
 
 def coming(graph: Mapping, node: str) -> Coming:
     """Which run the next prompt of this graph would go on with, as `take_up` would decide it. Raises RunError as that does."""
-    asked = _asked(graph, node)
+    wish = _asked(graph, node)
     loader = lineage.loader_above(graph, node)
     resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
-    own = asked[0] if resumed == graph[node]["inputs"]["run_name"] else _own(asked)
+    own = wish[0] if resumed == graph[node]["inputs"]["run_name"] else _own(wish)
     if own is not None and (iteration := _stands_at(own)):
         return Coming(own.name, iteration, at=lineage.stands_at(_graph_of(own), iteration, graph, node))
     adapter = loader and lineage.structure(graph, loader)
     others = (
-        (folder.name, _stands_at(folder)) for folder in _earlier(asked[0]) if adapter in _made_by(folder, loaders=True)
+        (folder.name, _stands_at(folder)) for folder in _earlier(wish[0]) if adapter in _made_by(folder, loaders=True)
     )
-    return Coming(next(filter(is_free, _names(asked[0]))).name, other=next(others, None))
+    return Coming(next(filter(is_free, _names(wish[0]))).name, other=next(others, None))
 
 
 def _own(asked: Asked) -> Path | None:
@@ -264,7 +264,7 @@ def sampling_key(graph: Mapping | None) -> str | None:
     if not here():
         return None
     graph = graph or comfyui.running_prompt()
-    keys = [(str(asked[0]), _lost[asked]) for asked in (_asked(graph, node) for node in lineage.runs(graph))]
+    keys = [(str(key[0]), _lost[key]) for key in (_asked(graph, node) for node in lineage.runs(graph))]
     if keys:
         _last_key[:] = sorted(keys)
     return json.dumps(_last_key)
@@ -417,7 +417,7 @@ def _run_node(graph: Mapping, node_id: str) -> str | None:
 
 
 def _asked(graph: Mapping, node: str) -> Asked:
-    """What is asked for before anything is sampled: the run's name is a constant of the graph."""
+    """Asks for the run before anything is sampled: its name is a constant of the graph."""
     name = graph[node]["inputs"].get("run_name")
     if not isinstance(name, str):
         raise RunError(

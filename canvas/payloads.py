@@ -1,4 +1,4 @@
-"""What nodes send to the page: plain lists and numbers, rounded to what an eye can tell apart; None is "not known"."""
+"""The messages of nodes to the page: plain lists and numbers, rounded to what an eye can tell apart; None is "not known"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page can ask of the nodes after they ran: their last results, a preview of one step, and to free memory.
+"""The page's questions to nodes that ran: their last results, a preview of one step, and to free memory.
 
 ComfyUI's own message carries a result to the page once; a reloaded page finds it here. Models are only borrowed from ComfyUI's
 cache, by weak references. So is what the pictures of the heatmap's cells are decoded from, except of the iteration that finished
@@ -39,7 +39,7 @@ MOST_KEPT_BYTES = 2 * 2**30  # of main memory, for the pictures of the last iter
 
 
 class Look:
-    """What the pictures of a heatmap's cells are decoded from.
+    """The latents that the pictures of a heatmap's cells are decoded from.
 
     Args:
         made_by: the fingerprint of the graph that sampled the trajectories.
@@ -137,7 +137,7 @@ def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dic
 
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
-    """What that node last showed, by kind; also what a script queued, whose graph has no workflow id."""
+    """The results that a node showed last, by kind; also what a script queued, whose graph has no workflow id."""
     return _results.get((workflow, node)) or _results.get((None, node), {})
 
 
@@ -179,14 +179,14 @@ def coming(graph: Mapping) -> dict[str, dict]:
     from ..trainer.run.folder import RunError
     from . import ownership
 
-    said = {}
+    messages = {}
     for node, entry in graph.items():
         if entry["class_type"] == RUN_NODE:
             try:
-                said[node] = asdict(ownership.coming(graph, node)) | {"still": _moves_nothing(graph, entry)}
+                messages[node] = asdict(ownership.coming(graph, node)) | {"still": _moves_nothing(graph, entry)}
             except RunError as error:
-                said[node] = {"problem": str(error)}
-    return said
+                messages[node] = {"problem": str(error)}
+    return messages
 
 
 def _moves_nothing(graph: Mapping, run: Mapping) -> bool:
@@ -273,7 +273,7 @@ def make_room_for_others() -> None:
 
 
 def picture(draw: Callable):
-    """What a node shows on the canvas, as ComfyUI's IMAGE: where there is no package to draw it, a picture that says so.
+    """The picture that a node shows, as ComfyUI's IMAGE: where there is no package to draw it, a picture that says so.
     Headlessly nothing is drawn."""
     if not here():
         return None

@@ -1,3 +1,3 @@
-"""What `otca` can do: modules of commands that belong together, and options.py for what they share."""
+"""The commands of `otca`: modules of commands that belong together, and options.py for what they share."""
 
 MODULES = ("training", "proving", "bundle", "pictures", "pages", "judging", "compare")  # in the order of `otca --help`

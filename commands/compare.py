@@ -78,6 +78,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
     Ctrl-C keeps what is done, and the same command continues from there.
     """
+    from ..host.text import named_path
     from ..study import compare as study
 
     if environment.has("RANK"):
@@ -85,7 +86,12 @@ def compare(arguments: argparse.Namespace) -> int:
             "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
         )
     options.begin(arguments, arguments.prompts, arguments.features)
-    workflows = _workflows(arguments)
+    workflows: dict[str, Workflow] = {}
+    for text in arguments.workflows:
+        name, arguments.workflow = named_path(text, "workflow")
+        if name in workflows:
+            raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
+        workflows[name] = options.load(arguments)
     baseline = arguments.baseline or next(iter(workflows))
     if baseline not in workflows:
         raise ValueError(f"--baseline {baseline!r} is not a workflow. Fix: one of {', '.join(workflows)}")
@@ -102,20 +108,8 @@ def compare(arguments: argparse.Namespace) -> int:
     return options.stoppable(work, options.CONTINUES.format(arguments.output))
 
 
-def _workflows(arguments: argparse.Namespace) -> dict[str, Workflow]:
-    from ..host.text import named_path
-
-    workflows = {}
-    for text in arguments.workflows:
-        name, arguments.workflow = named_path(text, "workflow")
-        if name in workflows:
-            raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
-        workflows[name] = options.load(arguments)
-    return workflows
-
-
 def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) -> Settings:
-    """What the command line leaves open is as on the baseline's Training Run."""
+    """Settings of the command line; an open one is as on the baseline's Training Run."""
     from ..study import fairness
     from ..study.compare import TUNING_SEED
     from ..study.comparison import VERDICT_SEEDS

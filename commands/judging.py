@@ -1,4 +1,4 @@
-"""What judges: `otca score`, `otca eval`, `otca analyze`; and `otca taste fit`, which learns to."""
+"""Commands that judge: `otca score`, `otca eval`, `otca analyze`; and `otca taste fit`, which learns to."""
 
 from __future__ import annotations
 

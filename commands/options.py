@@ -1,4 +1,4 @@
-"""What commands share: how arguments are declared, the workflow that they load, what the user allows, how a stop ends them."""
+"""Parts of commands: how arguments are declared, the workflow that they load, what the user allows, how a stop ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Argument = Callable[[argparse._ActionsContainer], object]  # adds itself to a pa
 COMMANDS: list[Callable] = []  # each adds a command to the subparsers of `otca`
 
 
-def command(name: str, said: str, *arguments: Argument):
+def command(name: str, text: str, *arguments: Argument):
     """Makes a function a command of `otca`, described by its docstring. It imports what is heavy only once it is called.
 
     `name` may be two words, as in `taste fit`.
@@ -34,8 +34,8 @@ def command(name: str, said: str, *arguments: Argument):
         def add(commands) -> None:
             *above, last = name.split()
             for word in above:
-                commands = commands.add_parser(word, help=said).add_subparsers(required=True, metavar="ACTION")
-            parser = commands.add_parser(last, help=said, description=run.__doc__)
+                commands = commands.add_parser(word, help=text).add_subparsers(required=True, metavar="ACTION")
+            parser = commands.add_parser(last, help=text, description=run.__doc__)
             parser.set_defaults(command=run)
             _add_all(parser, arguments)
 
@@ -48,25 +48,25 @@ def command(name: str, said: str, *arguments: Argument):
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def arg(name: str, said: str | None = None, **how) -> Argument:
+def arg(name: str, text: str | None = None, **how) -> Argument:
     """An argument as argparse has it; its help names the default."""
     if how.get("default") not in (None, "", []):
-        said = f"{said} (default {how['default']})"
-    return lambda parser: parser.add_argument(name, help=said, **how)
+        text = f"{text} (default {how['default']})"
+    return lambda parser: parser.add_argument(name, help=text, **how)
 
 
-def flag(name: str, said: str) -> Argument:
-    return arg(name, said, action="store_true")
+def flag(name: str, text: str) -> Argument:
+    return arg(name, text, action="store_true")
 
 
-def count(name: str, said: str, default: int | None = None) -> Argument:
+def count(name: str, text: str, default: int | None = None) -> Argument:
     """A whole number from 1."""
-    return arg(name, said, type=positive, default=default, metavar="N")
+    return arg(name, text, type=positive, default=default, metavar="N")
 
 
-def many(name: str, metavar: str, said: str, **how) -> Argument:
+def many(name: str, metavar: str, text: str, **how) -> Argument:
     """An option that may be given more than once: a list."""
-    return arg(name, f"{said}. May be given more than once", action="append", default=[], metavar=metavar, **how)
+    return arg(name, f"{text}. May be given more than once", action="append", default=[], metavar=metavar, **how)
 
 
 def group(title: str, *arguments: Argument) -> Argument:
@@ -202,10 +202,10 @@ def change(workflow: Workflow, changes: Sequence[str]) -> None:
     from ..host.access import permissions
     from ..host.access.wants import wants_of
 
-    for each in changes:
-        name, equals, value = each.partition("=")
+    for option in changes:
+        name, equals, value = option.partition("=")
         if not equals:
-            raise ValueError(f"--set {each!r} has no '='. Fix: --set NODE.INPUT=VALUE")
+            raise ValueError(f"--set {option!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         if "." in name:
             node, name = workflow.set(name, value)
             # The user typed the value, and so allows what the input asks for.
@@ -259,7 +259,7 @@ def set_seeds(workflow, seed: int | None) -> None:
 
 
 def text_encoder(arguments: argparse.Namespace) -> Callable[[str], Any]:
-    """What loads a judge that --reward names: ComfyUI, if COMFYUI says where it is."""
+    """The loader of a judge that --reward names: ComfyUI, if COMFYUI says where it is."""
     from ..study.scoring import no_comfyui
 
     def load(name: str) -> Any:
@@ -291,7 +291,7 @@ def say(line: str) -> None:
 
 
 def begin(arguments: argparse.Namespace, *named: str | Path | None) -> None:
-    """What comes before a command's own work: permissions, the files that the user typed, the device, a quiet terminal."""
+    """Prepares a command's own work: permissions, the files that the user typed, the device, a quiet terminal."""
     from ..host.devices import choose
 
     allow(arguments)

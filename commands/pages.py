@@ -110,15 +110,15 @@ def where(arguments: argparse.Namespace) -> int:
         print(json.dumps(listed, indent=1))
         return 0
     for group, chosen in (
-        ("the pack's own", lambda one: one["ours"] and one["written"]),
-        ("others' too, where it writes", lambda one: not one["ours"] and one["written"]),
-        ("only read", lambda one: not one["written"]),
+        ("the pack's own", lambda place: place["ours"] and place["written"]),
+        ("others' too, where it writes", lambda place: not place["ours"] and place["written"]),
+        ("only read", lambda place: not place["written"]),
     ):
         print(f"{group}:")
-        for one in filter(chosen, listed):
-            size = f"{one['files']} files, {one['bytes'] / 1e6:,.1f} MB" if one["exists"] else "nothing there"
-            lost = f". Lost with it: {one['loses']}" if one["loses"] else ""
-            print(f"  {one['path']}  ({size})\n    {one['name']}: {one['use']}{lost}")
+        for place in filter(chosen, listed):
+            size = f"{place['files']} files, {place['bytes'] / 1e6:,.1f} MB" if place["exists"] else "nothing there"
+            lost = f". Lost with it: {place['loses']}" if place["loses"] else ""
+            print(f"  {place['path']}  ({size})\n    {place['name']}: {place['use']}{lost}")
     print("Commands in a terminal also write where --output, --csv and --folder say.")
     return 0
 

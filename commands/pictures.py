@@ -66,8 +66,8 @@ def _pair(arguments: argparse.Namespace) -> int:
     from ..inference.loading import pair_to_folder
 
     others = ("output", "guide", "steps", "size", "frames")
-    if len(arguments.prompt) > 1 or (given := [f"--{name}" for name in others if getattr(arguments, name)]):
-        extra = "a second --prompt" if len(arguments.prompt) > 1 else given[0]
+    if len(arguments.prompt) > 1 or (set_options := [f"--{name}" for name in others if getattr(arguments, name)]):
+        extra = "a second --prompt" if len(arguments.prompt) > 1 else set_options[0]
         raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
     classes = options.classes_of_run(arguments, arguments.source)
     folder = Path(arguments.source).expanduser()

@@ -184,17 +184,17 @@ def memory(arguments: argparse.Namespace) -> int:
     if arguments.gpu_gb:
         machine = replace(machine, device="a GPU", has=arguments.gpu_gb * GB)
     case, files = needs.read(workflow.graph, machine)
-    has, found = machine.has, case.decided.estimate(machine.has)
+    has, estimate = machine.has, case.decided.estimate(machine.has)
     size = f", {in_words(case.iteration.size)}" if case.iteration else ""
     print(f"{case.title}{size}: counted from configurations, not measured on a GPU")
     for line in files:
         print(f"  {line}")
-    for phase, parts in found.phases.items():
+    for phase, parts in estimate.phases.items():
         of = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size > 0.05 * GB)
-        print(f"{phase:22}{found.totals[phase] / GB:7.1f} GB: {of}")
-    print(f"{'needs':22}{found.total / GB:7.1f} GB, in {found.phase}")
+        print(f"{phase:22}{estimate.totals[phase] / GB:7.1f} GB: {of}")
+    print(f"{'needs':22}{estimate.total / GB:7.1f} GB, in {estimate.phase}")
     print(f"{'has':22}{has / GB:7.1f} GB{'' if machine.device else ' of main memory; --gpu-gb N compares with a GPU'}")
-    for words, changed in case.changes().items() if found.total > has else ():
+    for words, changed in case.changes().items() if estimate.total > has else ():
         print(f"  with {words}: {changed.needs.total / GB:.1f} GB{', which fits' * (changed.needs.total <= has)}")
     print(case.sentence(has))
     return 0

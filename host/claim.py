@@ -351,7 +351,7 @@ def _refusal(folder: Path, who: Holder) -> Claimed:
 
 
 def _remedy(folder: Path) -> str:
-    """What helps on the canvas, on the page and in a terminal alike."""
+    """The fix that helps on the canvas, on the page and in a terminal alike."""
     return f"if nothing trains there, remove {folder / CLAIM} (headlessly: --take-over)"
 
 
@@ -372,7 +372,7 @@ def _who(folder: Path) -> str:
 
 def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_lock: bool) -> str:
     """Writes claim.json, unless one there still holds; returns its token. Raises Claimed."""
-    ours, message = ourselves(place), ""
+    claim, message = ourselves(place), ""
     try:
         written = _written(folder)
     except Damaged as error:
@@ -386,11 +386,11 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
             message = f"{written} had claimed {folder}; the folder is taken over, as you said"
         else:
             raise _refusal(folder, written)
-    write_text(folder / CLAIM, json.dumps(asdict(ours), indent=1))
+    write_text(folder / CLAIM, json.dumps(asdict(claim), indent=1))
     if not by_lock:  # of several that write a claim at one moment, all but the last see another's
         time.sleep(NO_LOCK_WAIT)
-        if (last := _written(folder)) is None or last.token != ours.token:
+        if (last := _written(folder)) is None or last.token != claim.token:
             raise _in_use(folder, last or "another process")
     if message:
         say(message)
-    return ours.token
+    return claim.token

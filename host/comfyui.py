@@ -91,8 +91,8 @@ def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
 
 
 def _workflow_id(extra: Mapping) -> str | None:
-    known = (canvas_of(extra.get("extra_pnginfo")) or {}).get("id")
-    return known if isinstance(known, str) and len(known) <= LONGEST_ID else None
+    id_ = (canvas_of(extra.get("extra_pnginfo")) or {}).get("id")
+    return id_ if isinstance(id_, str) and len(id_) <= LONGEST_ID else None
 
 
 def canvas_of(information: object) -> dict | None:
@@ -112,7 +112,7 @@ def tell(event: str, data: dict) -> None:
 
 
 def _running() -> list[tuple]:
-    """What ComfyUI's queue executes: number, id, graph, extra data, output nodes …"""
+    """The entries that ComfyUI's queue executes: number, id, graph, extra data, output nodes …"""
     return list(_server().prompt_queue.currently_running.values())
 
 

@@ -116,17 +116,17 @@ def peak_memory() -> dict[str, int]:
     """The most bytes that this process has had of each kind of memory so far, where the system says it."""
     import torch
 
-    found = {}
+    peaks = {}
     if torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
             if peak := torch.cuda.max_memory_reserved(number):
-                found[torch.cuda.get_device_name(number)] = peak
+                peaks[torch.cuda.get_device_name(number)] = peak
     if sys.platform != "win32":
         import resource
 
         unit = 1 if sys.platform == "darwin" else 1024
-        found["main memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return found
+        peaks["main memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peaks
 
 
 QUEUES = {"cuda"}  # accelerators that take copies of main memory in turn, without the host waiting for them
@@ -170,7 +170,7 @@ def chosen_device(name: str) -> str:
 
 
 def chosen_reward_device(name: str) -> str:
-    """As `chosen_device`, for a reward: `auto` may be a GPU that only rewards use."""
+    """The same as `chosen_device`, for a reward: `auto` may be a GPU that only rewards use."""
     return _chosen["rewards"] if _chosen["rewards"] and name == "auto" else chosen_device(name)
 
 
@@ -186,7 +186,7 @@ class Resident:
     _home: torch.device | None = None  # where to return to, while it is away
 
     def _networks(self) -> list[torch.nn.Module]:
-        """What `leave` moves."""
+        """The networks that `leave` moves."""
         return []
 
     def _move(self, device: torch.device) -> None:
@@ -230,7 +230,7 @@ class Resident:
 
 def held_on(kind: str, number: int) -> int | None:
     """Bytes of weights that residents have on a device of torch; None if they have none. Does not wait for a move to end."""
-    weights = [weight for each in list(_residents) for network in each._networks() for weight in network.parameters()]
+    weights = [weight for user in list(_residents) for network in user._networks() for weight in network.parameters()]
     on_it = [w.nbytes for w in weights if w.device.type == kind and (w.device.index or 0) == number]
     return sum(on_it) or None
 

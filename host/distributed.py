@@ -74,10 +74,9 @@ def begin(cpu: bool) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         first = environment.read("LOCAL_RANK", "0") == "0"  # on each machine one says what it waits for
+        say = functools.partial(print, file=sys.stderr, flush=True) if first else lambda line: None
         try:
-            with silence.broken(
-                _tell if first else lambda line: None, f"{this_process()} waits for the others to join"
-            ):
+            with silence.broken(say, f"{this_process()} waits for the others to join"):
                 joined = PartialState(cpu=cpu, timeout=JOINING).num_processes
                 if joined == world():
                     meet()
@@ -101,12 +100,8 @@ def machines() -> int:
 
 
 def this_process() -> str:
-    """What a human calls this process."""
+    """The name of this process for a human."""
     return f"process {rank()} of {world()} on {socket.gethostname()}"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def check_packages() -> None:
@@ -273,7 +268,7 @@ def _all(tensor: Tensor) -> Tensor:
 
 
 def _reason(error: BaseException) -> str:
-    """What the library says, without its place in its source, and what it adds to be funny."""
+    """The library's message, without its place in its source, and what it adds to be funny."""
     reason = re.sub(r"^\[[^\]]*\.cc:\d+\]\s*", "", str(error).splitlines()[0])
     return re.split(r"\. (?=This |See |It is)", reason)[0].rstrip(". ")
 
@@ -287,7 +282,7 @@ def each(tensor: Tensor) -> Tensor:
 
 
 def told(text: str = "") -> str:
-    """What the first process says, in every process; all of them have to call this, and the others say nothing.
+    """Returns the first process's value in every process; all of them have to call this, and the others say nothing.
 
     Raises:
         PeerFailed: it failed before it could say anything.
@@ -381,7 +376,7 @@ def shard(network: ModelMixin, dtype: torch.dtype) -> None:
 
 
 def shard_frozen(network: ModelMixin) -> None:
-    """As `shard`, but only of what is not trained, sent in the dtype that it is held in.
+    """Shards the weights that are not trained, sent in the dtype that it is held in.
 
     What is trained stays whole in every process, where it is, and so does its gradient. Blocks are moved to the process's device
     one by one, so that no device need hold the whole network. Takes torch 2.7.

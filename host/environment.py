@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 def read(name: str, default: str = "") -> str:
-    """What the variable says; `default` where it is not set."""
+    """The variable's value; `default` where it is not set."""
     return os.environ.get(name, default)
 
 
@@ -24,7 +24,7 @@ def write(name: str, value: str) -> None:
 
 
 def write_default(name: str, value: str) -> None:
-    """As `write`, unless the user has set it."""
+    """Writes the variable, unless the user has set it."""
     os.environ.setdefault(name, value)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong outside of the code, and its reader can mend: the base of every such error. Any other is a fault of ours."""
+"""Errors whose cause is outside of the code, and which their reader can mend: the base of each. Any other is a fault of ours."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SEVERAL = ("diffusers", "accelerate")  # what joins processes
 
 
 class Lack(NamedTuple):
-    """What a feature lacks here."""
+    """The packages that a feature lacks here."""
 
     message: str
     command: str
@@ -56,35 +56,37 @@ def check(feature: str, extra: str, *names: str) -> None:
 
 
 def wrong(feature: str, extra: str, *names: str) -> Lack | None:
-    """What a feature lacks of an extra, or of those packages of it; None if all is here. Says of a package that is too old what
-    is here and what is needed, and what the command that mends it changes.
+    """The lack of an extra, or of those packages of it; None if all is here. Says of a package that is too old what is here
+    and what is needed, and what the command that mends it changes.
     """
     needed = requirements(extra, *names)
-    here = {one.name: version for one in needed if (version := installed(one.name))}
-    fits = {one.name for one in needed if one.name in here and one.specifier.contains(here[one.name], prereleases=True)}
-    lacking = [one for one in needed if one.name not in fits]
+    here = {need.name: version for need in needed if (version := installed(need.name))}
+    fits = {
+        need.name for need in needed if need.name in here and need.specifier.contains(here[need.name], prereleases=True)
+    }
+    lacking = [need for need in needed if need.name not in fits]
     if not lacking:
         return None
-    told = ", ".join(f"{one} ({here.get(one.name, 'none')} is here)" for one in lacking)
-    raised = [f"{one.name} from {here[one.name]} to {one.specifier}" for one in lacking if one.name in here]
+    text = ", ".join(f"{need} ({here.get(need.name, 'none')} is here)" for need in lacking)
+    raised = [f"{need.name} from {here[need.name]} to {need.specifier}" for need in lacking if need.name in here]
     # Named with the version that is here, a package stays as it is, and pip takes what fits to it.
-    kept = [f"{one.name}=={here[one.name]}" for one in needed if one.name in fits]
+    kept = [f"{need.name}=={here[need.name]}" for need in needed if need.name in fits]
     changes = f"raises {', '.join(raised)}, which other packs may not take" if raised else "keeps what is here"
     change = f"It {changes}; with --dry-run at its end it only lists what it would change"
-    return Lack(f"{feature} needs {told}. All else goes on working", command(*map(str, lacking), *kept), change)
+    return Lack(f"{feature} needs {text}. All else goes on working", command(*map(str, lacking), *kept), change)
 
 
 def requirements(extra: str, *names: str) -> list[Requirement]:
-    """What an extra has, or those packages of it."""
+    """The requirements of an extra, or those packages of it."""
     from packaging.requirements import Requirement
 
-    return [one for one in map(Requirement, EXTRAS[extra]) if not names or one.name in names]
+    return [need for need in map(Requirement, EXTRAS[extra]) if not names or need.name in names]
 
 
 def wanted(
     graph: Mapping[str, Mapping], node_classes: Mapping[str, type], processes: int = 1
 ) -> Iterator[tuple[str, ...]]:
-    """What a graph needs, as its nodes say it by `needs` and MAY_NEED, to be trained by so many processes: an extra, and those
+    """The extras of a graph, by `needs` and MAY_NEED of its nodes, to be trained by so many processes: an extra, and those
     packages of it, of none all."""
     yield ("plots",)
     if processes > 1:
@@ -117,6 +119,6 @@ def older(name: str, version: str) -> bool:
 
 
 def command(*packages: str) -> str:
-    """What installs packages into this Python. PowerShell wants an & before a quoted path."""
+    """The command that installs packages into this Python. PowerShell wants an & before a quoted path."""
     quoted = [f'"{word}"' if " " in word or ">" in word else word for word in (sys.executable, *packages)]
     return " ".join([quoted[0], "-m pip install", *quoted[1:]])

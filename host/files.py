@@ -79,20 +79,20 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     for _ in range(_MOST_RENAMED):
         try:
-            seen = os.lstat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             if not flags & os.O_CREAT:
                 raise
             with contextlib.suppress(FileExistsError):
                 return os.open(path, flags | os.O_EXCL, 0o666)  # which follows no link on any system
             continue
-        if not stat.S_ISREG(seen.st_mode):
-            raise OSError(f"{path} is {_kind(seen.st_mode)}, and not a plain file")
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is {_kind(status.st_mode)}, and not a plain file")
         try:
             descriptor = os.open(path, flags, 0o666)
         except FileNotFoundError:
             continue
-        if os.path.samestat(seen, os.fstat(descriptor)):
+        if os.path.samestat(status, os.fstat(descriptor)):
             return descriptor
         os.close(descriptor)  # another one took its name in between
     raise OSError(f"{path} is exchanged all the time, and cannot be opened")

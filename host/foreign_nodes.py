@@ -76,10 +76,10 @@ def _view(name: str, cls: type) -> type:
     }
     names = getattr(cls, "RETURN_NAMES", None)
     members["RETURN_NAMES"] = tuple(names) if names else members["RETURN_TYPES"]
-    members |= {ours: hook for ours, theirs in kind.HOOKS.items() if (hook := _own(cls, theirs)) is not None}
+    members |= {key: hook for key, old in kind.HOOKS.items() if (hook := _own(cls, old)) is not None}
     if kind is _V3Node and "IS_CHANGED" in members:  # which V3 asks without the hidden inputs
-        asked = members["IS_CHANGED"]
-        members["IS_CHANGED"] = lambda **inputs: asked(
+        is_changed = members["IS_CHANGED"]
+        members["IS_CHANGED"] = lambda **inputs: is_changed(
             **{name: inputs[name] for name in inputs.keys() - _hidden(cls).keys()}
         )
     return type(cls.__name__, (kind,), members)
@@ -135,10 +135,10 @@ class ForeignNode:
         """Where the files lie that an input names; None where it names none, or where that is not known."""
         folders, kind = comfyui.folder_paths(), FOLDERS.get(f"{cls.NAME}.{name}", FOLDERS.get(name))
         try:
-            found = folders.get_folder_paths(kind) if kind and folders is not None else ()
+            paths = folders.get_folder_paths(kind) if kind and folders is not None else ()
         except KeyError:  # this ComfyUI has no such folder
             return None
-        return next((Path(path) for path in found if Path(path).name == kind), None)
+        return next((Path(path) for path in paths if Path(path).name == kind), None)
 
     @classmethod
     def WANTS(cls, **values: Any) -> list[Want]:
@@ -148,11 +148,11 @@ class ForeignNode:
             Want(READ, value, WHY, name) for name, value in values.items() if _leads_out(declared.get(name), value)
         ]
         uploads = [name for name, row in declared.items() if len(row) > 1 and UPLOAD.intersection(row[1])]
-        given = [name for name in uploads if isinstance(values.get(name), str)]
-        return leading + [Want(READ, values[name], UPLOADED, name, plain=True) for name in given]
+        names = [name for name in uploads if isinstance(values.get(name), str)]
+        return leading + [Want(READ, values[name], UPLOADED, name, plain=True) for name in names]
 
     def run(self, **inputs: Any) -> Any:
-        """What the node returns, computed as ComfyUI does it.
+        """Returns the node's outputs, computed as ComfyUI does it.
 
         Raises:
             NotAllowed: an input names a file that the user has not allowed.
@@ -171,8 +171,8 @@ class ForeignNode:
             files = [value for name, value in inputs.items() if self.folder(name) is not None]
             if not files:
                 raise
-            told = f"{' and '.join(map(str, files))} cannot be loaded: {shortened(' '.join(str(error).split()), 300)}"
-            raise ValueError(f"{told}. Fix: choose a file of this kind of model, or download it again") from error
+            text = f"{' and '.join(map(str, files))} cannot be loaded: {shortened(' '.join(str(error).split()), 300)}"
+            raise ValueError(f"{text}. Fix: choose a file of this kind of model, or download it again") from error
 
     def _call(self, inputs: dict[str, Any]) -> Any:
         return _awaited(getattr(self.instance, self.node.FUNCTION), inputs)
@@ -202,7 +202,7 @@ class _V3Node(ForeignNode):
 
     @classmethod
     def INPUT_TYPES_OF(cls, inputs: Mapping[str, Any]) -> Mapping[str, Mapping]:
-        """What a node takes may follow from what it is given: dynamic choices, inputs that grow."""
+        """Inputs of a node, which may follow from its values: dynamic choices, inputs that grow."""
         types, _ = cls._finalized(inputs)
         plain = {
             section: {name: ("*", *row[1:]) if row[0] == MATCHED else tuple(row) for name, row in table.items()}

@@ -33,7 +33,7 @@ PYTHONS += ("../python_embeded/python.exe",)  # as ComfyUI's portable version sp
 
 @dataclass(frozen=True)
 class Loaded:
-    """What ComfyUI has brought: its node classes and display names, by class name."""
+    """The loaded ComfyUI: its node classes and display names, by class name."""
 
     classes: Mapping[str, type]
     titles: Mapping[str, str]
@@ -81,13 +81,13 @@ def text_encoder(name: str) -> Any:
     import folder_paths
 
     path = Path(name).expanduser()
-    found = str(path) if path.is_file() else folder_paths.get_full_path("text_encoders", name)
-    if found is None:
+    file = str(path) if path.is_file() else folder_paths.get_full_path("text_encoders", name)
+    if file is None:
         folders = ", ".join(folder_paths.get_folder_paths("text_encoders"))
         raise ValueError(
             f"{name!r} is neither a file nor in {folders}. Fix: put it there, or give the file with its folder"
         )
-    return comfy.sd.load_clip([found])
+    return comfy.sd.load_clip([file])
 
 
 def named_packs() -> list[str]:
@@ -143,9 +143,9 @@ def _checked(folder: Path) -> Path:
         fix = f"--comfyui {inner}" if (inner / "nodes.py").is_file() else "give the folder that holds ComfyUI's main.py"
         raise ValueError(f"{shown} holds no ComfyUI (no nodes.py beside a folder comfy). Fix: {fix}")
     if (version := _version(folder)) < OLDEST:
-        known = ".".join(map(str, version)) or "of unknown version, older than 0.3"
+        number = ".".join(map(str, version)) or "of unknown version, older than 0.3"
         wanted = ".".join(map(str, OLDEST))
-        raise ValueError(f"{shown}: this ComfyUI is too old ({known}). Fix: update it to {wanted} or newer")
+        raise ValueError(f"{shown}: this ComfyUI is too old ({number}). Fix: update it to {wanted} or newer")
     return folder.resolve()
 
 
@@ -221,7 +221,7 @@ def _importing(root: Path) -> Iterator[None]:
 
 
 def _set_folders(options: Any) -> None:
-    """What ComfyUI's main.py does with its folders: extra_model_paths.yaml, its options, what other nodes have saved."""
+    """Sets ComfyUI's folders as its main.py does: extra_model_paths.yaml, its options, what other nodes have saved."""
     import folder_paths
     from utils import extra_config
 
@@ -258,7 +258,7 @@ def _fewer_lines() -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """What is logged while a pack is loaded: ComfyUI says why it cannot be, and goes on."""
+    """The lines that are logged while a pack is loaded: ComfyUI says why it cannot be, and goes on."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -272,16 +272,16 @@ def _add_pack(nodes: Any, name: str) -> None:
     path = _pack(name)
     if path.resolve() == PACK or str(path) in _added:
         return
-    said = _Lines()
-    logging.getLogger().addHandler(said)
+    log = _Lines()
+    logging.getLogger().addHandler(log)
     try:
-        known = set(nodes.NODE_CLASS_MAPPINGS)
-        good = asyncio.run(nodes.load_custom_node(str(path), known, module_parent="custom_nodes"))
+        before = set(nodes.NODE_CLASS_MAPPINGS)
+        good = asyncio.run(nodes.load_custom_node(str(path), before, module_parent="custom_nodes"))
     finally:
-        logging.getLogger().removeHandler(said)
+        logging.getLogger().removeHandler(log)
     if not good:
-        reason = said.lines[-1].strip() if said.lines else "it says nothing about why"
-        server = "; it asks for ComfyUI's server, which is not here" if "PromptServer" in " ".join(said.lines) else ""
+        reason = log.lines[-1].strip() if log.lines else "it says nothing about why"
+        server = "; it asks for ComfyUI's server, which is not here" if "PromptServer" in " ".join(log.lines) else ""
         raise ValueError(
             f"--custom-nodes {name} cannot be loaded: {reason}{server}. Fix: leave out the nodes of that pack"
         )

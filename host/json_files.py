@@ -128,19 +128,19 @@ NUMBER: Check = ("a number", is_number)
 SPREAD: Check = ("a number from 0", _between(0, 1e300))
 MOMENT: Check = ("a time in seconds since 1970", _between(0, 1e11))
 FLAG: Check = ("true or false", lambda value: isinstance(value, bool))
-TEXTS: Check = ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
+TEXTS: Check = ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(row, str) for row in value))
 OBJECTS: Check = (
     "an object of objects",
-    lambda value: isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()),
+    lambda value: isinstance(value, dict) and all(isinstance(row, dict) for row in value.values()),
 )
 NUMBERS: Check = (
     "a list of numbers and null",
-    lambda value: isinstance(value, list) and all(one is None or is_number(one) for one in value),
+    lambda value: isinstance(value, list) and all(row is None or is_number(row) for row in value),
 )
 
 
 def maybe(wanted: Check) -> Check:
-    """That, or null, or nothing."""
+    """The same check, which null and a missing value pass too."""
     words, good = wanted
     return f"{words} or null", lambda value: value is None or good(value)
 

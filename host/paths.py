@@ -180,7 +180,7 @@ def ranking_folder(name: str) -> Path:
     except ValueError as error:
         raise ValueError(f"save_as = {reprlib.repr(name)} {error}") from error
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for each in numbered if not os.path.lexists(path := folder / each))
+    return next(path for candidate in numbered if not os.path.lexists(path := folder / candidate))
 
 
 def list_runs() -> list[str]:
@@ -237,12 +237,12 @@ def _comfyui_folders(*kinds: str) -> list[Path]:
     """ComfyUI's model folders of these kinds, as far as it knows them; none without a ComfyUI."""
     if (folders := comfyui.folder_paths()) is None:
         return []
-    known = [kind for kind in kinds if kind in folders.folder_names_and_paths]
-    return [Path(folder) for kind in known for folder in folders.get_folder_paths(kind)]
+    names = [kind for kind in kinds if kind in folders.folder_names_and_paths]
+    return [Path(folder) for kind in names for folder in folders.get_folder_paths(kind)]
 
 
 def _named_folders(kind: str) -> list[Path]:
-    """Those of `weight_folders` that the environment names."""
+    """The folders of `weight_folders` that the environment names."""
     names = [name for name in (kind, ONCE.get(kind)) if name]
     return [*folders_of(weights_variable(kind)), *(root / name for root in folders_of("OTCA_MODELS") for name in names)]
 
@@ -290,13 +290,13 @@ def reward_folders() -> list[Path]:
 def list_rewards() -> list[str]:
     """Names of the files in these folders and one level below, as `search.weights` takes them. Links are left out."""
     suffixes = (".pt", ".pth", ".safetensors")
-    found = {
+    names = {
         file.relative_to(folder).as_posix(): None
         for folder in reward_folders()
         for file in sorted([*folder.glob("*"), *folder.glob("*/*")])
         if file.suffix.lower() in suffixes and file.is_file() and not file.is_symlink()
     }
-    return list(found)
+    return list(names)
 
 
 def clip_tokenizers() -> list[Path]:

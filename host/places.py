@@ -50,12 +50,12 @@ def place(name: str, use: str, loses: str = "", *, ours: bool = True, written: b
 
 def listed(folder_paths: ModuleType | None) -> list[dict[str, Any]]:
     """Every place, as a terminal has it and as that ComfyUI has it: its path, whether it is there, bytes, files, what it is."""
-    found: dict[Path, Place] = {}
-    for each in PLACES:
-        for asked in (folder_paths, None):
-            if path := each.find(asked):
-                found.setdefault(Path(os.path.abspath(path)), each)
-    return [_described(path, each) for path, each in found.items()]
+    places: dict[Path, Place] = {}
+    for place in PLACES:
+        for source in (folder_paths, None):
+            if path := place.find(source):
+                places.setdefault(Path(os.path.abspath(path)), place)
+    return [_described(path, place) for path, place in places.items()]
 
 
 def _described(path: Path, each: Place) -> dict[str, Any]:

@@ -87,12 +87,12 @@ class Desk:
             ValueError: the answer makes no sense.
         """
         with self._changed:
-            asked = [question for question in self.questions() if question.id == question_id]
-            if not asked:
+            matches = [question for question in self.questions() if question.id == question_id]
+            if not matches:
                 raise NotOpen(f"question {question_id!r} is not open any more. Fix: look at what is asked now")
-            asked[0].keep(answer)
+            matches[0].keep(answer)
             # Several, if a request was repeated before the server knew that the first one was given up.
-            for question in asked:
+            for question in matches:
                 question.answer = answer
             if answer is not None:
                 now = time.monotonic()

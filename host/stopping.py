@@ -25,7 +25,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Request:
-    """What this process knows of a stop, apart from ComfyUI's button and the stop file.
+    """The state of a stop in this process, apart from ComfyUI's button and the stop file.
 
     Attributes:
         signal: the number of the signal that asked for it.
@@ -93,7 +93,7 @@ def is_old(folder: Path) -> bool:
 
 
 def interrupts() -> tuple[type[BaseException], ...]:
-    """What `check_stop` raises. In old ComfyUI it is an Exception, which a handler of errors must let pass."""
+    """The exception that `check_stop` raises. In old ComfyUI it is an Exception, which a handler of errors must let pass."""
     if comfyui.in_comfyui():
         import comfy.model_management
 

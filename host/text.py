@@ -30,7 +30,7 @@ def shortened(text: str, most: int) -> str:
 def printable(text: str) -> str:
     """Characters that command a terminal or a page (control codes, reversed writing, half a character) as their escapes."""
     return "".join(
-        each if each.isprintable() or each.isspace() else each.encode("unicode_escape").decode("ascii") for each in text
+        sign if sign.isprintable() or sign.isspace() else sign.encode("unicode_escape").decode("ascii") for sign in text
     )
 
 

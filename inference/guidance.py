@@ -97,7 +97,7 @@ def parse_lines(text: str) -> list[Guide]:
 
 
 class Composition:
-    """What a sampler calls instead of the model: as many forward passes a step as have a share of the velocity."""
+    """A composition of models, called in place of one: as many forward passes a step as have a share of the velocity."""
 
     def __init__(self, model: FlowModel, guides: Sequence[tuple[str, Guide]]):
         self.model, self.guides = model, guides  # each with the name of its adapter

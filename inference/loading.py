@@ -77,7 +77,8 @@ def sample_to_file(
         picture = grids.before_after(grids.stills(base), grids.stills(images), texts, len(texts), titles)
     else:
         picture = grids.sample_grid(grids.stills(base), texts)
-    path = output or _free_name(folder if run else Path("."))
+    names = ((folder if run else Path(".")) / f"samples-{number}.png" for number in itertools.count(1))
+    path = output or next(name for name in names if not name.exists())
     if not moves:
         grids.save(picture, path)
     if images.ndim == 5:
@@ -158,11 +159,6 @@ def _size(text: str) -> tuple[int, int]:
     except ValueError as error:
         raise ValueError(f"--size {text!r} is not WIDTHxHEIGHT. Fix: for example --size 512x512") from error
     return width, height
-
-
-def _free_name(folder: Path) -> Path:
-    names = (folder / f"samples-{number}.png" for number in itertools.count(1))
-    return next(path for path in names if not path.exists())
 
 
 # -- one prompt and seed, without and with what was trained: `otca sample --pair` ---------------------------------------------

@@ -62,8 +62,8 @@ class PromptDataset(Node):
         from ..trainer.prompts import PRESET, choose, read_prompts, warn_of_two_sources
 
         warn_of_two_sources(prompts, file)
-        found = read_prompts(prompts, file, PRESET)
-        return (choose(found, prompts_per_iteration, index, seed if shuffle else None),)
+        texts = read_prompts(prompts, file, PRESET)
+        return (choose(texts, prompts_per_iteration, index, seed if shuffle else None),)
 
 
 _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
@@ -152,7 +152,7 @@ class PreferencePairs(Node):
         settings = SamplerSettings.of_pairs(options)
         results.belongs(model, prompt, node_id, settings)
         planned, form = self.planned(**options)
-        taken, advantages = learning.take(
+        trajectories, advantages = learning.take(
             planned,
             model,
             settings,
@@ -164,7 +164,7 @@ class PreferencePairs(Node):
             rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
             on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
         )
-        return taken, advantages, advantages.scores, as_images(taken.images)
+        return trajectories, advantages, advantages.scores, as_images(trajectories.images)
 
 
 class MyPictures(PreferencePairs):

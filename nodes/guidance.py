@@ -62,7 +62,7 @@ class ImplicitRewardGuidance(Node):
         if guides is None:
             return Naming(GUIDE).wants(None, "guides")
         try:
-            return [want for one in parse_lines(str(guides)) for want in Naming(GUIDE).wants(one.source, "guides")]
+            return [want for guide in parse_lines(str(guides)) for want in Naming(GUIDE).wants(guide.source, "guides")]
         except ValueError:  # it is refused anyway
             return []
 

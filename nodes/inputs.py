@@ -45,13 +45,13 @@ class Input(NamedTuple):
         """The same with its label, or else its name, as the shown name; the tooltip tells a name that the label hides."""
         type_ = self.type() if callable(self.type) else self.type
         label: str = self.options.get("display_name", "")
-        told = f" In files and messages: {name}." if label else ""
+        note = f" In files and messages: {name}." if label else ""
         shown = label or name.replace("_", " ")
-        return type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told}
+        return type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + note}
 
 
 class Node:
-    """What every node class says of its inputs. INPUT_TYPES makes of it what ComfyUI reads."""
+    """The declaration of a node's inputs, of which INPUT_TYPES makes the form that ComfyUI reads."""
 
     TITLE: str
     REQUIRED: Mapping[str, Input] = {}
@@ -85,7 +85,7 @@ class Node:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, dict[str, Any]]:
-        required, optional = ({name: given.named(name) for name, given in table.items()} for table in cls.inputs())
+        required, optional = ({name: entry.named(name) for name, entry in table.items()} for table in cls.inputs())
         sections = {"required": required, "optional": optional, "hidden": dict(cls.HIDDEN)}
         return {section: table for section, table in sections.items() if table or section == "required"}
 
@@ -178,7 +178,7 @@ DEVICE = text("auto", suggest="devices", advanced=True).tip("The device that it 
 
 
 def complaint(name: str, check: Callable[..., object], value: object, *more: object) -> str | None:
-    """What is wrong with an input; None if nothing is, or if it is linked and its value known only when the graph runs."""
+    """The problem of an input; None if it has none, or if it is linked and its value known only when the graph runs."""
     if value is None:
         return None
     try:
@@ -189,7 +189,7 @@ def complaint(name: str, check: Callable[..., object], value: object, *more: obj
 
 
 def miswired(declared: Mapping[str, Mapping[str, Input]], given: Mapping[str, str]) -> str | None:
-    """What is wrong with the types of the links that a node is `given`: ComfyUI leaves them to a VALIDATE_INPUTS that asks."""
+    """The problem of the types of the links that a node is `given`: ComfyUI leaves them to a VALIDATE_INPUTS that asks."""
     inputs = {**declared["required"], **declared["optional"]}
     for name, type_ in given.items():
         wanted = inputs[name][0]

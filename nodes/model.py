@@ -185,7 +185,7 @@ def begin(model, resume_run, start_from):
 
 
 def wrong_adapter(rank, targets):
-    """What is wrong with an adapter: its rank, whose range ComfyUI leaves to a node that asks for the value, or its layers."""
+    """The problem of an adapter: its rank, whose range ComfyUI leaves to a node that asks for the value, or its layers."""
     if rank is not None and not (isinstance(rank, int) and 1 <= rank <= MOST_RANK):
         return f"lora_rank = {quoted(rank)} is out of range. Fix: give one from 1 to {MOST_RANK}"
     if isinstance(targets, str) and targets.strip() and not targets.strip(" ,"):
@@ -194,7 +194,7 @@ def wrong_adapter(rank, targets):
 
 
 def wrong_start(start_from, resume_run, training, rank, targets=None, source=None):
-    """What keeps a model from beginning with that adapter; None if nothing does. `source`: the model, if it is a folder."""
+    """The reason why a model cannot begin with that adapter; None if it can. `source`: the model, if it is a folder."""
     from ..trainer.families.configured import check_start
     from ..trainer.policy import files, layouts
 
@@ -215,7 +215,7 @@ def wrong_start(start_from, resume_run, training, rank, targets=None, source=Non
 
 
 def wrong_resume(run):
-    """What keeps a run of the canvas from being resumed; None if nothing does."""
+    """The reason why a run of the canvas cannot be resumed; None if it can."""
     if not canvas.here():
         return "resume_run: resumes a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
     try:
@@ -232,16 +232,16 @@ def wrong_resume(run):
 
 
 def _wrong_model(model, path, download):
-    """What is wrong with a model's folder; None if nothing is, or where it may be downloaded."""
+    """The problem of a model's folder; None if it has none, or where it may be downloaded."""
     from ..host.access.addresses import is_hub_id
     from ..trainer.flow import check_model_folder
 
     source = path or model
     if path is None or source is None:
         return None  # linked: what comes is known only when the graph runs
-    known = paths.list_models(MARKER)
-    if not path and model not in known:
-        listed = ", ".join(known)
+    names = paths.list_models(MARKER)
+    if not path and model not in names:
+        listed = ", ".join(names)
         return f"model {model!r} was not found here. Fix: choose {listed}, or give its folder as path"
     name = "path" if path else "model"
     try:

@@ -181,7 +181,7 @@ class EmbeddedModel(Node):
 
 
 def _wrong(model):
-    """What keeps it from being loaded; None if nothing does."""
+    """The reason why it cannot be loaded; None if it can."""
     if model not in EMBEDDED:
         return f"model {model!r} is not an embedded model. Fix: choose {' or '.join(EMBEDDED)}"
     if not comfyui.comfy_loaded():

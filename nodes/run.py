@@ -243,7 +243,7 @@ def _elsewhere(run, filename, name):
 
 
 def _names(filename, run):
-    """What a file may be called: as the input says; then with the name of the run that it belongs to; then by numbers."""
+    """The names that a file may have: as the input says; then with the name of the run that it belongs to; then by numbers."""
     yield filename
     if run is not None:
         own = run.folder.name
@@ -259,8 +259,8 @@ def _foreign_files(model, run, name):
 
     files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
     saved = _saved_outside.get(model, ())
-    ours = (lambda file: file in saved) if run is None else (lambda file: wrote(run.folder, run.id, file))
-    return [file for file in files if file.exists() and not ours(file)]
+    is_own = (lambda file: file in saved) if run is None else (lambda file: wrote(run.folder, run.id, file))
+    return [file for file in files if file.exists() and not is_own(file)]
 
 
 def _plain_name(name, value):

@@ -244,15 +244,15 @@ class RewardGradientStep(_Step):
         self._prepare(model, trajectories, prompt, node_id)
         settings = GradientSettings(**options)
         calls = gradient.calls(trajectories, settings)
-        metrics, found = gradient.update(
+        metrics, gained = gradient.update(
             model, trajectories, scores, settings, advantages, stopping.progress(calls), decoder
         )
-        found = replace(found, credit=replace(found.credit, node=node_id))
+        gained = replace(gained, credit=replace(gained.credit, node=node_id))
         followed = gradient.watched(scores)  # advantages may be of more rewards
 
         def came_from():
-            shown = payloads.advantages(node_id, replace(found, scores=followed))
+            shown = payloads.advantages(node_id, replace(gained, scores=followed))
             return {**shown, "watched": list(followed.held_out_names)}
 
-        shown = {"credit": lambda: payloads.credit(found.credit, trajectories), "advantages": came_from}
-        return results.shown(node_id, (model, report(metrics, trajectories, found)), shown, trajectories)
+        shown = {"credit": lambda: payloads.credit(gained.credit, trajectories), "advantages": came_from}
+        return results.shown(node_id, (model, report(metrics, trajectories, gained)), shown, trajectories)

@@ -1,4 +1,4 @@
-"""What the page asks of ComfyUI's server: runs, training headless, export, the nodes' last results.
+"""The page's routes on ComfyUI's server: runs, training headless, export, the nodes' last results.
 
 Thin handlers over plain files and one child process a training; nothing here imports torch. ComfyUI has no
 authentication, so requests name things by id and never by path, and change things only by POST with JSON from the same site.

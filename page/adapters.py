@@ -10,8 +10,8 @@ from ..trainer.policy.files import read_metadata, read_tensors
 def saved_already(folder: Path, filename: str, source: Path) -> Path | None:
     """A file of Save LoRA in `folder`, be it numbered or named after its run, with the tensors of `source`."""
     candidates = sorted(path for path in folder.glob("*.safetensors") if path.name.startswith(filename))
-    ours = _tensors(source)
-    return next((path for path in candidates if ours is not None and path.is_file() and _tensors(path) == ours), None)
+    own = _tensors(source)
+    return next((path for path in candidates if own is not None and path.is_file() and _tensors(path) == own), None)
 
 
 def _tensors(path: Path) -> dict[str, tuple] | None:
@@ -40,7 +40,7 @@ def free_copy(target: Path, source: Path) -> Path:
 def _of_another_run(target: Path, source: Path) -> bool:
     """Whether both files name their run, and the runs differ."""
     try:
-        there, ours = (read_metadata(path).get("otca_run_id") for path in (target, source))
+        there, run = (read_metadata(path).get("otca_run_id") for path in (target, source))
     except ValueError:  # nothing there, or nothing that training wrote
         return False
-    return bool(there and ours) and there != ours
+    return bool(there and run) and there != run

@@ -41,7 +41,7 @@ MAKE = {"prompt": Field(_prompt, required=True), "seed": Field(whole_number(0, L
 
 @dataclass
 class Work:
-    """What is being made, and how that went."""
+    """The pair of pictures that is being made, and how that went."""
 
     run: Run
     prompt: str
@@ -72,7 +72,7 @@ class BeforeAfter:
         self._one = threading.Lock()  # held until the process has ended, also of work that was cancelled
 
     def of(self, run: Run) -> dict[str, Any]:
-        """What was made for that run, the latest first, and what is being made: {pairs, work, from_comfyui}.
+        """The pairs that were made for that run, the latest first, and what is being made: {pairs, work, from_comfyui}.
         `from_comfyui`: whether ComfyUI's own nodes load its model."""
         work = self._work
         pairs = []

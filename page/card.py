@@ -94,8 +94,8 @@ def adapters(run: Path) -> list[Path]:
     """The files of a run's LoRA. Raises RunError if that is not a run, or it has none."""
     if not (run / WORKFLOW).is_file():
         raise RunError(f"{run} holds no run. Fix: give the folder that has its {WORKFLOW}")
-    if found := [run / name for name in ADAPTERS if (run / name).is_file()]:
-        return found
+    if files := [run / name for name in ADAPTERS if (run / name).is_file()]:
+        return files
     raise RunError(
         f"{run} has no adapter: nothing was saved yet, or all weights were trained. Fix: train until the first checkpoint, or "
         "make a whole model by otca export"
@@ -107,12 +107,12 @@ def bases(collected: contents.Contents) -> list[tuple[str, str, str]]:
     named = wants.named(collected.graph, NODE_CLASS_MAPPINGS)
     names = [want.what for want in named if want.why == wants.MODEL and not want.linked]
     names += [model.name for model in collected.models if model.where in _BASES]
-    found = []
+    rows = []
     for name in dict.fromkeys(names):
         fits = (row for row in _KNOWN if re.search(row[0], name.lower()))
         _, hub, limits = next(fits, ("", "", ""))
-        found.append((name, name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else hub, limits))
-    return found
+        rows.append((name, name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else hub, limits))
+    return rows
 
 
 def _write_adapter(file: Path, folder: Path, name: str, graph: Mapping[str, Mapping]) -> str:
@@ -129,7 +129,7 @@ def _write_pairs(run: Path, evaluations: Sequence[Mapping], folder: Path) -> lis
     """(file, prompt) of pictures with before on the left and after on the right."""
     from PIL import Image
 
-    found = []
+    pairs = []
     for number_, (prompt, before, after) in enumerate(proof.pairs(run / SAMPLES, evaluations, _PAIRS), 1):
         width, height = before.size
         both = Image.new("RGB", (2 * width + 8, height), "white")
@@ -138,8 +138,8 @@ def _write_pairs(run: Path, evaluations: Sequence[Mapping], folder: Path) -> lis
         (folder / _PICTURES).mkdir(exist_ok=True)
         name = f"{_PICTURES}/{number_}.jpg"
         both.save(folder / name, "JPEG", quality=92, subsampling=0)
-        found.append((name, prompt))
-    return found
+        pairs.append((name, prompt))
+    return pairs
 
 
 # --- README.md --------------------------------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ def _figures(changes: Sequence[prove.Change], evaluations: Sequence[Mapping]) ->
         return ["Not measured: there are not two evaluations that can be compared."]
     rows = [
         [
-            f"{_cell(each.name)}{' (held out)' if each.held_out else ''}",
-            number(each.before, ".3g", "–"),
-            number(each.after, ".3g", "–"),
-            plus_minus(each.change, "+.3g"),
+            f"{_cell(change.name)}{' (held out)' if change.held_out else ''}",
+            number(change.before, ".3g", "–"),
+            number(change.after, ".3g", "–"),
+            plus_minus(change.change, "+.3g"),
         ]
-        for each in changes
+        for change in changes
     ]
-    said = f"{changes[0].change.count} pictures, on the same noises before and after {evaluations[-1]['iteration']} iterations"
-    return [*table(["reward", "before", "after", "change"], rows), "", f"{said}; ± is 95 %, clustered by prompt."]
+    note = f"{changes[0].change.count} pictures, on the same noises before and after {evaluations[-1]['iteration']} iterations"
+    return [*table(["reward", "before", "after", "change"], rows), "", f"{note}; ± is 95 %, clustered by prompt."]
 
 
 def _constant(entry: Mapping, name: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What trains a graph elsewhere: the command lines for one GPU, eight and several machines, and the bundle, which is written into
+"""Export: the command lines for one GPU, eight and several machines, and the bundle, which is written into
 ComfyUI's output folder (see `bundle/`).
 """
 
@@ -31,7 +31,7 @@ COMFYUI = "ComfyUI"  # its folder, lying where the commands are typed
 
 
 def commands(filename: str, name: str, needs: Needs | None = None, wanted: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """What to type on the machine that trains: [{title, lines, note?}].
+    """The commands for the machine that trains: [{title, lines, note?}].
 
     Args:
         filename: of the downloaded graph, lying where the commands are typed.
@@ -77,7 +77,7 @@ def commands(filename: str, name: str, needs: Needs | None = None, wanted: Itera
 
 
 def _with_comfyui(needs: Needs) -> dict[str, Any]:
-    """What a graph that holds ComfyUI's nodes takes with it."""
+    """The options that a graph with ComfyUI's nodes takes along."""
     # quoted, since a stranger's name may hold the end of a line, and what follows would be a command
     files = [f"# {COMFYUI}/models/{folder}/: {quoted(name)}" for folder, name in needs.files]
     packs = [f"# {COMFYUI}/custom_nodes/{pack}" for pack in needs.packs]
@@ -128,7 +128,7 @@ class Bundles:
             held = contents.collect(workflow, name)
             # Pictures of opinions are named by where they are here, since in the bundle they have no names of their own.
             others = [
-                each for each in held.copied if each.lower().endswith(PICTURES) and len(Path(each).stem) != ID_LENGTH
+                file for file in held.copied if file.lower().endswith(PICTURES) and len(Path(file).stem) != ID_LENGTH
             ]
             if not with_pictures and (named := [*held.pictures, *sorted(others)]):
                 message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
@@ -143,8 +143,8 @@ class Bundles:
         finally:
             self._hashed.update(read=0, total=0)
             self._making.release()
-        told = {"name": target.name, "path": str(target), "bytes": target.stat().st_size}
-        return {**told, **making.report(held, described)}
+        answer = {"name": target.name, "path": str(target), "bytes": target.stat().st_size}
+        return {**answer, **making.report(held, described)}
 
     def progress(self) -> dict[str, int]:
         """Bytes of the models that were read for their hashes; a total of 0 if none are being read."""
@@ -161,7 +161,7 @@ class Bundles:
         if path.suffix != ZIP or not files.is_plain_file(path):
             raise Refused(404, f"bundle {name!r} is missing. Fix: make it again")
         # The name was a plain one when the file was made, and a header takes no quotes.
-        shown = "".join(each if each.isascii() and each not in '"\\' else "_" for each in name)
+        shown = "".join(sign if sign.isascii() and sign not in '"\\' else "_" for sign in name)
         headers = {"Content-Disposition": f'attachment; filename="{shown}"', "Content-Type": "application/zip"}
         return web.FileResponse(path, headers=headers)
 

@@ -55,7 +55,7 @@ class Gpus:
     rewards: int = 0
 
     def arguments(self) -> list[str]:
-        """Of `otca train`."""
+        """The arguments of `otca train`."""
         many = ["--gpus", str(self.training)] if self.training > 1 else []
         return many + (["--reward-gpus", str(self.rewards)] if self.rewards else [])
 
@@ -245,7 +245,7 @@ class Jobs:
         return {
             "at_work": sorted(run.id for run in self.runs.all() if run.trains_headlessly()) if waiting else [],
             "guest": self._guest == "at work",
-            "waiting": [{"id": each.run.id, "iterations": each.iterations} for each in waiting],
+            "waiting": [{"id": job.run.id, "iterations": job.iterations} for job in waiting],
         }
 
     def move_up(self, run: Run) -> None:
@@ -348,7 +348,7 @@ class Jobs:
         status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
     def variables(self, run: Run) -> dict[str, str]:
-        """What a process that works on a run gets in its environment. Outside ComfyUI it must find the same files as inside;
+        """The environment of a process that works on a run. Outside ComfyUI it must find the same files as inside;
         and if the graph holds ComfyUI's nodes, also this ComfyUI, its options and the packs."""
         kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
         folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}

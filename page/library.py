@@ -1,4 +1,4 @@
-"""What a user does with runs as with files: notes, and deleting them."""
+"""A user's work with runs as files: notes, and deleting them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Library:
             run.write(NOTES, {"notes": notes})
 
     def removal(self, run: Run) -> dict[str, Any]:
-        """What would be deleted, for the person who has to confirm it: {folder, bytes, files, begun_with}."""
+        """The things that would be deleted, for the person who has to confirm it: {folder, bytes, files, begun_with}."""
         sizes = [os.lstat(Path(folder) / file).st_size for folder, _, files in os.walk(run.folder) for file in files]
         return {"folder": str(run.folder), "bytes": sum(sizes), "files": len(sizes), "begun_with": self.begun_with(run)}
 

@@ -50,7 +50,7 @@ class Machine:
         """
         if self._looking.acquire(blocking=False):
             try:
-                self._seen = [asdict(each) for each in (*_accelerators(), _main_memory(processes))]
+                self._seen = [asdict(device) for device in (*_accelerators(), _main_memory(processes))]
             finally:
                 self._looking.release()
         return self._seen
@@ -61,7 +61,7 @@ def compared(prompt: Workflow) -> dict[str, Any]:
     {node that samples: {input: what its model is made for}}."""
     from ..trainer.memory import light
 
-    lights = {node: asdict(one) for node, one in _lights(prompt).items()}
+    lights = {node: asdict(state) for node, state in _lights(prompt).items()}
     return {"lights": lights, "own": light.owns(prompt.entries)}
 
 
@@ -81,19 +81,19 @@ def _lights(prompt: Workflow) -> dict[str, Light]:
 
 def accelerators() -> list[str]:
     """torch's names of the accelerators that this process has. ComfyUI has loaded torch; without it the list is empty."""
-    torch, found = sys.modules.get("torch"), []
+    torch, devices = sys.modules.get("torch"), []
     for kind in ("cuda", "xpu") if torch is not None else ():
         module = getattr(torch, kind, None)
         if module is not None and module.is_available():
-            found += [f"{kind}:{number}" for number in range(module.device_count())]
-    return found + (["mps"] if torch is not None and torch.backends.mps.is_available() else [])
+            devices += [f"{kind}:{number}" for number in range(module.device_count())]
+    return devices + (["mps"] if torch is not None and torch.backends.mps.is_available() else [])
 
 
 def _accelerators() -> list[Memory]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    found = []
+    cards = []
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is None or not hasattr(module, "mem_get_info") or not module.is_initialized():
@@ -110,15 +110,15 @@ def _accelerators() -> list[Memory]:
                 held = devices.held_on(kind, number)
             except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
                 held = None
-            found.append(Memory(f"{kind}:{number}", total - free, total, held))
-    return found
+            cards.append(Memory(f"{kind}:{number}", total - free, total, held))
+    return cards
 
 
 def _main_memory(processes: Iterable[int]) -> Memory:
-    memory, ours, known = psutil.virtual_memory(), 0, False
+    memory, used, is_known = psutil.virtual_memory(), 0, False
     for number in list(processes):
         with contextlib.suppress(psutil.Error):  # it has just ended
             process = psutil.Process(number)
-            for each in (process, *process.children(recursive=True)):
-                ours, known = ours + each.memory_info().rss, True
-    return Memory("", memory.total - memory.available, memory.total, ours if known else None)
+            for member in (process, *process.children(recursive=True)):
+                used, is_known = used + member.memory_info().rss, True
+    return Memory("", memory.total - memory.available, memory.total, used if is_known else None)

@@ -1,4 +1,4 @@
-"""What ComfyUI's own server does otherwise while the pack is there.
+"""Changes of ComfyUI's own server while the pack is there.
 
 * Our models make room on the accelerator when ComfyUI is asked to free memory, and for prompts without our nodes: ComfyUI moves
   its own models in and out by itself but knows nothing of ours.
@@ -63,8 +63,8 @@ def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[E
     async def after_free(request: web.Request, handler: Callable) -> web.StreamResponse:
         response = await handler(request)
         if request.method == "POST" and request.path in ("/free", "/api/free") and response.status == 200:
-            asked = json.loads(await request.text() or "{}")
-            if asked.get("unload_models") or asked.get("free_memory"):
+            wish = json.loads(await request.text() or "{}")
+            if wish.get("unload_models") or wish.get("free_memory"):
                 soon()
         return response
 
@@ -143,7 +143,7 @@ def say_refusals_once(prompt_server) -> None:
 
 
 def _looked_at(text: str) -> tuple[dict, dict | None, list[dict[str, str]]]:
-    """What was queued, and `_refusal` of it; anything but a graph is refused by ComfyUI."""
+    """The graph that was queued, and its `_refusal`; anything but a graph is refused by ComfyUI."""
     queued: dict = {}
     try:
         queued = json.loads(text)
@@ -156,9 +156,11 @@ def _refused(answer: dict) -> dict[str, list[str]]:
     """{node: its inputs that are refused}."""
     return {
         node: [
-            error["extra_info"]["input_name"] for error in told["errors"] if "input_name" in error.get("extra_info", {})
+            error["extra_info"]["input_name"]
+            for error in entry["errors"]
+            if "input_name" in error.get("extra_info", {})
         ]
-        for node, told in answer["node_errors"].items()
+        for node, entry in answer["node_errors"].items()
     }
 
 
@@ -166,19 +168,19 @@ def _refusal(graph: Mapping[str, Mapping]) -> tuple[dict | None, list[dict[str, 
     """(answer, what the page is told) to a graph of which output nodes of ours need nodes that lack packages; else (None, [])."""
     classes = {node: NODE_CLASS_MAPPINGS.get(entry["class_type"]) for node, entry in graph.items()}
     outputs = [node for node, cls in classes.items() if getattr(cls, "OUTPUT_NODE", False)]
-    told, packages, lines = {}, [], []
+    errors, packages, lines = {}, [], []
     for node in dict.fromkeys(node for output in outputs for node in lineage.above(graph, output)):
         if not (cls := classes[node]) or not (lacks := cls.lacks(**constants(graph[node]))):
             continue
         name, lack = lacks
         error = {"type": KIND, "message": name, "details": str(lack), "extra_info": {"input_name": name}}
-        told[node] = {"errors": [error], "dependent_outputs": [], "class_type": graph[node]["class_type"]}
+        errors[node] = {"errors": [error], "dependent_outputs": [], "class_type": graph[node]["class_type"]}
         packages.append({"node": node, "text": lack.message, "command": lack.command})
         lines.append(f"{name}: {lack}")
         logger.warning("%s", lack)
     summary = {"message": "Prompt outputs failed validation", "details": "\n".join(lines), "extra_info": {}}
     error = {"type": "prompt_outputs_failed_validation", **summary}
-    return {"error": error, "node_errors": told} if told else None, packages
+    return {"error": error, "node_errors": errors} if errors else None, packages
 
 
 def put_right(answer: dict) -> dict:
@@ -202,8 +204,8 @@ def put_right(answer: dict) -> dict:
 def _not_listed(error: dict) -> str:
     """Why ComfyUI does not know a node of ours that a graph holds; "" if it is about another one. ComfyUI 0.3.64 names the
     class in its message alone."""
-    told = error.get("extra_info")
-    named = [told.get("class_type")] if isinstance(told, dict) else []
+    extra = error.get("extra_info")
+    named = [extra.get("class_type")] if isinstance(extra, dict) else []
     named += re.findall(r"OTCA_\w+", str(error.get("message")))
     return next((WITHHELD[name] for name in named if name in WITHHELD), "")
 
@@ -216,10 +218,10 @@ def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -
             refused.setdefault(error["details"].removeprefix(name), []).append(error)
         else:
             yield error
-    for said, repeated in refused.items():
-        about = _about(class_type, said, [error["extra_info"]["input_name"] for error in repeated])
-        said = searched_last(said.removeprefix(f"{about}: "))
-        once = {**repeated[0], "message": about or NODE_CLASS_MAPPINGS[class_type].TITLE, "details": said}
+    for message, repeated in refused.items():
+        about = _about(class_type, message, [error["extra_info"]["input_name"] for error in repeated])
+        message = searched_last(message.removeprefix(f"{about}: "))
+        once = {**repeated[0], "message": about or NODE_CLASS_MAPPINGS[class_type].TITLE, "details": message}
         once["extra_info"] = {name: value for name, value in repeated[0]["extra_info"].items() if name != "input_name"}
         if about is not None:  # else the node as a whole is marked
             once["extra_info"]["input_name"] = about

@@ -67,31 +67,31 @@ def passed_on(workflow: Workflow) -> Workflow:
 
 def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     """Writes the folder to attach; returns the verdict, and where it is. `error`: that ended the training."""
-    target, known = folder / FOLDER, prove.facts(folder)
+    target, facts = folder / FOLDER, prove.facts(folder)
     rows = {name: read_lines(folder / name) for name in (METRICS, EVALUATIONS)}
-    found = prove.changes(rows[EVALUATIONS])
+    changes = prove.changes(rows[EVALUATIONS])
     collected = contents.collect(workflow)
     graph, files = collected.graph, [model.name for model in collected.models]
     target.mkdir(parents=True, exist_ok=True)
-    known.memory, known.model = map(without_folders, (known.memory, known.model))
+    facts.memory, facts.model = map(without_folders, (facts.memory, facts.model))
     for name, lines in rows.items():
         write_text(target / name, "".join(map(json_line, lines)))
     write_text(target / WORKFLOW, json.dumps(graph, indent=1, ensure_ascii=False))
-    verdict = prove.verdict(found, len(rows[METRICS]))
+    verdict = prove.verdict(changes, len(rows[METRICS]))
     write_text(
-        target / prove.FACTS, json_line({"verdict": verdict, **asdict(known), "changes": list(map(asdict, found))})
+        target / prove.FACTS, json_line({"verdict": verdict, **asdict(facts), "changes": list(map(asdict, changes))})
     )
-    stands, given = status.read(folder), budget.read(folder)
-    if given is not None and stands.reason == given.spent:
+    stands, limit = status.read(folder), budget.read(folder)
+    if limit is not None and stands.reason == limit.spent:
         stands = replace(stands, reason=None)  # which is how a proof should end
     texts = [error, *run_page.warnings(rows[METRICS], rows[EVALUATIONS], stands)]
     body = [
-        _head(graph, found, verdict, known),
+        _head(graph, changes, verdict, facts),
         *(f'<p class="warning">{escape(text)}</p>' for text in dict.fromkeys(map(without_folders, texts)) if text),
-        section("Before and after", _changes(found, rows[EVALUATIONS]) + _pairs(folder, rows[EVALUATIONS])),
+        section("Before and after", _changes(changes, rows[EVALUATIONS]) + _pairs(folder, rows[EVALUATIONS])),
         section("Curves", run_page.curves(rows[METRICS], rows[EVALUATIONS], [])),
-        section("Machine and memory", _machine(known, files)),
-        section("Time", _phases(known, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),
+        section("Machine and memory", _machine(facts, files)),
+        section("Time", _phases(facts, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),
         section("Evaluations", run_page.evaluation_table(rows[EVALUATIONS], {})),
         section("Workflow", run_page.workflow_cards(graph, workflow.node_classes)),
     ]
@@ -117,8 +117,8 @@ def _head(graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequen
     kind, words = _STANDS[1 if 1 in directions else min(directions, default=0)] if is_known else ("unknown", "open")
     pill = f'<span class="status {kind}">{words}</span>'
     facts = [f"{known.hours:g} hours were given", f"page made {time.strftime('%Y-%m-%d %H:%M')}"]
-    said = f'<p class="verdict">{escape(verdict[0])}</p>' + "".join(f"<p>{escape(each)}</p>" for each in verdict[1:])
-    return f'<h1>Proof of {escape(_name(graph))} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>\n{said}'
+    text = f'<p class="verdict">{escape(verdict[0])}</p>' + "".join(f"<p>{escape(line)}</p>" for line in verdict[1:])
+    return f'<h1>Proof of {escape(_name(graph))} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>\n{text}'
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -130,13 +130,13 @@ def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
         return ""
     lines = [
         (
-            f"{each.name}{' (held out)' if each.held_out else ''}",
-            number(each.before, ".3g", "–"),
-            number(each.after, ".3g", "–"),
-            bracketed(each.change, "+.3g", "–").replace("**", ""),
-            "< 0.001" if each.by_chance < 0.001 else number(each.by_chance, ".3f", "–"),
+            f"{change.name}{' (held out)' if change.held_out else ''}",
+            number(change.before, ".3g", "–"),
+            number(change.after, ".3g", "–"),
+            bracketed(change.change, "+.3g", "–").replace("**", ""),
+            "< 0.001" if change.by_chance < 0.001 else number(change.by_chance, ".3f", "–"),
         )
-        for each in found
+        for change in found
     ]
     first = evaluations[0]
     count, prompts = found[0].change.count, len(set(first.get("prompts") or ()))
@@ -153,8 +153,8 @@ def _pairs(run: Path, evaluations: Sequence[Mapping]) -> str:
         pictures = zip(both, ("before", "after"), strict=True)
         html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
         shown.append(card(html, prompt, "pair"))
-    said = '<p class="quiet">Left before training, right after it.</p>'
-    return f'{said}<div class="cards">{"".join(shown)}</div>' if shown else ""
+    note = '<p class="quiet">Left before training, right after it.</p>'
+    return f'{note}<div class="cards">{"".join(shown)}</div>' if shown else ""
 
 
 def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tuple[str, Image, Image]]:

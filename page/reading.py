@@ -34,7 +34,7 @@ State = tuple[tuple, ...]  # of all that lies in a folder
 
 
 class Reader:
-    """What is known of one run: the rows of its metrics.jsonl, and its summary once it has ended.
+    """A reader of one run: the rows of its metrics.jsonl, and its summary once it has ended.
 
     A resumed run rewrites metrics.jsonl; that shows by the last known line, whose timings never come twice. Only a request for
     rows or figures has the whole file parsed: for the last row, which the list of all runs asks for, its end is enough.
@@ -105,7 +105,7 @@ class Reader:
             }
 
     def summary(self, folder: Path, read: Callable[[], Summary]) -> Summary:
-        """What `read` returns; of a run that has ended it is remembered until the folder changes."""
+        """The result of `read`; of a run that has ended it is remembered until the folder changes."""
         state = _state(folder)
         if self._known is not None and self._known[0] == state:
             return self._known[1]
@@ -175,14 +175,14 @@ class Reader:
 
 def _state(folder: Path) -> State | None:
     """Changes when a file of the folder does, or a checkpoint comes or goes; None if a link makes that unknowable."""
-    found = []
+    stamps = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            seen = entry.stat(follow_symlinks=False)
-            if stat.S_ISLNK(seen.st_mode):
+            entry_status = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(entry_status.st_mode):
                 return None
-            found.append((entry.name, seen.st_ino, seen.st_size, seen.st_mtime_ns))
-    return tuple(sorted(found))
+            stamps.append((entry.name, entry_status.st_ino, entry_status.st_size, entry_status.st_mtime_ns))
+    return tuple(sorted(stamps))
 
 
 def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict | None:

@@ -1,4 +1,4 @@
-"""What a request must be before anything acts on it, and how a refusal reaches the page: as {error} with the fix."""
+"""Checks of a request before anything acts on it, and how a refusal reaches the page: as {error} with the fix."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def refuse_other_sites(request: web.Request) -> None:
     if site in ("same-origin", "none"):
         return
     if site == "cross-site" or (origin is not None and _host(origin) != request.host.lower()):
-        said = quoted(origin or site)
-        raise Refused(403, f"refused: a request from another site ({said}). Fix: use ComfyUI's own page")
+        site_name = quoted(origin or site)
+        raise Refused(403, f"refused: a request from another site ({site_name}). Fix: use ComfyUI's own page")
 
 
 def _host(origin: str) -> str | None:
@@ -186,7 +186,7 @@ def _values(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 async def bytes_of(request: web.Request, most: int, fix: str) -> bytes:
-    """What was sent. Raises Refused: 413 for more than `most` bytes, 400 where it breaks off."""
+    """The request's body. Raises Refused: 413 for more than `most` bytes, 400 where it breaks off."""
     # read here piece by piece, since ComfyUI's own limit is meant for uploaded pictures and videos
     content = bytearray()
     try:
@@ -267,14 +267,14 @@ def optional(check: Check) -> Check:
 
 
 def query(request: web.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """What the query says of each of these names; each check gets the list of a name's values. Raises Refused (400)."""
+    """The query's values for these names; each check gets the list of a name's values. Raises Refused (400)."""
     values = {}
     for name, check in checks.items():
-        given = request.query.getall(name, [])
+        texts = request.query.getall(name, [])
         try:
-            values[name] = check(given)
+            values[name] = check(texts)
         except ValueError as error:
-            raise Refused(400, f"{name} = {quoted(given[0] if given else None)}: {error}") from error
+            raise Refused(400, f"{name} = {quoted(texts[0] if texts else None)}: {error}") from error
     return values
 
 
@@ -312,9 +312,9 @@ def guard(token: str, hint: str, cookie: str = "") -> Callable:
             response = web.HTTPFound("/")  # and not to what the address says, which may be another site's
             response.set_cookie(cookie, token, httponly=True, samesite="Strict")
             raise response
-        given = [request.headers.get("Authorization", "").removeprefix("Bearer ")]
-        given += [request.cookies.get(cookie, "")] if cookie else []
-        if not any(_same(each, token) for each in given):
+        tokens = [request.headers.get("Authorization", "").removeprefix("Bearer ")]
+        tokens += [request.cookies.get(cookie, "")] if cookie else []
+        if not any(_same(value, token) for value in tokens):
             raise web.HTTPUnauthorized(text=hint)
         return await handler(request)
 

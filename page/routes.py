@@ -89,7 +89,7 @@ PREVIEW = {"node": word(None), "sample": count(), "step": count(), "workflow": w
 
 
 class Live(Protocol):
-    """What the nodes in this process still know; the module canvas.results."""
+    """The results that the nodes in this process still have; the module canvas.results."""
 
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
     def coming(self, graph: Mapping) -> dict[str, dict]: ...
@@ -123,16 +123,16 @@ def add_routes(
         what else the path names, and of these fields of the request's body or query."""
 
         async def handler(request: web.Request) -> Any:
-            asked = await body(request, fields) if request.method == "POST" else query(request, fields)
+            values = await body(request, fields) if request.method == "POST" else query(request, fields)
             named = dict(request.match_info)
             run = [await asyncio.to_thread(runs.run, named.pop("id"))] if "id" in named else []
             try:
                 if inspect.iscoroutinefunction(function):
-                    return await function(*run, **named, **asked)
-                return await asyncio.to_thread(function, *run, **named, **asked)
+                    return await function(*run, **named, **values)
+                return await asyncio.to_thread(function, *run, **named, **values)
             except (OSError, Expected):
-                for each in run:  # it may have been deleted since
-                    await asyncio.to_thread(runs.run, each.id)
+                for item in run:  # it may have been deleted since
+                    await asyncio.to_thread(runs.run, item.id)
                 raise
 
         return handler
@@ -146,7 +146,7 @@ def add_routes(
 
         return after
 
-    one = "/otca/runs/{id}"
+    run_path = "/otca/runs/{id}"
     for path, handler in {
         "/otca/preview": served(shown.preview, PREVIEW),
         "/otca/suggestions": served(partial(suggestions.of_machine, runs), {"kind": word("")}),
@@ -158,18 +158,18 @@ def add_routes(
         "/otca/bundle": served(bundles.progress),
         "/otca/bundles/{name}": served(bundles.download),
         "/otca/runs": served(shown.all_runs),
-        one: served(shown.one_run),
-        f"{one}/metrics": served(shown.metrics, AFTER),
-        f"{one}/columns": served(shown.columns, {**AFTER, "name": list}),
-        f"{one}/pictures/{{name}}": served(Run.picture),
-        f"{one}/log": served(Run.log, AFTER),
-        f"{one}/state": served(Run.summary),
-        f"{one}/workflow": served(Run.workflow),
-        f"{one}/samples": served(Run.grids),
-        f"{one}/proof": served(shown.proof),
-        f"{one}/removal": served(library.removal),
-        f"{one}/before_after": served(made.of),
-        f"{one}/before_after/{{pair}}/{{which}}": served(made.picture),
+        run_path: served(shown.one_run),
+        f"{run_path}/metrics": served(shown.metrics, AFTER),
+        f"{run_path}/columns": served(shown.columns, {**AFTER, "name": list}),
+        f"{run_path}/pictures/{{name}}": served(Run.picture),
+        f"{run_path}/log": served(Run.log, AFTER),
+        f"{run_path}/state": served(Run.summary),
+        f"{run_path}/workflow": served(Run.workflow),
+        f"{run_path}/samples": served(Run.grids),
+        f"{run_path}/proof": served(shown.proof),
+        f"{run_path}/removal": served(library.removal),
+        f"{run_path}/before_after": served(made.of),
+        f"{run_path}/before_after/{{pair}}/{{which}}": served(made.picture),
     }.items():
         routes.get(path)(answered(handler))
     for path, handler in {
@@ -181,8 +181,8 @@ def add_routes(
         "/otca/permissions/wants": served(partial(settings.wants, node_classes=jobs.node_classes), settings.WANTS),
         "/otca/bundle": served(bundles.make, BUNDLE),
         "/otca/export": served(shown.export, EXPORT),
-        f"{one}/lora": served(shown.lora),
-        f"{one}/note": served(library.note, NOTE),
+        f"{run_path}/lora": served(shown.lora),
+        f"{run_path}/note": served(library.note, NOTE),
     }.items():
         routes.post(path)(answered(handler))
     lasting = {
@@ -191,14 +191,14 @@ def add_routes(
         "/otca/watch": served(shown.watch, WATCH),
     }
     trusted = {
-        f"{one}/delete": served(library.remove),
+        f"{run_path}/delete": served(library.remove),
         "/otca/train": limited(served(shown.train, TRAIN)),
         "/otca/prove": limited(served(shown.prove, PROVE)),
-        f"{one}/stop": served(shown.stop),
-        f"{one}/resume": limited(served(shown.resume, RESUME)),
-        f"{one}/move_up": served(jobs.move_up),
-        f"{one}/before_after": served(made.make, MAKE),
-        f"{one}/before_after/cancel": served(made.cancel),
+        f"{run_path}/stop": served(shown.stop),
+        f"{run_path}/resume": limited(served(shown.resume, RESUME)),
+        f"{run_path}/move_up": served(jobs.move_up),
+        f"{run_path}/before_after": served(made.make, MAKE),
+        f"{run_path}/before_after/cancel": served(made.cancel),
     }
     for path, handler in {**lasting, **(trusted if trainings.given else {})}.items():
         routes.post(path)(answered(at_home(handler)))
@@ -208,7 +208,7 @@ def add_routes(
 
 @dataclass(frozen=True)
 class Shown:
-    """What more than one room has to be asked for, or needs another form for the page."""
+    """Answers that more than one room gives, or that need another form for the page."""
 
     runs: Runs
     jobs: Jobs
@@ -302,15 +302,15 @@ class Shown:
     def export(self, prompt: dict, name: str | None) -> dict[str, Any]:
         graph, problems = self.jobs.check(prompt)
         name = name or _run_name(graph) or "workflow"
-        extra = [each[0] for each in extras.wanted(graph.graph, graph.node_classes)]
+        extra = [need[0] for need in extras.wanted(graph.graph, graph.node_classes)]
         wanted = needs(graph.graph, graph.node_classes)
         lines = commands(f"{name}.json", name, wanted, extra)
         here, prove = (
             self.word.making(by, f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
             for by in ("train", "prove")
         )
-        told = {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
-        return {**told, "here": here, "prove": prove}
+        answer = {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
+        return {**answer, "here": here, "prove": prove}
 
 
 def _run_name(graph: Workflow) -> str | None:

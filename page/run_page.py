@@ -120,17 +120,17 @@ def _head(folder: Path, history: Sequence[Mapping], written: status.Status, plan
 
 
 def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> list[str]:
-    """What a person should know of a run: an error, a brake, a warning."""
-    found = [written.error, written.reason, *verdicts.warnings(history, evaluations).values()]
+    """The warnings of a run for a person: an error, a brake, a warning."""
+    texts = [written.error, written.reason, *verdicts.warnings(history, evaluations).values()]
     warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
     if warned:
-        found.append(
+        texts.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
         )
     masked = sum(row.get("groups/masked_samples") or 0 for row in history)
     if masked:
-        found.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
-    return list(filter(None, found))
+        texts.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
+    return list(filter(None, texts))
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -211,12 +211,12 @@ def _pictures(folder: Path) -> str:
     count = min(MOST_SAMPLES, len(grids))
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     over_time = [_picture(path, f"Evaluation at iteration {int(path.stem)}.") for path in chosen]
-    found = [_picture(path, caption) for path, caption in both if path.is_file()]
+    pictures = [_picture(path, caption) for path, caption in both if path.is_file()]
     if over_time:
-        found.append(
+        pictures.append(
             f"<details><summary>Over time: {count} of {len(grids)} evaluations</summary>{''.join(over_time)}</details>"
         )
-    return "\n".join(found)
+    return "\n".join(pictures)
 
 
 def _picture(path: Path, caption: str) -> str:

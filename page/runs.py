@@ -206,12 +206,12 @@ class Run:
         return {"hours": hours, "page": self.file(PROOF) is not None}
 
     def _spent(self) -> str | None:
-        """What a run says that has used up its budget, and so ended as was asked for; None of one without."""
+        """The sentence about a run that has used up its budget, and so ended as was asked for; None of one without."""
         try:
-            given = budget.read(self.folder)
+            limit = budget.read(self.folder)
         except files.Damaged:
             return None
-        return given.spent if given else None
+        return limit.spent if limit else None
 
     def _failed_at(self, written: Status) -> dict[str, str] | None:
         """The node of the run's workflow that raised the error, by id and title."""
@@ -219,7 +219,7 @@ class Run:
         return {"node": written.node, "title": title(entry)} if written.node and entry else None
 
     def _problems(self) -> list[str]:
-        """What prevents resuming the run, one line each."""
+        """The problems that prevent resuming the run, one line each."""
         problems = []
         for name in (WORKFLOW, STATUS):
             try:
@@ -229,7 +229,7 @@ class Run:
         return problems
 
     def unreadable(self, error: Exception) -> dict[str, Any]:
-        """What stands in place of a summary that cannot be read, with the reason."""
+        """The row in place of a summary that cannot be read, with the reason."""
         path, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
         message = f"{path} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
         try:
@@ -237,9 +237,9 @@ class Run:
         except OSError:
             when = 0.0
         unknown = dict.fromkeys(("total", "failed_at", "score", "proof")) | {"has_lora": False, "has_checkpoint": False}
-        known = {"id": self.id, "status": "failed", "place": status.HEADLESS, "error": message, "notes": ""}
+        row = {"id": self.id, "status": "failed", "place": status.HEADLESS, "error": message, "notes": ""}
         numbers = {"iteration": 0, "rewrites": self.reader.rewrites, "started": when, "updated": when}
-        return known | numbers | unknown
+        return row | numbers | unknown
 
     def details(self) -> dict[str, Any]:
         last = self.reader.last(self.file(METRICS)) or {}
@@ -265,7 +265,7 @@ class Run:
         }
 
     def status(self) -> Status:
-        """What was last written about the run."""
+        """The last status that was written about the run."""
         return status.read(self.folder, _quietly)
 
     def is_proof(self) -> bool:
@@ -306,11 +306,11 @@ class Run:
         return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
 
     def evaluations(self) -> list[dict]:
-        """What every reward came to on the fixed prompts, without the single values. The last row also says how far it has come:
+        """The scores of every reward on the fixed prompts, without the single values. The last row also says how far it has come:
         `since` which iteration, and of each reward the `rise` and its standard error."""
         rows = self._evaluations()
-        if found := verdicts.rises(rows):
-            rows[-1]["since"], rises = found
+        if changes := verdicts.rises(rows):
+            rows[-1]["since"], rises = changes
             for name, rise in rises.items():
                 rows[-1]["rewards"][name]["rise"] = [value if verdicts.measured(value) else None for value in rise]
         return list(map(_without_values, rows))
@@ -342,9 +342,9 @@ class Run:
             if size is None or row is None:
                 continue
             pairs = _pairs(row)
-            found = grids.found_in(size, [prompt for prompt, _ in pairs])
-            if found is not None:
-                pictures = [{"prompt": p, "seed": s, "box": found.box(k)} for k, (p, s) in enumerate(pairs)]
+            places = grids.found_in(size, [prompt for prompt, _ in pairs])
+            if places is not None:
+                pictures = [{"prompt": p, "seed": s, "box": places.box(k)} for k, (p, s) in enumerate(pairs)]
                 listed.append({"iteration": iteration, "file": file, "size": size, "pictures": pictures})
         return {"grids": listed}
 
@@ -367,7 +367,7 @@ class Run:
         return (files.read_bytes(path, fix="write it anew by otca prove") or b"").decode(errors="replace")
 
     def log(self, after: int) -> dict[str, Any]:
-        """What the trainer printed from that byte on, at most the last 64 kB, and how far it was read."""
+        """The trainer's log from that byte on, at most the last 64 kB, and how far it was read."""
         path = self.file(LOG)
         if path is None:
             return {"text": "", "size": 0}

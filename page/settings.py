@@ -1,4 +1,4 @@
-"""What the settings page and the dialog of permissions show: where things go, what a workflow asks for, and the click that allows
+"""Data of the settings page and the dialog of permissions: where things go, what a workflow asks for, and the click that allows
 it, which is remembered on this machine.
 """
 
@@ -33,12 +33,12 @@ ALLOW = {"kind": Field(WANTED, required=True), "what": Field(WANTED, required=Tr
 
 
 def all_given() -> dict[str, Any]:
-    """What the user has allowed so far."""
+    """The user's permissions so far."""
     return {"given": list(map(asdict, permissions.given()))}
 
 
 def wants(prompt: dict, node_classes: Mapping[str, type]) -> dict[str, Any]:
-    """What a graph asks for, and what a click would allow of it."""
+    """The wants of a graph, and what a click would allow of them."""
     graph = Workflow(prompt, node_classes).graph
     return {"wants": [_as_json(want) for want in wants_of(headless(graph), node_classes)]}
 
@@ -60,6 +60,10 @@ def _cannot_be(done: str) -> AbstractContextManager:
 def _as_json(want: permissions.Want) -> dict[str, Any]:
     may = None if want.linked else permissions.allowed(want)
     remember = permissions.remembers(want) if may is False else None
+    fix = ""
+    if may is False:  # ComfyUI may not even list the node that asks for it
+        unlisted = want.kind == permissions.RUN and not permissions.python_allowed()
+        fix = WITHHELD["OTCA_RewardPython"] if unlisted else permissions.fix(want)
     return {
         "kind": want.kind,
         "what": want.what[:LONGEST],
@@ -70,13 +74,8 @@ def _as_json(want: permissions.Want) -> dict[str, Any]:
         "rememberable": remember is not None,
         "remember": remember,  # what to post as `what` to allow it
         "text": permissions.in_words(want),
-        "fix": "" if may is not False else _unlisted(want) or permissions.fix(want),
+        "fix": fix,
     }
-
-
-def _unlisted(want: permissions.Want) -> str:
-    """Why ComfyUI does not list the node that asks for it; "" if it does."""
-    return WITHHELD["OTCA_RewardPython"] if want.kind == permissions.RUN and not permissions.python_allowed() else ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Word:
         return _same_folders(self.line(command, workflow, "--output", output, "--comfyui", self.comfyui, *others))
 
     def instead(self, run: Path) -> dict[str, str]:
-        """What to type in place of pressing a run's buttons."""
+        """The commands that do the same as a run's buttons."""
         resume = _same_folders(self.line("train", run, "--resume", "--comfyui", self.comfyui))
         return {"resume": resume, "stop": f"echo stop > {_quoted(run / STOP)}"}
 
@@ -116,7 +115,7 @@ class Word:
 def _same_folders(line: str) -> str:
     """The line with what ComfyUI was started with, if that says where its models are; not for Windows, whose shells differ."""
     typed = sys.argv[1:]
-    if WINDOWS or not any(each.startswith(FOLDER_OPTIONS) for each in typed):
+    if WINDOWS or not any(option.startswith(FOLDER_OPTIONS) for option in typed):
         return line
     return f"{headless_comfyui.ARGUMENTS}={shlex.quote(shlex.join(typed))} {line}"
 
@@ -157,5 +156,5 @@ def of_comfyui(folder_paths: ModuleType) -> list[Folder]:
 def _option(*names: str) -> str:
     """The first of these options that ComfyUI was started with, as it is typed."""
     options = getattr(sys.modules.get("comfy.cli_args"), "args", None)
-    given = next((name for name in names if getattr(options, name, None)), "")
-    return f"--{given.replace('_', '-')}" if given else ""
+    option = next((name for name in names if getattr(options, name, None)), "")
+    return f"--{option.replace('_', '-')}" if option else ""

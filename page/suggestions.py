@@ -1,4 +1,4 @@
-"""What the page offers where a node takes a text: runs, files, models, devices of this machine, and what follows from the graph.
+"""Suggestions where a node takes a text: runs, files, models, devices of this machine, and what follows from the graph.
 
 Any other text stays as good. A list names only what a workflow may name without the user's word: plain names in ComfyUI's own
 folders, in those of the environment, and in the pack. How an input says which kind it wants: `suggest` in `nodes/inputs.py`.
@@ -83,7 +83,7 @@ ASKED = {
 
 
 def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
-    """What the machine has."""
+    """Suggestions by what the machine has."""
 
     def latest() -> list[str]:
         return [run.id for run in sorted(runs.all(), key=lambda run: _changed(run.folder), reverse=True)]
@@ -92,7 +92,7 @@ def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
 
 
 def of_graph(node_classes: Mapping[str, type], kind: str, node: str, prompt: dict) -> dict[str, Any]:
-    """What follows from the graph, which is posted, since it is too large for an address."""
+    """Suggestions by the graph, which is posted, since it is too large for an address."""
     follows = _known(GRAPHS, kind)
     workflow = Workflow(prompt, node_classes)
     if node not in workflow.nodes:

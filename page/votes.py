@@ -54,11 +54,11 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
         return pictures[number]
 
     async def answer(request: web.Request) -> dict[str, Any]:
-        given = (await body(request, ANSWER))["answer"]
+        vote = (await body(request, ANSWER))["answer"]
         question = _question(desk, request)
         wrong = refusing("the answer ", ". Fix: vote again, or reload the page")
         with disk("the vote could not be saved", ROOM, 507), wrong:
-            await asyncio.to_thread(desk.answer, question.id, given)
+            await asyncio.to_thread(desk.answer, question.id, vote)
         return _as_json(question)
 
     get: Mapping[str, Callable] = {"/otca/votes": asked, "/otca/votes/{id}/pictures/{number}": picture}
@@ -144,8 +144,8 @@ class Scorer:
 
     async def score(self, request: web.Request) -> dict[str, Any]:
         content = await bytes_of(request, MOST_BYTES, "set batch_size of the Reward: HTTP node")
-        asked = await asyncio.to_thread(_decoded, content)
-        prompts, groups = asked.prompts, asked.groups
+        task = await asyncio.to_thread(_decoded, content)
+        prompts, groups = task.prompts, task.groups
         if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
             prompt = prompts[groups.index(alone[0])]
             raise Refused(
@@ -155,7 +155,7 @@ class Scorer:
             )
         abandoned = threading.Event()
         self.open.add(abandoned)
-        work = asyncio.get_running_loop().run_in_executor(self.threads, self._scores, asked, abandoned)
+        work = asyncio.get_running_loop().run_in_executor(self.threads, self._scores, task, abandoned)
         try:
             with disk("the pictures could not be saved", ROOM, 507):
                 scores = await work
@@ -212,11 +212,11 @@ def _sent(score: float | None) -> float | str | None:
 def _decoded(content: bytes) -> Asked:
     """The request that was sent. Raises Refused, and names the sample that cannot be read."""
     try:
-        asked: Mapping[str, Any] = json.loads(content)
-        version, media, samples = asked["version"], asked["media"], asked["samples"]
+        body: Mapping[str, Any] = json.loads(content)
+        version, media, samples = body["version"], body["media"], body["samples"]
         prompts, encoded = zip(*((str(sample["prompt"]), str(sample["data"])) for sample in samples), strict=True)
-        groups, fps = [sample.get("group") for sample in samples], asked.get("fps")
-        edited, places = list(map(str, asked.get("sources", []))), [sample.get("source") for sample in samples]
+        groups, fps = [sample.get("group") for sample in samples], body.get("fps")
+        edited, places = list(map(str, body.get("sources", []))), [sample.get("source") for sample in samples]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused(400, f"that is not a request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
     if version != VERSION or media not in ("png", "mp4"):
@@ -240,5 +240,5 @@ def _pictures(what: str, encoded: Sequence[str], media: str) -> list[np.ndarray]
                 raise ValueError(f"sample {number} cannot be read as {media}: {error}") from error
         return [*sent(media, contents)]
     except ValueError as error:
-        said = str(error).replace("sample", what, 1)
-        raise Refused(400, f"{said}. Fix: look at who sent it") from error
+        message = str(error).replace("sample", what, 1)
+        raise Refused(400, f"{message}. Fix: look at who sent it") from error

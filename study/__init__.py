@@ -1,1 +1,1 @@
-"""What is asked of pictures, models, workflows and trainings, outside a training: one file a question and its figures."""
+"""Studies of pictures, models, workflows and trainings, outside a training: one file a question and its figures."""

@@ -1,4 +1,4 @@
-"""What `otca analyze` measures: whether a proxy's ΔS follows the reward's ΔR, and which share of a reward each step decides.
+"""Measures of `otca analyze`: whether a proxy's ΔS follows the reward's ΔR, and which share of a reward each step decides.
 
 A measure of agreement (OTCA Table 5, method.md §7) takes a, b [N, T'] of N trajectories and returns [N], NaN for a trajectory in
 which one of the two has a gap or no spread.
@@ -50,8 +50,8 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def order_agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Share of the pairs of steps that b puts in an order and a in the same one; half of it where a does not decide."""
     first, second = np.triu_indices(a.shape[1], 1)
-    ours, theirs = (np.sign(x[:, first] - x[:, second]) for x in (a, b))
-    return ((1 + ours * theirs) / 2 * (theirs != 0)).sum(1) / (theirs != 0).sum(1)
+    signs_a, signs_b = (np.sign(x[:, first] - x[:, second]) for x in (a, b))
+    return ((1 + signs_a * signs_b) / 2 * (signs_b != 0)).sum(1) / (signs_b != 0).sum(1)
 
 
 @_over_complete
@@ -59,7 +59,9 @@ def recall(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
     """Share of b's `count` largest steps that are among a's, of equals the earlier; NaN if there are no more than so many."""
     if a.shape[1] <= count:
         return np.full(len(a), np.nan)
-    chosen = [_largest(x, count) for x in (a, b)]
+    chosen = np.zeros((2, *a.shape), dtype=bool)
+    for mask, x in zip(chosen, (a, b), strict=True):
+        np.put_along_axis(mask, np.argsort(-x, axis=1, kind="stable")[:, :count], True, axis=1)
     return (chosen[0] & chosen[1]).sum(1) / count
 
 
@@ -86,16 +88,10 @@ def possible(measure: str) -> tuple[float, float]:
 
 
 def chance(steps: int) -> dict[str, float]:
-    """What each measure comes to on average if a has nothing to do with b, by T'; NaN if it says nothing."""
+    """The mean of each measure where a has nothing to do with b, by T'; NaN if it says nothing."""
     recalls = {f"recall@{count}": count / steps if count < steps else np.nan for count in TOP}
     # Mean |i - j| of two independent steps.
     return {"Pearson": 0.0, "Spearman": 0.0, "order": 0.5, **recalls, "peak distance": (steps**2 - 1) / (3 * steps)}
-
-
-def _largest(x: np.ndarray, count: int) -> np.ndarray:
-    chosen = np.zeros(x.shape, dtype=bool)
-    np.put_along_axis(chosen, np.argsort(-x, axis=1, kind="stable")[:, :count], True, axis=1)
-    return chosen
 
 
 # --- shares of a reward's variance ------------------------------------------------------------------------------------
@@ -124,21 +120,21 @@ def shares(names: Sequence[str], rewards: np.ndarray, group_size: int) -> list[S
     """
     along = torch.from_numpy(rewards)
     whole = moments(along, torch.arange(len(along)) // group_size)
-    each = [moments(part, torch.zeros(len(part))) for part in along.split(group_size)]
-    gains = torch.stack([own.gain.sum(0) for own in each]).numpy()
-    totals = torch.stack([own.total for own in each]).numpy()
-    drawn = np.random.default_rng(0).integers(0, len(each), (RESAMPLES, len(each)))
-    found = []
+    groups = [moments(part, torch.zeros(len(part))) for part in along.split(group_size)]
+    gains = torch.stack([own.gain.sum(0) for own in groups]).numpy()
+    totals = torch.stack([own.total for own in groups]).numpy()
+    drawn = np.random.default_rng(0).integers(0, len(groups), (RESAMPLES, len(groups)))
+    results = []
     for k, name in enumerate(names):
         total = whole.total[k].item() or np.nan
         low = high = np.nan
-        if len(each) > 1 and whole.total[k]:
+        if len(groups) > 1 and whole.total[k]:
             denominators = totals[drawn, k].sum(1)
             ratios = gains[drawn, k].sum(1)[denominators > 0] / denominators[denominators > 0]
             low, high = np.quantile(ratios, TAILS)
         variance, covariance = ((own[:, k] / total).tolist() for own in (whole.gain, whole.shared))
-        found.append(Shares(name, variance, covariance, float(low), float(high)))
-    return found
+        results.append(Shares(name, variance, covariance, float(low), float(high)))
+    return results
 
 
 def shares_table(found: Sequence[Shares], sigmas: Sequence[float]) -> list[str]:

@@ -58,7 +58,7 @@ BEHAVIOUR = {
 
 @dataclass(frozen=True)
 class Rollout:
-    """What one run of the graph showed, of B samples in groups of G.
+    """Figures of one run of the graph, of B samples in groups of G.
 
     Attributes:
         rewards: [B, T+1, K + H] along the way, held-out ones last.
@@ -288,14 +288,14 @@ def markdown(analysis: Analysis) -> str:
     ]
     body.append(["chance", "", *(_number(level[name]) for name in MEASURES), "0"])
     total = len(next(iter(analysis.deltas.values())))
-    said = (
+    text = (
         f"{total} trajectories in {analysis.groups} groups, {steps} trained steps of {len(analysis.sigmas) - 1}. ΔS against ΔR "
         "over the trained steps of each trajectory: mean ± std over trajectories, in brackets the 95 % interval clustered by "
         f"{'group' if analysis.groups > 1 else 'trajectory'}; pooled: over all steps of all trajectories at once."
     )
     if SUM in analysis.gains:
-        said += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
-    lines = [*table(["objective", "proxy", *MEASURES, "pooled Pearson"], body), "", said]
+        text += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
+    lines = [*table(["objective", "proxy", *MEASURES, "pooled Pearson"], body), "", text]
     lines += ["", LEGEND, "", *shares_table(analysis.shares, analysis.sigmas)]
     for title, figures in analysis.behaviour.items():
         several = not np.isnan([std for _, std in figures.values()]).all()

@@ -77,7 +77,7 @@ def compare(
 
     def train_all(some: Sequence[Training]) -> None:
         if train:
-            failed.update(run([each for each in some if each.name in (settings.only or workflows)], settings, say))
+            failed.update(run([case for case in some if case.name in (settings.only or workflows)], settings, say))
 
     train_all(tuning)
     sweep = choose(tuning, tuning_seeds, settings.score) if tuning else None
@@ -86,7 +86,7 @@ def compare(
     chosen = {name: workflow for name, workflow in workflows.items() if name in rates}
     compared = trainings(chosen, rates, settings.seeds, settings, folder)
     train_all(compared)
-    unfinished = {str(each): failed.get(str(each)) or state(each) for each in (*tuning, *compared) if not each.finished}
+    unfinished = {str(job): failed.get(str(job)) or state(job) for job in (*tuning, *compared) if not job.finished}
     unfinished |= {name: "no learning rate whose trainings all ended" for name in workflows.keys() - chosen.keys()}
     table = _report(compared, workflows, baseline, settings, sweep, unfinished, folder)
     # What diverged is a result, and there is nothing left to do about it.
@@ -158,10 +158,15 @@ def _report(
     folder: Path,
 ) -> str:
     finished = [training for training in compared if training.finished]
-    _check_baseline(finished, baseline, unfinished)
+    if not any(training.name == baseline for training in finished):
+        reasons = "; ".join(f"{name}: {why}" for name, why in unfinished.items() if name.partition(", ")[0] == baseline)
+        raise RunError(
+            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {reasons}. Fix: what a "
+            "log names; then the same command, without --report, continues"
+        )
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in workflows}
-    for each in finished:
-        outcomes[each.name][each.seed] = comparison.read(each.folder, _diversity(each, settings), settings.score)
+    for job in finished:
+        outcomes[job.name][job.seed] = comparison.read(job.folder, _diversity(job, settings), settings.score)
     unfinished = {
         **unfinished,
         **{
@@ -174,7 +179,12 @@ def _report(
     rates = {training.name: training.rate for training in finished}
     first = next(training for training in finished if training.name == baseline)
     before = outcomes[baseline][first.seed]
-    judge = _judge(settings, before)
+    if settings.judge and settings.judge not in before.held_out:
+        raise RunError(
+            f"--judge {settings.judge!r} is not a held-out reward. Fix: leave it out, or one of "
+            f"{', '.join(before.held_out) or 'none'}"
+        )
+    judge = settings.judge or next(iter(before.held_out), "")  # the held-out reward that scores are held against
     samples = {name: fairness.samples(workflow) for name, workflow in workflows.items()}
     rows = comparison.summarise(outcomes, rates, samples, baseline, settings.budget, judge)
     facts = Facts(
@@ -206,25 +216,6 @@ def _report(
     return table
 
 
-def _check_baseline(finished: Sequence[Training], baseline: str, unfinished: Mapping[str, str]) -> None:
-    if not any(training.name == baseline for training in finished):
-        reasons = "; ".join(f"{name}: {why}" for name, why in unfinished.items() if name.partition(", ")[0] == baseline)
-        raise RunError(
-            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {reasons}. Fix: what a "
-            "log names; then the same command, without --report, continues"
-        )
-
-
-def _judge(settings: Settings, baseline: Outcome) -> str:
-    """The held-out reward that scores are held against; empty if nothing is held out."""
-    if settings.judge and settings.judge not in baseline.held_out:
-        raise RunError(
-            f"--judge {settings.judge!r} is not a held-out reward. Fix: leave it out, or one of "
-            f"{', '.join(baseline.held_out) or 'none'}"
-        )
-    return settings.judge or next(iter(baseline.held_out), "")
-
-
 # -- diversity ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,8 +241,8 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         return math.nan
     path = training.folder / DIVERSITY
     key = f"{settings.features}, {'before training' if untrained else training.length}"
-    known = read_json(path, fix="remove the file, and it is measured again") or {}
-    if key not in known:
+    cache = read_json(path, fix="remove the file, and it is measured again") or {}
+    if key not in cache:
         [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         prompts, count = evaluation["prompts"], settings.evaluation_seeds
         model, how = loading.load_run(training.folder, training.workflow.node_classes)
@@ -263,7 +254,7 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
             images = rollout.generate(model, texts, how, seeds, stopping.check_stop)
         with torch.no_grad():
             points = torch.cat([encoder.pictures(part).cpu() for part in grids.stills(images).split(_BATCH)])
-        known[key] = pairwise_distance(points.reshape(len(prompts), count, -1))
-        write_text(path, json_line(known))
-    value = known[key]
+        cache[key] = pairwise_distance(points.reshape(len(prompts), count, -1))
+        write_text(path, json_line(cache))
+    value = cache[key]
     return math.nan if value is None else value

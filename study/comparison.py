@@ -1,4 +1,4 @@
-"""What trainings of several workflows came to, side by side: curves, differences to a baseline by seed, and their tables.
+"""Trainings of several workflows, side by side: curves, differences to a baseline by seed, and their tables.
 
 A training's score is the mean over its trained rewards (or the named ones) of how far the evaluation's mean rose since before
 training, in units of that reward's standard deviation over the evaluation's pictures before training. All trainings are
@@ -170,8 +170,8 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
 def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
     """kl/reference, over the last iterations until this one. It is measured after each update."""
     recent = [row for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
-    known = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]
-    return statistics.fmean(known) if known else 0.0 if iteration == 0 else math.nan
+    values = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]
+    return statistics.fmean(values) if values else 0.0 if iteration == 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -278,13 +278,13 @@ def _row(name: str, by_seed: Mapping[int, Outcome], pairs: Sequence[tuple[Outcom
     """A row without what takes the others: each run, and in pairs with the baseline's of the same seed."""
     runs = list(by_seed.values())
     common = pairs or [(run, run) for run in runs]
-    target = statistics.fmean(theirs.score[-1] for _, theirs in common)
+    target = statistics.fmean(base.score[-1] for _, base in common)
     finals, held_out = [run.score[-1] for run in runs], list(runs[0].held_out)
     declined = {reward: sum(reward in run.declined for run in runs) for reward in held_out}
     gains = {reward: _over([run.rises[reward][-1] for run in runs], runs) for reward in runs[0].trained}
 
     def paired(figure: Callable[[Outcome], np.ndarray]) -> Interval:
-        return _over([figure(mine) - figure(theirs) for mine, theirs in pairs], runs)
+        return _over([figure(own) - figure(base) for own, base in pairs], runs)
 
     difference = paired(lambda run: run.scores[-1]) if pairs else None
     return Row(
@@ -329,15 +329,15 @@ def _over(values: Sequence[np.ndarray], runs: Sequence[Outcome]) -> Interval:
 
 
 def _curve(tables: Sequence[np.ndarray], runs: Sequence[Outcome]) -> list[Interval]:
-    """Of [E, N] figures of several trainings, at every evaluation."""
+    """The curve of [E, N] figures of several trainings, at every evaluation."""
     return [_over(values, runs) for values in zip(*tables, strict=True)]
 
 
 def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
     """When the score got to the baseline's final one. A time is in the interval if the difference of the two scores, paired by
     seed and picture, has 0 in its own interval at that time. So it also covers that the baseline's score is uncertain."""
-    lead = _curve([mine.scores - theirs.scores[-1] for mine, theirs in pairs], [mine for mine, _ in pairs])
-    times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
+    lead = _curve([own.scores - base.scores[-1] for own, base in pairs], [own for own, _ in pairs])
+    times = np.mean([own.used[unit] for own, _ in pairs], 0)
     # Where the upper bound gets to 0, the score may be there already; where the lower one does, it surely is.
     mean, low, high = (
         reached_for_good(times, [getattr(point, bound) for point in lead], 0.0) for bound in ("mean", "high", "low")

@@ -34,7 +34,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables need to say beside their figures.
+    """The facts that the tables need beside their figures.
 
     Attributes:
         length: of every training: its iterations, or its budget in `unit`.
@@ -77,11 +77,11 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
         for reward, count in row.declined.items()
     ]
     if declined:
-        said = "Held-out rewards that ended below where they began, by more than one standard error"
-        parts.append([f"{said}: {'; '.join(declined)}."])
+        text = "Held-out rewards that ended below where they began, by more than one standard error"
+        parts.append([f"{text}: {'; '.join(declined)}."])
     if unscored := [f"{row.name} {row.unscored}" for row in rows if row.unscored]:
-        said = "Scores that no reward could give in the last evaluations, and which are in no mean"
-        parts.append([f"{said}: {', '.join(unscored)}."])
+        text = "Scores that no reward could give in the last evaluations, and which are in no mean"
+        parts.append([f"{text}: {', '.join(unscored)}."])
     if facts.unfinished:
         lines = [f"- {name}: {why}" for name, why in facts.unfinished.items()]
         parts.append(["**Diverged, failed or not finished, and in no figure above:**", "", *lines])
@@ -230,13 +230,13 @@ def _sweep(sweep: Sweep) -> list[str]:
             cells.append("" if rate not in sweep.rates[name] else f"**{cell}**" if rate == chosen else cell)
         edge = chosen in (sweep.rates[name][0], sweep.rates[name][-1])
         body.append([name, *cells, "at an edge of the sweep" if edge else ""])
-    said = (
+    text = (
         f"Learning rates, tuned equally: final score after {sweep.length}, mean over seeds {', '.join(map(str, sweep.seeds))}, "
         "which are used for nothing else. The best is bold, and the one above. ↓: a held-out reward ended below where it began, "
         "by more than one standard error over the pairs of prompt and seed. What rises there was hacked, so such a rate is "
         "chosen only if there is no other."
     )
-    return [said, "", *table(["workflow", *(f"{rate:g}" for rate in rates), ""], body)]
+    return [text, "", *table(["workflow", *(f"{rate:g}" for rate in rates), ""], body)]
 
 
 _COST = (

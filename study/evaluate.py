@@ -65,7 +65,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a reward says of a method: the mean of its scores and, but for the base, of what they differ from the base's by."""
+    """A reward's verdict on a method: the mean of its scores and, but for the base, of what they differ from the base's by."""
 
     mean: Interval
     difference: Interval | None = None
@@ -139,7 +139,12 @@ def evaluate(
         methods.insert(1, Method(run.name, run / ADAPTER if model.policy.is_adapted else None))
     _check_methods(model, methods, chosen.steps)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
-    record = _Record(folder, _identity(source, model, chosen, methods, rewards) | _pictures(prompts), prompts)
+    digests = {
+        f"picture.{name}": picture.digest
+        for prompt in prompts
+        for name, picture in zip(picture_names(prompt), given.pictures(prompt), strict=True)
+    }
+    record = _Record(folder, _identity(source, model, chosen, methods, rewards) | digests, prompts)
     for method in methods:
         waiting = [pair for pair in pairs if not record.has(method.name, pair, names)]
         if waiting:
@@ -229,7 +234,7 @@ def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> N
 def _identity(
     source: str, model: FlowModel, settings: SamplerSettings, methods: Sequence[Method], rewards: Mapping[str, Reward]
 ) -> dict:
-    """What must not change between two calls that share a folder."""
+    """The settings that must not change between two calls that share a folder."""
     sampler = {name: value for name, value in asdict(settings).items() if name != "batch_size"}
     return {
         "model": model.source,
@@ -238,18 +243,9 @@ def _identity(
         **{f"sampler.{name}": value for name, value in sampler.items()},
         **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},
         **{
-            f"reward.{reward.name}": [asked, sha256(reward.path)] if isinstance(reward, PythonReward) else [asked]
-            for asked, reward in rewards.items()
+            f"reward.{reward.name}": [spec, sha256(reward.path)] if isinstance(reward, PythonReward) else [spec]
+            for spec, reward in rewards.items()
         },
-    }
-
-
-def _pictures(prompts: Sequence[str]) -> dict[str, str]:
-    """The digests of what prompts work on. Raises as `given.sources`."""
-    return {
-        f"picture.{name}": picture.digest
-        for prompt in prompts
-        for name, picture in zip(picture_names(prompt), given.pictures(prompt), strict=True)
     }
 
 
@@ -335,13 +331,13 @@ class _Record:
                 )
         named = {identity(prompt): prompt for prompt in prompts}
         self.prompts = list(dict.fromkeys([*before["prompts"], *named]))  # numbered as they came
-        rows, known = read_lines(folder / SCORES, _check_scores), before.get("metadata") or {}
+        rows, metadata = read_lines(folder / SCORES, _check_scores), before.get("metadata") or {}
         scored = set(map(_prompt_of, rows))
-        if other := [p for name, p in named.items() if name in scored and key(p) != key(Prompt(p, known.get(name)))]:
+        if other := [p for name, p in named.items() if name in scored and key(p) != key(Prompt(p, metadata.get(name)))]:
             raise RunError(
                 f"{folder} holds scores of {', '.join(map(repr, other[:3]))} with other metadata. Fix: choose another --output"
             )
-        self.metadata = known | {
+        self.metadata = metadata | {
             name: dict(metadata_of(prompt)) for name, prompt in named.items() if metadata_of(prompt)
         }
         folder.mkdir(parents=True, exist_ok=True)

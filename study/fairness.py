@@ -73,9 +73,9 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: b
             for what in {**base, **conditions}
             if base.get(what) != conditions.get(what)
         ]
-        mine, theirs = _rewards(workflow), _rewards(workflows[baseline])
-        unequal += [f"{_described(reward)} is in its stack alone" for reward in _without(mine, theirs)]
-        unequal += [f"{_described(reward)} is not in its stack" for reward in _without(theirs, mine)]
+        own, expected = _rewards(workflow), _rewards(workflows[baseline])
+        unequal += [f"{_described(reward)} is in its stack alone" for reward in _without(own, expected)]
+        unequal += [f"{_described(reward)} is not in its stack" for reward in _without(expected, own)]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -84,7 +84,7 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: b
 
 
 def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
-    """What has to be equal, by NODE.INPUT; of a node that is not there its defaults."""
+    """The conditions that have to be equal, by NODE.INPUT; of a node that is not there its defaults."""
     conditions = {}
     for class_type, names in _EQUAL.items():
         nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
@@ -101,7 +101,7 @@ def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
 
 
 def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
-    """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
+    """The rewards of the stack, with all that makes it what it is; coefficients are the fusion's business."""
     stack = workflow.nodes[only(workflow, STACK_NODE)].links
     links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
     rewards = []
@@ -112,7 +112,7 @@ def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
 
 
 def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
-    """What is left of `some` after each of the others has removed one equal to it."""
+    """The rest of `some` after each of the others has removed one equal to it."""
     left = list(some)
     for other in others:
         if other in left:
@@ -142,10 +142,10 @@ def differing(workflow: Workflow, base: Workflow) -> list[str]:
 
     Nodes of one class are taken in their order. A link to a node that only one of them has is left out.
     """
-    mine, theirs = _by_class(workflow), _by_class(base)
+    own, other = _by_class(workflow), _by_class(base)
     lines = []
-    for kind in {**mine, **theirs}:
-        some, others = mine.get(kind, []), theirs.get(kind, [])
+    for kind in {**own, **other}:
+        some, others = own.get(kind, []), other.get(kind, [])
         lines += [f"{kind} ({_listed(constants)})" for constants, _ in some[len(others) :]]
         lines += [f"no {kind}"] * (len(others) - len(some))
         for (constants, links), (its_constants, its_links) in zip(some, others, strict=False):
@@ -157,7 +157,7 @@ def differing(workflow: Workflow, base: Workflow) -> list[str]:
             lines += [
                 f"{kind}.{name} from {links[name]} instead of {its_links[name]}"
                 for name in links.keys() & its_links.keys()
-                if links[name] != its_links[name] and links[name] in theirs and its_links[name] in mine
+                if links[name] != its_links[name] and links[name] in other and its_links[name] in own
             ]
     return lines
 

@@ -137,8 +137,8 @@ def signal(
     """By step: what a policy gradient has of the exact one, how long it is, and each credit's weights."""
     figure = new_figure(13.5, 4.2)
     axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.6))
-    means = np.array([each.mean for each in signal])
-    bounds = np.array([[each.mean - each.low, each.high - each.mean] for each in signal]).T
+    means = np.array([interval.mean for interval in signal])
+    bounds = np.array([[interval.mean - interval.low, interval.high - interval.mean] for interval in signal]).T
     axes[0].errorbar(range(len(means)), means, np.nan_to_num(bounds).clip(0), capsize=3, **_looks(1)[0])
     axes[0].axhline(0, color="black", linewidth=0.7)
     axes[1].plot(noise, **_looks(2)[1])
@@ -206,7 +206,11 @@ _STEM = {"linestyle": "", "markersize": 6, "markeredgecolor": "white"}
 def comparison(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     """Three rows: the score over what was used, and final differences to the baseline; the score against the judge and against
     the divergence from the untrained model, and the time to the baseline's score; every reward, and diversity."""
-    styles = _styles(rows, facts.baseline)
+    others = [row.name for row in rows if row.name != facts.baseline]
+    styles = {  # a colour and dashes for each
+        name: {"color": _OTHERS[i % len(_OTHERS)], "linestyle": _DASHES[i // len(_OTHERS) % len(_DASHES)]}
+        for i, name in enumerate(others)
+    } | {facts.baseline: {"color": _BASELINE, "linestyle": "-"}}
     rewards = list(rows[0].rewards)
     columns, more = len(rewards) + 1, 0.1 * len(rows)
     heights = (4.2 + more, 3.6 + more, 3.0)
@@ -243,16 +247,6 @@ def comparison(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     handles, names = left.get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside lower center", ncols=min(len(names), 8), fontsize=8, frameon=False)
     return rendered(canvas)
-
-
-def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict]:
-    """A colour and dashes for each."""
-    others = [row.name for row in rows if row.name != baseline]
-    styles = {
-        name: {"color": _OTHERS[i % len(_OTHERS)], "linestyle": _DASHES[i // len(_OTHERS) % len(_DASHES)]}
-        for i, name in enumerate(others)
-    }
-    return {**styles, baseline: {"color": _BASELINE, "linestyle": "-"}}
 
 
 def _mark(style: Mapping) -> dict:

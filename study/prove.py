@@ -43,7 +43,7 @@ Rehearse = Callable[[Mapping[str, Mapping]], tuple[int | None, str]]  # of a gra
 
 @dataclass
 class Facts:
-    """What a proof knows beside its run. Seconds and peaks are those of all processes that it took.
+    """The facts of a proof beside its run. Seconds and peaks are those of all processes that it took.
 
     Attributes:
         hours: that were given.
@@ -73,7 +73,7 @@ class Facts:
 
 
 def facts(folder: Path) -> Facts:
-    """Those of a folder; empty if it has none. Raises Damaged."""
+    """The facts of a folder; empty if it has none. Raises Damaged."""
     fields = {"hours": NUMBER, "memory": TEXT}
     content = read_json(folder / FACTS, fields=fields, fix=_FIX) or {}
     return Facts(**{name: value for name, value in content.items() if name in Facts.__dataclass_fields__})
@@ -99,27 +99,30 @@ def prove(
     """
     if not 0 < hours < math.inf:
         raise ValueError(f"--hours {hours:g} is not a time. Fix: a number above 0, such as 1")
-    known, planned = facts(folder), plan(workflow, pictures)
-    _check_same(folder, planned)
-    if status.read(folder).status == "finished" and hours <= known.hours:
+    proof, planned = facts(folder), plan(workflow, pictures)
+    before = read_own(folder, WORKFLOW)
+    if before is not None and (lines := differences(before, planned.graph)):
+        raise RunError(f"{folder} was begun otherwise: {'; '.join(lines)}. Fix: {_FIX}")
+    if status.read(folder).status == "finished" and hours <= proof.hours:
         return 0
-    known.hours = hours
-    known.hardware, known.versions = hardware(), versions()
+    proof.hours = hours
+    proof.hardware, proof.versions = hardware(), versions()
     prepared = prepare(planned, folder, resume=present(folder / WORKFLOW), say=say)
     try:
-        _load(prepared, known, rehearse, say)
+        _load(prepared, proof, rehearse, say)
     except BaseException:
         prepared.held.close()
         raise
     finally:
-        known.write(folder)
-    amount = max(1.0, round(3600 * hours - sum(known.seconds.values())))
+        proof.write(folder)
+    amount = max(1.0, round(3600 * hours - sum(proof.seconds.values())))
     Budget(CLOCK, amount, _EVALUATIONS).write(folder)
     try:
         return train(prepared, say=say)
     finally:
-        known.peaks = _most(known.peaks, devices.peak_memory())
-        known.write(folder)
+        peaks = devices.peak_memory()
+        proof.peaks = {name: max(proof.peaks.get(name, 0), peaks.get(name, 0)) for name in {**proof.peaks, **peaks}}
+        proof.write(folder)
 
 
 def _load(prepared: Prepared, known: Facts, rehearse: Rehearse, say: Say) -> None:
@@ -139,11 +142,6 @@ def _load(prepared: Prepared, known: Facts, rehearse: Rehearse, say: Say) -> Non
     known.estimate, known.memory = rehearse(graph)
     known.took("estimating memory", began)
     say(known.memory)
-
-
-def _most(*peaks: Mapping[str, int]) -> dict[str, int]:
-    names = {name: None for some in peaks for name in some}
-    return {name: max(some.get(name, 0) for some in peaks) for name in names}
 
 
 # --- what is trained --------------------------------------------------------------------------------------------------
@@ -182,12 +180,6 @@ def _dataset(workflow: Workflow) -> list[str]:
     raise ValueError("there are no prompts to evaluate. Fix: write evaluation_prompts on Training Run, one per line")
 
 
-def _check_same(run: Path, planned: Workflow) -> None:
-    before = read_own(run, WORKFLOW)
-    if before is not None and (lines := differences(before, planned.graph)):
-        raise RunError(f"{run} was begun otherwise: {'; '.join(lines)}. Fix: {_FIX}")
-
-
 # --- what it came to --------------------------------------------------------------------------------------------------
 
 
@@ -218,50 +210,50 @@ def changes(evaluations: Sequence[Mapping]) -> list[Change]:
     if len(evaluations) < 2 or not comparable(evaluations[0], evaluations[-1]):
         return []
     first, last = evaluations[0], evaluations[-1]
-    found = []
+    rows = []
     for held_out in (False, True):
         names = [name for name, figures in first["rewards"].items() if figures["held_out"] is held_out]
         intervals = []
         for name in names:
             values = changes_by_pair(first, last, name)
             intervals.append(clustered(values, by_prompt(first.get("prompts"), len(values))))
-        for name, interval, p in zip(names, intervals, holm([each.p for each in intervals]), strict=True):
+        for name, interval, p in zip(names, intervals, holm([test.p for test in intervals]), strict=True):
             means = [row["rewards"][name]["mean"] for row in (first, last)]
             before, after = (mean if measured(mean) else math.nan for mean in means)
-            found.append(Change(name, held_out, before, after, interval, p))
-    return found
+            rows.append(Change(name, held_out, before, after, interval, p))
+    return rows
 
 
 def verdict(found: Sequence[Change], iterations: int) -> list[str]:
     """Sentences for a person, the first of which is the verdict on the trained rewards, after so many iterations."""
-    trained = [each for each in found if not each.held_out]
+    trained = [change for change in found if not change.held_out]
     if not trained:
         return ["No verdict: there are not two evaluations of a trained reward that can be compared."]
-    rose, fell = ([each for each in trained if each.direction == sign] for sign in (1, -1))
+    rose, fell = ([change for change in trained if change.direction == sign] for sign in (1, -1))
     listed = ", ".join(map(str, trained))
-    open_ = [each for each in trained if not each.direction]
+    open_ = [change for change in trained if not change.direction]
     if rose:
-        said = [f"It learned: {', '.join(map(str, rose))} (± is 95 %)."]
-        said += [f"Not more than chance: {', '.join(map(str, open_))}."] * bool(open_)
+        lines = [f"It learned: {', '.join(map(str, rose))} (± is 95 %)."]
+        lines += [f"Not more than chance: {', '.join(map(str, open_))}."] * bool(open_)
     elif fell:
-        said = ["It got worse: no trained reward rose."]
-    elif all(math.isnan(each.change.low) for each in trained):
-        said = [f"No verdict: too few prompts to say how sure a change is ({listed})."]
+        lines = ["It got worse: no trained reward rose."]
+    elif all(math.isnan(change.change.low) for change in trained):
+        lines = [f"No verdict: too few prompts to say how sure a change is ({listed})."]
     elif iterations < _FEW:
-        said = [f"No verdict: {iterations} iterations are too few to tell ({listed})."]
-    elif all(each.change.low <= 0 <= each.change.high for each in trained):
-        said = [f"Nothing was learned: the interval includes 0 ({listed})."]
+        lines = [f"No verdict: {iterations} iterations are too few to tell ({listed})."]
+    elif all(change.change.low <= 0 <= change.change.high for change in trained):
+        lines = [f"Nothing was learned: the interval includes 0 ({listed})."]
     else:
-        said = [f"Nothing was learned that is sure: of {len(trained)} rewards one moves so far by chance ({listed})."]
+        lines = [f"Nothing was learned that is sure: of {len(trained)} rewards one moves so far by chance ({listed})."]
     if fell:
-        said.append(f"Trained rewards that fell: {', '.join(map(str, fell))}.")
+        lines.append(f"Trained rewards that fell: {', '.join(map(str, fell))}.")
     ends = {
         1: "rose too, so what was learned is not only what was trained on",
         -1: "fell, so the trained rewards may have been tricked",
         0: "did not change by more than chance",
     }
-    said += [f"Held out: {each}: it {ends[each.direction]}." for each in found if each.held_out]
-    return said
+    lines += [f"Held out: {change}: it {ends[change.direction]}." for change in found if change.held_out]
+    return lines
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -273,27 +265,27 @@ def hardware() -> dict[str, str]:
     import torch
 
     memory, cores = psutil.virtual_memory().total, psutil.cpu_count() or 1
-    found = {
+    facts = {
         "CPU": f"{platform.processor() or platform.machine()}, {cores} cores",
         "main memory": f"{memory / 1e9:.1f} GB",
     }
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
         bfloat16 = "" if torch.cuda.is_bf16_supported(including_emulation=False) else ", without bfloat16"
-        found[f"GPU {number}"] = f"{about.name}, {about.total_memory / 1e9:.1f} GB{bfloat16}"
-    return found | {"system": f"{platform.system()}, {platform.machine()}"}
+        facts[f"GPU {number}"] = f"{about.name}, {about.total_memory / 1e9:.1f} GB{bfloat16}"
+    return facts | {"system": f"{platform.system()}, {platform.machine()}"}
 
 
 def versions() -> dict[str, str]:
     """The versions of what computes."""
     from ..host import comfyui
 
-    found = {"Python": platform.python_version()}
+    names = {"Python": platform.python_version()}
     for name in ("torch", "transformers", "diffusers", "peft"):
         if version := extras.installed(name):
-            found[name] = version
+            names[name] = version
     if comfyui.comfy_loaded():
         import comfyui_version
 
-        found["ComfyUI"] = comfyui_version.__version__
-    return found
+        names["ComfyUI"] = comfyui_version.__version__
+    return names

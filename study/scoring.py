@@ -73,7 +73,7 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
 
 
 def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
-    """What its constructor takes by keyword, and those below it that it hands the rest on to."""
+    """The keywords of its constructor, and of those below it that it hands the rest on to."""
     declared = {"name": inspect.signature(made).parameters["name"]}
     for owner in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
         parameters = inspect.signature(owner.__init__).parameters.values()

@@ -66,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Signal:
-    """What all batches together say; steps are the T' trained ones.
+    """The signal of all batches together; steps are the T' trained ones.
 
     Attributes:
         signal: ⟨g_j, G⟩/|G| of each step.
@@ -108,14 +108,14 @@ def analyze_signal(
     record = _Record(folder, measure.identity(adapter), count(model))
     record.truth(measure, batches)
     record.lines(measure, batches)
-    found = together(record.rows, record.blocks())
+    result = together(record.rows, record.blocks())
     levels = [measure.sigmas[step] for step in measure.trained]
-    text = markdown(found, levels, measure.said(), record.seconds())
+    text = markdown(result, levels, measure.said(), record.seconds())
     write_text(folder / TABLE, text)
-    write_text(folder / FIGURES, as_json(found, levels, record))
+    write_text(folder / FIGURES, as_json(result, levels, record))
     labels = [f"{step}\nσ {level:.2f}" for step, level in zip(measure.trained, levels, strict=True)]
-    weights = {row.name: row.weights for row in found.rows}
-    grids.save(plots.signal(found.signal, found.noise, weights, labels), folder / PICTURE)
+    weights = {row.name: row.weights for row in result.rows}
+    grids.save(plots.signal(result.signal, result.noise, weights, labels), folder / PICTURE)
     return text
 
 
@@ -145,7 +145,7 @@ def _reward(workflow: Workflow, stack: str, name: str | None) -> Reward:
 
 
 class _Measure:
-    """What a batch and a part of G are, of one workflow."""
+    """The measure of one workflow: what a batch and a part of G are."""
 
     def __init__(self, workflow: Workflow, model: FlowModel, sampler: str, reward: Reward):
         self.workflow, self.model, self.sampler, self.reward = workflow, model, sampler, reward
@@ -161,11 +161,11 @@ class _Measure:
         self.settings = replace(settings, kind=KIND) if self.noiseless else settings
         self.sigmas = model.sigmas(self.settings)
         self.samples = self.group_size * len(linked["prompts"].texts)
-        self.credits = [id_ for id_, each in workflow.nodes.items() if each.cls.RETURN_TYPES[:1] == ("OTCA_CREDIT",)]
+        self.credits = [id_ for id_, kind in workflow.nodes.items() if kind.cls.RETURN_TYPES[:1] == ("OTCA_CREDIT",)]
         self.trained: tuple[int, ...] = rollout.trained_steps(self.settings, self.sigmas)
 
     def identity(self, adapter: Path | None) -> dict[str, Any]:
-        """What may not change from one call to the next."""
+        """The settings that may not change from one call to the next."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.policy.trained_state().items()):
             digest.update(name.encode() + tensor.float().cpu().numpy().tobytes())
@@ -227,15 +227,15 @@ class _Measure:
         if before:
             squares = np.mean([np.diagonal(row["gram"]) for row in before], 0)
             self.model.memo.keep(noted(trajectories, torch.from_numpy(squares)))
-        given = {self.sampler: (trajectories, trajectories.images)}
-        outputs = self.workflow.run(self._overrides(batch), targets=self.credits, results=given)
+        values = {self.sampler: (trajectories, trajectories.images)}
+        outputs = self.workflow.run(self._overrides(batch), targets=self.credits, results=values)
         return {title: outputs[node][0] for node, title in self.workflow.titles(self.credits).items()}
 
 
 def compared(
     model: FlowModel, trajectories: Trajectories, reward: Reward, credits: Mapping[str, StepCredit], blocks: Tensor
 ) -> dict[str, Any]:
-    """What the policy gradients of one batch have of the parts of G, blocks [M, θ].
+    """The products of one batch's policy gradients with the parts of G, blocks [M, θ].
 
     `signal` [T', M] and `exact` [T', M]: ⟨g_j, G_m⟩, and the same of what g_j is expected to be; `gram` [T', T']: ⟨g_j, g_k⟩.
     Each credit has its mean `weights` [T'], and where it tells samples apart its own `signal` [M] and `square`, |g|².
@@ -245,20 +245,20 @@ def compared(
     advantage, slope = _advantages(scores, trajectories.groups)
     made = {name: factors(credit, trajectories, reward.name) for name, credit in credits.items()}
     apart = {name: factor for name, factor in made.items() if tells_samples_apart(factor)}
-    found = step_gradients(model, trajectories, reward, advantage, slope, apart, stopping.check_stop)
+    gradients = step_gradients(model, trajectories, reward, advantage, slope, apart, stopping.check_stop)
     entries: dict[str, dict[str, Any]] = {}
     for name, factor in made.items():
         entries[name] = {
             "weights": factor.flatten(2).mean(2).mean(0).tolist() if factor.ndim > 2 else factor.mean(0).tolist()
         }
         if name in apart:
-            own = found.credits[name]
+            own = gradients.credits[name]
             entries[name] |= {"signal": (blocks @ own).tolist(), "square": (own @ own).item()}
     return {
         "reward": scores.mean().item(),
-        "signal": (found.policy @ blocks.T).tolist(),
-        "exact": (found.exact @ blocks.T).tolist(),
-        "gram": (found.policy @ found.policy.T).tolist(),
+        "signal": (gradients.policy @ blocks.T).tolist(),
+        "exact": (gradients.exact @ blocks.T).tolist(),
+        "gram": (gradients.policy @ gradients.policy.T).tolist(),
         "credits": entries,
     }
 
@@ -275,20 +275,20 @@ def _advantages(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def built_in(model: FlowModel, trajectories: Trajectories) -> dict[str, StepCredit]:
     """Every credit that needs neither scores nor settings of its own, and the first 70 % of the steps alike."""
-    taken, settings, sigmas = trajectories, trajectories.settings, trajectories.sigmas
-    points = taken.latents, taken.final, taken.trained
+    samples, settings, sigmas = trajectories, trajectories.settings, trajectories.sigmas
+    points = samples.latents, samples.final, samples.trained
     uniform = steps.uniform(*points)
-    few = math.ceil(0.7 * len(taken.trained))
+    few = math.ceil(0.7 * len(samples.trained))
     first = torch.cat([uniform.weights[:, :few], torch.zeros_like(uniform.weights[:, few:])], 1)
-    by_prediction = similarity("prediction", taken, model)
+    by_prediction = similarity("prediction", samples, model)
     return {
         UNIFORM: uniform,
-        f"first {few} of {len(taken.trained)} steps": replace(uniform, weights=first),
-        "noise-aware": steps.noise_aware(*points, taken.stds),
+        f"first {few} of {len(samples.trained)} steps": replace(uniform, weights=first),
+        "noise-aware": steps.noise_aware(*points, samples.stds),
         "PCPO": steps.pcpo(*points, sensitivities(settings.kind, sigmas, settings.eta), sigmas),
-        "GRPO-Guard": steps.grpo_guard(*points, taken.stds, sigmas),
+        "GRPO-Guard": steps.grpo_guard(*points, samples.stds, sigmas),
         MEASURED[0]: steps.tcd(*points, w_min=0.0),
-        MEASURED[1]: steps.from_similarity(by_prediction, taken.trained, w_min=0.0),
+        MEASURED[1]: steps.from_similarity(by_prediction, samples.trained, w_min=0.0),
     }
 
 
@@ -316,8 +316,8 @@ class _Record:
         path = self._block(number)
         if not path.exists():
             return torch.zeros(self.size), 0, 0.0
-        said = read_metadata(path)
-        return read_tensors(path)["sum"], int(said["parts"]), float(said["seconds"])
+        metadata = read_metadata(path)
+        return read_tensors(path)["sum"], int(metadata["parts"]), float(metadata["seconds"])
 
     def truth(self, measure: _Measure, batches: int) -> None:
         """All parts of G, once; when batches have been compared with it, it stays as it is."""
@@ -330,8 +330,8 @@ class _Record:
                 continue
             started = time.process_time()
             gradient, _ = measure.truth(part)
-            said = {"parts": str(parts + 1), "seconds": str(seconds + time.process_time() - started)}
-            write_tensors(self._block(part % BLOCKS), {"sum": total + gradient}, said)
+            metadata = {"parts": str(parts + 1), "seconds": str(seconds + time.process_time() - started)}
+            write_tensors(self._block(part % BLOCKS), {"sum": total + gradient}, metadata)
 
     def blocks(self) -> Tensor:
         """The parts of G, [M, θ]."""
@@ -384,24 +384,24 @@ def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -
     of_steps = np.einsum("rn,njm,rm->rj", drawn, signal, parts, optimize=True)
     of_pairs = np.einsum("rn,njk->rjk", drawn, square)
     length = _length(gram, parts)
-    found, weights = {}, {}
+    signals, weights = {}, {}
     for name in rows[0]["credits"]:
         own = [row["credits"][name] for row in rows]
-        factor = np.array([each["weights"] for each in own], dtype=np.float64)
+        factor = np.array([batch["weights"] for batch in own], dtype=np.float64)
         if "square" in own[0]:
-            n = np.array([each["signal"] for each in own], dtype=np.float64)
+            n = np.array([batch["signal"] for batch in own], dtype=np.float64)
             n = n + np.einsum("j,njm->nm", factor.mean(0), signal - sampled)
-            q = np.array([each["square"] for each in own], dtype=np.float64)
+            q = np.array([batch["square"] for batch in own], dtype=np.float64)
         else:
             n, q = np.einsum("nj,njm->nm", factor, signal), np.einsum("nj,njk,nk->n", factor, square, factor)
-        found[name] = np.einsum("rn,nm,rm->r", drawn, n, parts, optimize=True) / np.sqrt(drawn @ q)
+        signals[name] = np.einsum("rn,nm,rm->r", drawn, n, parts, optimize=True) / np.sqrt(drawn @ q)
         weights[name] = factor.mean(0)
-    inverse = np.stack([inverse_variance(torch.from_numpy(each.diagonal().copy())).numpy() for each in of_pairs])
-    found[INVERSE], weights[INVERSE] = _of_fixed(inverse, of_steps, of_pairs), inverse[0]
+    inverse = np.stack([inverse_variance(torch.from_numpy(batch.diagonal().copy())).numpy() for batch in of_pairs])
+    signals[INVERSE], weights[INVERSE] = _of_fixed(inverse, of_steps, of_pairs), inverse[0]
     with np.errstate(invalid="ignore"):  # of few batches, a resample may hold none of one half
-        found[BEST] = _best(drawn, parts, signal, square)
+        signals[BEST] = _best(drawn, parts, signal, square)
     weights[BEST] = _fitted(of_steps, of_pairs)[0]
-    uniform = found[UNIFORM]
+    uniform = signals[UNIFORM]
     decided = (uniform <= 0).mean() <= TAILS[0] and len(rows) > 1  # else a quotient by it says nothing
     result = [
         Found(
@@ -411,12 +411,12 @@ def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -
             tuple((weights[name] / weights[name].mean()).tolist()),
             values,
         )
-        for name, values in found.items()
+        for name, values in signals.items()
     ]
     winner, beside = _winner(result, len(rows))
     half = [np.arange(len(gram)) % 2 == number for number in (0, 1)]
-    between, one, other = (gram[np.ix_(half[a], half[b])].sum() for a, b in ((0, 1), (0, 0), (1, 1)))
-    cosine = between / math.sqrt(one * other)
+    between, within, other = (gram[np.ix_(half[a], half[b])].sum() for a, b in ((0, 1), (0, 0), (1, 1)))
+    cosine = between / math.sqrt(within * other)
     steps_ = [_interval(column / length, len(rows)) for column in of_steps.T]
     noise = np.sqrt(of_pairs[0].diagonal()).tolist()
     attenuation = math.sqrt(max(0.0, 2 * cosine / (1 + cosine)))
@@ -518,8 +518,8 @@ def markdown(found: Signal, levels: Sequence[float], said: str, seconds: float) 
 
 def _verdict(found: Signal) -> str:
     if found.winner is None:
-        said = "The intervals are too wide to name a winner. Fix: more than"
-        return f"{said} {found.batches} --batches; the same command continues."
+        text = "The intervals are too wide to name a winner. Fix: more than"
+        return f"{text} {found.batches} --batches; the same command continues."
     beside = f", which cannot be told apart from {', '.join(found.beside)}" if found.beside else ""
     return f"Most signal: {found.winner}{beside}."
 
@@ -534,7 +534,7 @@ def as_json(found: Signal, levels: Sequence[float], record: _Record) -> str:
     content = {
         "sigmas": list(levels),
         "credits": rows,
-        "signal": [asdict(each) for each in found.signal],
+        "signal": [asdict(interval) for interval in found.signal],
         "noise": found.noise,
         "cosine_of_halves": found.halves,
         "attenuation": found.cosine,

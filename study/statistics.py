@@ -65,7 +65,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def reached_for_good(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray, target: float) -> float:
-    """What was used when the line through the evaluations got to the target and did not fall below it again.
+    """The use at which the line through the evaluations got to the target and did not fall below it again.
 
     An evaluation without a score, NaN, is left out. Infinity if the last score is below the target, or all are NaN.
 
@@ -93,12 +93,12 @@ def area(used: Sequence[float] | np.ndarray, scores: Sequence | np.ndarray) -> n
 
 def non_dominated(points: Sequence[Sequence[float]]) -> list[bool]:
     """For each point, whether it is Pareto-optimal (larger is better); a point with a NaN is not."""
-    known = [tuple(point) for point in points if np.isfinite(point).all()]
+    finite = [tuple(point) for point in points if np.isfinite(point).all()]
 
     def beaten(own: tuple[float, ...]) -> bool:
-        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in known)
+        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in finite)
 
-    return [tuple(point) in known and not beaten(tuple(point)) for point in points]
+    return [tuple(point) in finite and not beaten(tuple(point)) for point in points]
 
 
 # --- tables in Markdown and CSV: NaN stands for what is missing, and is never printed ----------------------------------

@@ -71,7 +71,7 @@ def read_source(source: Path) -> list[Comparison]:
     path = source / votes.FILE if source.is_dir() else source
     if source.is_dir() and not path.is_file() and reading.find_list(source):
         folder = reading.read_pairs(source)
-        return [_better(_pictures(folder.path / reading.FILE, pair.files)) for pair in folder.pairs]
+        return [Comparison(_pictures(folder.path / reading.FILE, pair.files), ((0,), (1,))) for pair in folder.pairs]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.FILE}, or a pair file")
     table = [] if path.name == votes.FILE else list(rows(read_bytes(path) or b"", path))
@@ -82,18 +82,13 @@ def read_source(source: Path) -> list[Comparison]:
     return [Comparison(_pictures(path, vote.pictures), vote.answer.order) for vote in standing]
 
 
-def _better(files: tuple[Path, ...]) -> Comparison:
-    """The first of two is better."""
-    return Comparison(files, ((0,), (1,)))
-
-
 def _pair(path: Path, place: str, row: Any) -> Comparison | None:
     """None if both pictures are alike."""
     try:
         sides = reading.sides_of(row if isinstance(row, dict) else {})
         if sides and sides[0][0] == sides[0][1]:
             raise ValueError(f"has the same picture {quoted(sides[0][0])} as chosen and as rejected")
-        return _better(_pictures(path, sides[0])) if sides else None
+        return Comparison(_pictures(path, sides[0]), ((0,), (1,))) if sides else None
     except ValueError as error:
         raise ValueError(f"{place} {error}. Fix: {_FIX}") from error
 
@@ -140,22 +135,18 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
             "no vote says that one picture is better than another. Fix: vote first, by Reward: Vote or otca vote"
         )
     reader = Encoder(encoder, device)
-    rows = _features(reader.network, list(dict.fromkeys(file for c in comparisons for file in c.files)), batch_size)
+    files = list(dict.fromkeys(file for c in comparisons for file in c.files))
+    rows = {  # the features of the pictures that can be read
+        files[number]: row
+        for numbers, images in batches(files, batch_size)
+        for number, row in zip(numbers, read_features(reader.network, images), strict=True)
+    }
     comparisons = [readable for c in comparisons if (readable := _restricted(c, rows.keys()))]
     if not comparisons:
         raise ValueError("no picture can be compared with another: too few can be read. Fix: name other pictures")
     about = {"votes": len(comparisons), "pictures": len(rows), "pairs": sum(len(c.pairs()) for c in comparisons)}
     head = _fitted(comparisons, rows).head(reader, about | held_out(comparisons, rows))
     return replace(head, encoder=reader.folder.name)
-
-
-def _features(network, files: Sequence[Path], batch_size: int) -> dict[Path, np.ndarray]:
-    """{picture: its features}, without those that cannot be read."""
-    return {
-        files[number]: row
-        for numbers, images in batches(files, batch_size)
-        for number, row in zip(numbers, read_features(network, images), strict=True)
-    }
 
 
 def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> Fitted:
@@ -199,8 +190,8 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
 def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> dict:
     probability, answer = np.array(predicted).T
     bins = np.minimum(((probability - 0.5) * 2 * BINS).astype(int), BINS - 1)
-    each = [bins == number for number in range(BINS) if (bins == number).any()]
-    calibration = [(float(probability[own].mean()), float(answer[own].mean()), int(own.sum())) for own in each]
+    bin_rows = [bins == number for number in range(BINS) if (bins == number).any()]
+    calibration = [(float(probability[own].mean()), float(answer[own].mean()), int(own.sum())) for own in bin_rows]
     error = sum(abs(mean - share) * count for mean, share, count in calibration) / len(probability)
     return {"accuracy": asdict(clustered(right)), "calibration_error": error, "calibration": calibration}
 

@@ -208,10 +208,10 @@ def check_folder(training: Training) -> None:
     before = read_own(training.folder, WORKFLOW)
     if before is None:
         return
-    given, now = budget.read(training.folder), training.budget
-    if given != now and (given is None or now is None or given.unit != now.unit or given.amount > now.amount):
+    stored, now = budget.read(training.folder), training.budget
+    if stored != now and (stored is None or now is None or stored.unit != now.unit or stored.amount > now.amount):
         raise RunError(
-            f"{training.folder} was trained for {given or 'a number of iterations'}, and not for {training.length}. Fix: choose "
+            f"{training.folder} was trained for {stored or 'a number of iterations'}, and not for {training.length}. Fix: choose "
             "another --output"
         )
     run_node = only(training.workflow, RUN_NODE)

@@ -225,9 +225,9 @@ def step_pull() -> np.ndarray:
     figure = new_figure(5.6, 3.4)
     axis = figure.subplots()
     for number, (label, (method, options)) in enumerate(methods.items()):
-        found = method(own.latents, own.final, own.trained, *options)
-        scale = torch.tensor(found.ratio_scale or [1.0] * len(own.trained))
-        pull = found.weights[0] * scale * torch.tensor([felt[step] for step in own.trained])
+        credit = method(own.latents, own.final, own.trained, *options)
+        scale = torch.tensor(credit.ratio_scale or [1.0] * len(own.trained))
+        pull = credit.weights[0] * scale * torch.tensor([felt[step] for step in own.trained])
         places = np.arange(len(pull)) + 0.2 * (number - 1.5)
         axis.bar(places, pull / pull.mean(), 0.2, label=label, color=COLORS[number])
     axis.set_xticks(range(len(own.trained)), step_labels(own.sigmas, own.trained), fontsize=8)

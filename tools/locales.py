@@ -39,7 +39,7 @@ def content(code: str, file: str) -> dict:
 
 
 def page_table(code: str) -> dict[str, str]:
-    """What the scripts look texts up in: {English: translation}."""
+    """The table in which the scripts look texts up: {English: translation}."""
     return json.loads((WEB / "languages" / f"{code}.json").read_text(encoding="utf-8"))
 
 
@@ -48,19 +48,19 @@ def as_text(value: dict, indent: str = "") -> str:
     if value.keys() <= {"name", "tooltip", "label"}:
         return json.dumps(value, ensure_ascii=False)
     rows = []
-    for key, each in value.items():
-        told = as_text(each, f"{indent} ") if isinstance(each, dict) else json.dumps(each, ensure_ascii=False)
-        rows.append(f"{indent} {json.dumps(key, ensure_ascii=False)}: {told}")
+    for key, item in value.items():
+        text = as_text(item, f"{indent} ") if isinstance(item, dict) else json.dumps(item, ensure_ascii=False)
+        rows.append(f"{indent} {json.dumps(key, ensure_ascii=False)}: {text}")
     return "{\n" + ",\n".join(rows) + f"\n{indent}}}" + ("" if indent else "\n")
 
 
 def texts(value: Mapping[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """(place, text) of every text of a file's content, in its order."""
-    for key, each in value.items():
-        if isinstance(each, str):
-            yield (*place, key), each
+    for key, item in value.items():
+        if isinstance(item, str):
+            yield (*place, key), item
         else:
-            yield from texts(each, *place, key)
+            yield from texts(item, *place, key)
 
 
 def english() -> dict[str, dict]:
@@ -80,8 +80,8 @@ def english() -> dict[str, dict]:
 
 
 def page_texts() -> list[str]:
-    """What the pack's own scripts say, each text once. Raises ValueError for a text that only their run would tell."""
-    found: dict[str, None] = {}
+    """The texts of the pack's own scripts, each once. Raises ValueError for a text that only their run would tell."""
+    texts: dict[str, None] = {}
     for script in sorted(WEB.rglob("*.js")):
         code = script.read_text(encoding="utf-8")
         for call in CALL.finditer(code) if script != LANGUAGE else ():
@@ -90,8 +90,8 @@ def page_texts() -> list[str]:
                 raise ValueError(
                     f'{script.name}, line {line}: t takes one literal text. Fix: t("… {{name}} …", {{ name }})'
                 )
-            found[json.loads(literal.rstrip(",) \n"))] = None
-    return list(found)
+            texts[json.loads(literal.rstrip(",) \n"))] = None
+    return list(texts)
 
 
 def _definition(node: type) -> dict:
@@ -117,21 +117,21 @@ def _definition(node: type) -> dict:
 def _said(value: Mapping[str, Any], told: Mapping[tuple[str, ...], str], *place: str) -> dict:
     """`value` with the text that is `told` at each place."""
     return {
-        key: told[(*place, key)] if isinstance(each, str) else _said(each, told, *place, key)
-        for key, each in value.items()
+        key: told[(*place, key)] if isinstance(item, str) else _said(item, told, *place, key)
+        for key, item in value.items()
     }
 
 
 def renewed(code: str, now: dict[str, dict], page: list[str]) -> tuple[dict[str, dict], dict[str, str]]:
     """A language's files and its table of the page for a new English; "" for a text that has not been translated."""
-    old, told = (dict(texts({file: content(which, file) for file in FILES})) for which in ("en", code))
-    known = {english: told[place] for place, english in old.items() if told.get(place)}
-    known |= {english: translation for english, translation in page_table(code).items() if translation}
+    old, words = (dict(texts({file: content(which, file) for file in FILES})) for which in ("en", code))
+    by_english = {english: words[place] for place, english in old.items() if words.get(place)}
+    by_english |= {english: translation for english, translation in page_table(code).items() if translation}
     kept = {
-        place: told[place] if old.get(place) == english and told.get(place) else known.get(english, "")
+        place: words[place] if old.get(place) == english and words.get(place) else by_english.get(english, "")
         for place, english in texts(now)
     }
-    return _said(now, kept), {english: known.get(english, "") for english in page}
+    return _said(now, kept), {english: by_english.get(english, "") for english in page}
 
 
 def main() -> None:
@@ -143,9 +143,9 @@ def main() -> None:
         (WEB / "languages" / f"{code}.json").write_text(as_text(table), encoding="utf-8")
         pairs = [
             *zip(texts(now), texts(files), strict=True),
-            *((((), text), ((), told)) for text, told in table.items()),
+            *((((), text), ((), entry)) for text, entry in table.items()),
         ]
-        wanted = dict.fromkeys(said for (_, said), (_, translation) in pairs if not translation)
+        wanted = dict.fromkeys(english_text for (_, english_text), (_, translation) in pairs if not translation)
         lacking += [f"{code} lacks: {text}" for text in wanted]
     for file, value in now.items():
         (LOCALES / "en" / f"{file}.json").write_text(as_text(value), encoding="utf-8")

@@ -92,27 +92,27 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether each fault can be put back")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="only these layers")
     parser.add_argument("--output", type=Path, help="a JSON file: what was found is kept there, and not tried again")
-    given = parser.parse_args()
+    options = parser.parse_args()
     faults = read()
-    if unknown := set(given.names) - faults.keys():
+    if unknown := set(options.names) - faults.keys():
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}. Fix: use names of {FAULTS.name}")
     if complaints := misplaced(faults):
         print(*complaints, sep="\n")
         return 1
-    if given.check:
+    if options.check:
         return 0
-    known = json.loads(given.output.read_text()) if given.output and given.output.exists() else {}
-    chosen = given.names or list(faults)
+    results = json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
+    chosen = options.names or list(faults)
     for name in chosen:
-        if name not in known:
-            known[name] = caught(faults[name], tuple(given.layers))
-            if given.output:
-                given.output.write_text(json.dumps(known, indent=1))
-        layer, test = known[name] or ("not caught", faults[name]["what"])
+        if name not in results:
+            results[name] = caught(faults[name], tuple(options.layers))
+            if options.output:
+                options.output.write_text(json.dumps(results, indent=1))
+        layer, test = results[name] or ("not caught", faults[name]["what"])
         print(f"{name:32} {layer:10} {test}", flush=True)
-    found = [known[name][0] for name in chosen if known[name]]
-    print(", ".join(f"{layer}: {found.count(layer)}" for layer in given.layers), f"of {len(chosen)}")
-    return int(len(found) < len(chosen))
+    layers = [results[name][0] for name in chosen if results[name]]
+    print(", ".join(f"{layer}: {layers.count(layer)}" for layer in options.layers), f"of {len(chosen)}")
+    return int(len(layers) < len(chosen))
 
 
 if __name__ == "__main__":

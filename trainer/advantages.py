@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a fusion method may look at: B samples, K objectives."""
+    """The data that a fusion method may look at: B samples, K objectives."""
 
     rewards: Tensor  # [B, K] raw; 0 where `applies` is not
     advantages: Tensor  # [B, K] normalised, clipped; 0 where `applies` is not
@@ -92,10 +92,10 @@ def fuse(
     normalised = group_advantages(rewards, groups, applies, std_scope)
     ones = torch.ones_like(coefficients)
     before, after = (coefficients, ones) if weights == "in the solver" else (ones, coefficients)
-    seen = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * before
+    limited = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * before
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
-    strength = exploration_strength(contribution, seen, groups, exploration, valid)
-    objectives = Objectives(rewards, seen, coefficients, after, groups, valid, applies, strength, std_scope)
+    strength = exploration_strength(contribution, limited, groups, exploration, valid)
+    objectives = Objectives(rewards, limited, coefficients, after, groups, valid, applies, strength, std_scope)
     fused = METHODS[method](objectives)
     fused = Fused(
         torch.where(valid, fused.advantage, 0.0),
@@ -115,7 +115,7 @@ def fuse(
         by_step = weighted_by_objective(fused, credit.by_objective)
     step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
-    return Advantages(step_advantage, seen * after, fused, valid, scores, credit, metrics, method, seconds)
+    return Advantages(step_advantage, limited * after, fused, valid, scores, credit, metrics, method, seconds)
 
 
 def fuse_gains(
@@ -266,7 +266,7 @@ def _valid(scored: Tensor, similarity: Tensor) -> Tensor:
 
 
 def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tuple[int, ...]) -> StepCredit:
-    """As weights, each step's share of Σ_j |Ã_j|; all steps alike where Ã is zero."""
+    """Weights: each step's share of Σ_j |Ã_j|; all steps alike where Ã is zero."""
     size = step_advantage.abs()
     total = size.sum(1, keepdim=True)
     raw = torch.where(total > 0, size / total, 1 / len(trained))
@@ -275,28 +275,20 @@ def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tup
 
 
 def _metrics(z: Tensor, credit: StepCredit, normalised: Tensor, groups: Tensor, applies: Tensor) -> dict[str, float]:
-    """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample or does not apply."""
+    """Figures of every fusion; `normalised` [B, K] is zero where an objective prefers no sample or does not apply."""
     valid = applies.any(1)
     members = list(per_group(groups, valid))
+    # [K] bool of each group: objectives that prefer no sample though they apply to one; all of a group without a valid sample.
+    silent = [(normalised[at] == 0).all(0) & (applies[at].any(0) | ~applies[at].any()) for at in members]
     means = [z[member].mean() for member in members if member.any()]
     weights = credit.weights[valid]
     return {
         "z/zero_fraction": _mean((z[valid] == 0).float()),
         "z/group_mean": _mean(torch.stack(means)) if means else 0.0,
         "credit/weight_variation": weights.std(0).mean().item() if len(weights) > 1 else 0.0,
-        # Groups in which some objective that applies prefers no sample: all scores are equal, or there are fewer than two.
-        "groups/zero_std": float(
-            sum(
-                bool(((normalised[member] == 0).all(0) & _applies_or_none(applies[member])).any()) for member in members
-            )
-        ),
+        "groups/zero_std": float(sum(bool(row.any()) for row in silent)),
         "groups/masked_samples": float((~valid).sum()),
     }
-
-
-def _applies_or_none(applies: Tensor) -> Tensor:
-    """Which objectives apply to some sample of a group [b, K], [K] bool; all where no sample of it is valid."""
-    return applies.any(0) | ~applies.any()
 
 
 def _step_weights(credit: StepCredit, valid: Tensor) -> dict[str, float]:

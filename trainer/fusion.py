@@ -34,8 +34,8 @@ def exploration_strength(
         mode: one of EXPLORATIONS.
         valid: [B] bool; the others do not count in the groups' statistics. Default: all count.
     """
-    total = advantages.sum(1)
-    positive = total.clamp(min=0) / (total.abs() + EPSILON)
+    total = advantages.sum(1)  # [B]
+    positive = total.clamp(min=0) / (total.abs() + EPSILON)  # [B]
     return positive * contribution_tanh(contribution, groups, mode, valid)
 
 
@@ -73,17 +73,17 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
         torch.ones_like(advantages, dtype=torch.bool) if applies is None else applies | ~applies.any(1, keepdim=True)
     )
     low, high = (advantages.masked_fill(~applies, end) for end in (torch.inf, -torch.inf))
-    z = torch.minimum(torch.maximum(exploration / 2, low.min(1).values), high.max(1).values)
-    exact = applies & (advantages == z[:, None])
+    z = torch.minimum(torch.maximum(exploration / 2, low.min(1).values), high.max(1).values)  # [B]
+    exact = applies & (advantages == z[:, None])  # [B, K]
     # The nearest objective on either side of z; where one equals z both sides are it.
-    below = high.masked_fill(advantages > z[:, None], -torch.inf)
+    below = high.masked_fill(advantages > z[:, None], -torch.inf)  # [B, K]
     above = low.masked_fill(advantages < z[:, None], torch.inf)
-    left, right = below.argmax(1), above.argmin(1)
+    left, right = below.argmax(1), above.argmin(1)  # [B], [B]
     left = torch.where(exact.any(1), exact.int().argmax(1), left)
     right = torch.where(exact.any(1), left, right)
     rows = torch.arange(len(z), device=z.device)
     gap = (advantages[rows, right] - advantages[rows, left]).clamp(min=torch.finfo(z.dtype).tiny)  # 0 where one is z
-    share = (z - advantages[rows, left]) / gap
+    share = (z - advantages[rows, left]) / gap  # [B]
     coefficients = torch.zeros_like(advantages)
     coefficients[rows, right] = share
     coefficients[rows, left] += 1 - share
@@ -97,7 +97,7 @@ def preferred(fused: Fused, weights: Tensor) -> Fused:
     Where all weights are 1 it is `fused`, to the bit.
     """
     assert fused.parts is not None  # every solver has them
-    parts = fused.parts * weights
+    parts = fused.parts * weights  # [B, K]
     return Fused(fused.advantage + (parts - fused.parts).sum(1), fused.coefficients, parts)
 
 
@@ -123,9 +123,9 @@ def normalised_sum(
         std_scope: see `groups.group_advantages`.
         coefficients: [K] to look at; default 1.
     """
-    total = columns.sum(1, keepdim=True)
+    total = columns.sum(1, keepdim=True)  # [B, 1]
     valid = total[:, 0].isfinite() if valid is None else valid
-    z = group_advantages(total, groups, valid, std_scope)[:, 0]
+    z = group_advantages(total, groups, valid, std_scope)[:, 0]  # [B]
     limited = z.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
     kept = torch.where(z == limited, 1.0, limited / z)
     shown = torch.ones_like(columns) if coefficients is None else coefficients.expand_as(columns).clone()

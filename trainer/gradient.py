@@ -154,8 +154,8 @@ def update(
 def calls(trajectories: Trajectories, settings: GradientSettings) -> int:
     """About how often `on_step` is called, for a progress bar."""
     samples, steps = len(trajectories.groups), settings.steps or trajectories.settings.transitions
-    each = steps * (2 if settings.mode == "leap" else 1) * (2 if settings.kl_coefficient else 1)
-    return each * -(-samples // (settings.batch_size or samples))
+    for_each = steps * (2 if settings.mode == "leap" else 1) * (2 if settings.kl_coefficient else 1)
+    return for_each * -(-samples // (settings.batch_size or samples))
 
 
 def _decoders(model: FlowModel, decoder: VAE | None) -> Decoders:
@@ -254,10 +254,10 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
     first = taken()
     backward()
     second = taken()
-    lengths = [torch.stack(torch._foreach_norm(each)).norm() for each in (first, second)]
+    lengths = [torch.stack(torch._foreach_norm(part)).norm() for part in (first, second)]
     scale = torch.where(lengths[1] > 0, ratio * lengths[0] / lengths[1], 0.0)
-    for parameter, one, two in zip(parameters, first, second, strict=True):
-        parameter.grad = (one + scale * two) / distributed.world()  # which are added up once more
+    for parameter, own, two in zip(parameters, first, second, strict=True):
+        parameter.grad = (own + scale * two) / distributed.world()  # which are added up once more
 
 
 # -- one update --------------------------------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
 
 @dataclass(frozen=True)
 class _Part:
-    """What goes through network, decoder and rewards at once: N numbers of samples, and for each of them that of a step, or those
-    of the two that a leap joins. `noises`: the number of each one's fresh noise."""
+    """Samples of one call of network, decoder and rewards: N numbers of samples, and for each of them that of a step, or those of
+    the two that a leap joins. `noises`: the number of each one's fresh noise."""
 
     rows: Tensor
     steps: Tensor
@@ -316,7 +316,7 @@ class _Backward:
 
     def at(self, rows: Tensor, steps: Tensor) -> Tensor:
         """The points that the trajectories visited there, on the device."""
-        return devices.upload(self.points[rows, steps], self.model.device)
+        return devices.upload(self.points[rows, steps], self.model.device)  # [N, C, (F,) h, w]
 
     def draw(self, count: int, of: Sequence[int], again: int = 0) -> Tensor:
         """`count` of these steps for each sample, by rising number, [B, count]; alike for a group that a reward compares.
@@ -333,7 +333,7 @@ class _Backward:
 
     @property
     def scale(self) -> float:
-        """What a loss is multiplied by for its backward pass: FSDP2 takes the mean over processes, the loss wants the sum."""
+        """The factor of a loss in its backward pass: FSDP2 takes the mean over processes, the loss wants the sum."""
         processes = distributed.world() if self.model.policy.trains_shards else 1
         return self.model.policy.loss_scale.value * processes
 
@@ -346,7 +346,7 @@ class _Backward:
         return [reward for reward in self.scores.rewards if not reward.held_out]
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
-        """As many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
+        """Yields as many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
         if not len(rows):
             return
         size = self.settings.batch_size or len(rows)
@@ -376,7 +376,7 @@ class _Backward:
             these = order[begin:end]
             self.on_step()
             guidance = model.guidance_at(float(levels[these[0]]), settings)
-            there = devices.upload(these, x.device)
+            there = devices.upload(these, x.device)  # [n] of the N
             parts.append(model.velocity(x[there], levels[these], condition.rows(these), guidance))
             begin = end
         return torch.cat(parts)[devices.upload(order.argsort(), x.device)]
@@ -393,9 +393,9 @@ class _Backward:
         statistics = {}
         if kl:
             with torch.no_grad(), self.model.policy.reference():
-                untrained = self.velocity(x.detach(), rows, steps)
-            counted = devices.upload(self.usable[rows], x.device)
-            apart = counted * (velocity - untrained).square().flatten(1).mean(1)
+                untrained = self.velocity(x.detach(), rows, steps)  # [N, C, (F,) h, w]
+            counted = devices.upload(self.usable[rows], x.device)  # [N]
+            apart = counted * (velocity - untrained).square().flatten(1).mean(1)  # [N]
             divergence = apart.sum() / (self.total * calls)
             statistics["kl"] = divergence.detach()
             loss = loss + kl * divergence
@@ -414,7 +414,7 @@ class _Backward:
                     pictures = decode(clean)
             else:
                 pictures = decode(clean.requires_grad_())
-            toward = self._toward(pictures.detach(), texts, groups, rows, calls)
+            toward = self._toward(pictures.detach(), texts, groups, rows, calls)  # [N, (F,) H, W, 3]
             unit = _unit(toward)
             if tile:
                 source = stream(self.trajectories.seed, self.version, branch=(5,))
@@ -423,9 +423,9 @@ class _Backward:
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
         """∂J/∂picture, added up over the rewards."""
-        toward = torch.zeros_like(pictures)
+        toward = torch.zeros_like(pictures)  # [N, (F,) H, W, 3]
         for k, reward in enumerate(self.followed):
-            applies = self.scores.values[rows, k].isfinite() & self.usable[rows]
+            applies = self.scores.values[rows, k].isfinite() & self.usable[rows]  # [N]
             if not applies.any():
                 continue
             _, spread = self.spread.get(reward.name, (0, 1.0))
@@ -434,31 +434,31 @@ class _Backward:
             slopes, worth = [], torch.zeros((), device=pictures.device)
             try:
                 for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
-                    seen = pictures[these[0] : these[-1] + 1].clone().requires_grad_()
+                    leaf = pictures[these[0] : these[-1] + 1].clone().requires_grad_()  # [n, (F,) H, W, 3]
                     chosen = these.tolist()
-                    scores = score_with_gradient(reward, seen, [texts[i] for i in chosen], [groups[i] for i in chosen])
+                    scores = score_with_gradient(reward, leaf, [texts[i] for i in chosen], [groups[i] for i in chosen])
                     counts = devices.upload(applies[these], scores.device)
                     here = torch.where(counts, scores, 0.0).sum()
-                    slopes += torch.autograd.grad(here, seen)  # `part` comes after it: it is too small for float16
+                    slopes += torch.autograd.grad(here, leaf)  # `part` comes after it: it is too small for float16
                     worth += part * here.detach().to(worth.device)
             finally:
                 reward.rest()
-            found = part * torch.cat(slopes)
-            found[~applies] = 0.0
-            finite = found.flatten(1).isfinite().all(1).cpu()
+            pull = part * torch.cat(slopes)  # [N, (F,) H, W, 3]
+            pull[~applies] = 0.0
+            finite = pull.flatten(1).isfinite().all(1).cpu()
             if not finite.all():
                 self.failed[reward.name] = self.failed.get(reward.name, 0) + int((~finite).sum())
-            self.by_reward[rows, k] += found.flatten(1).square().mean(1).sqrt().cpu()
+            self.by_reward[rows, k] += pull.flatten(1).square().mean(1).sqrt().cpu()
             self.tally.add(-worth, {}, 1, 1)
-            toward += found
+            toward += pull
         return toward
 
     # off-policy
 
     def _walk_again(self) -> None:
         """The same trajectories by the policy as it is now, with the noise that was drawn: what gradients through steps need."""
-        taken, self.points = self.trajectories, self.trajectories.latents.clone()
-        noise = sampled_noise(taken) if any(std >= MIN_STD for std in taken.stds) else None
+        walk, self.points = self.trajectories, self.trajectories.latents.clone()
+        noise = sampled_noise(walk) if any(std >= MIN_STD for std in walk.stds) else None
         first, ends = self.first_through, []
         with torch.no_grad():
             for rows in self.chunks(self.rows):
@@ -469,11 +469,11 @@ class _Backward:
                     x = of_x * self.at(rows, torch.full_like(rows, j)) + of_v * v
                     if of_before and before is not None:
                         x = x + of_before * before
-                    if taken.stds[j] >= MIN_STD and j < self.last and noise is not None:
-                        x = x + taken.stds[j] * devices.upload(noise[rows, taken.trained.index(j)], x.device)
+                    if walk.stds[j] >= MIN_STD and j < self.last and noise is not None:
+                        x = x + walk.stds[j] * devices.upload(noise[rows, walk.trained.index(j)], x.device)
                     self.points[rows, j + 1], before = x.cpu(), v
                 ends.append(x.cpu())
-        self.final = taken.final.clone()
+        self.final = walk.final.clone()
         self.final[self.rows] = torch.cat(ends) if ends else self.final[self.rows]
 
     def _velocity_at(self, rows: Tensor, step: int) -> Tensor:
@@ -487,13 +487,9 @@ class _Backward:
 
     def slopes(self, step: int) -> tuple[float, float, float]:
         """∂/∂x_j, ∂/∂v_j and ∂/∂v_{j-1} of where step j leads; the last one leads to x̂0. Transitions are linear in all three."""
-        taken = self.trajectories
-        kinds, sigmas, (of_x, of_v) = (
-            step_kinds(taken.settings),
-            taken.sigmas,
-            slopes(taken.settings, taken.sigmas, step),
-        )
-        if taken.settings.ode_solver == "adams_bashforth" and step and kinds[step - 1] == kinds[step] == "ode":
+        walk = self.trajectories
+        kinds, sigmas, (of_x, of_v) = (step_kinds(walk.settings), walk.sigmas, slopes(walk.settings, walk.sigmas, step))
+        if walk.settings.ode_solver == "adams_bashforth" and step and kinds[step - 1] == kinds[step] == "ode":
             bent = (sigmas[step + 1] - sigmas[step]) ** 2 / (2 * (sigmas[step] - sigmas[step - 1]))
             return of_x, of_v + bent, -bent
         return of_x, of_v, 0.0
@@ -602,22 +598,19 @@ def _one_call(back: _Backward, part: _Part) -> None:
 
 def _low_variance(back: _Backward, part: _Part) -> None:
     """DRaFT-LV (2309.17400): the finished sample is noised again to the last level, by several noises, each with one call."""
-    taken, rows = back.trajectories, part.rows
-    numbers = ((taken.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
+    walk, rows = back.trajectories, part.rows
+    numbers = ((walk.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
     noise = torch.stack(
-        [
-            torch.randn(taken.final.shape[1:], generator=stream(taken.seed, back.version, *n, branch=(6,)))
-            for n in numbers
-        ]
+        [torch.randn(walk.final.shape[1:], generator=stream(walk.seed, back.version, *n, branch=(6,))) for n in numbers]
     )
-    clean, noise = (devices.upload(values, back.model.device) for values in (taken.final[rows], noise))
-    sigma = taken.sigmas[back.last]
+    clean, noise = (devices.upload(values, back.model.device) for values in (walk.final[rows], noise))
+    sigma = walk.sigmas[back.last]
     _from_one_call(back, (1 - sigma) * clean + sigma * noise, part, back.settings.steps)
 
 
 def _from_one_call(back: _Backward, x: Tensor, part: _Part, calls: int) -> None:
-    v = back.velocity(x, part.rows, part.steps)
-    sigma = beside(back.sigma(part.steps), x)
+    v = back.velocity(x, part.rows, part.steps)  # [N, C, (F,) h, w]
+    sigma = beside(back.sigma(part.steps), x)  # [N, 1, 1, 1]
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
     back.backward(v, -sigma * pull, x, part.rows, part.steps, calls)
 
@@ -634,7 +627,7 @@ def _last_steps(back: _Backward, part: _Part) -> None:
     for j in reversed(range(first, back.last + 1)):
         steps = torch.full_like(rows, j)
         x = back.at(rows, steps).requires_grad_(j > first)
-        v = back.velocity(x, rows, steps)
+        v = back.velocity(x, rows, steps)  # [N, C, (F,) h, w]
         of_x, of_v, of_before = back.slopes(j)
         back.backward(v, of_v * pull + after, x, rows, steps, calls)
         after, pull = of_before * pull, of_x * pull
@@ -649,7 +642,7 @@ def _leap(back: _Backward, part: _Part) -> None:
     the gradient goes through the leaps. Its part through the second call's own input is multiplied by `nested`. The paper's
     weights by how near a leap comes to the trajectory are not here.
     """
-    rows, leaps = part.rows, part.steps.unflatten(1, (-1, 2))
+    rows, leaps = part.rows, part.steps.unflatten(1, (-1, 2))  # [N], [N, K, 2]
     calls = 2 * leaps.shape[1]
     pull = back.pull(devices.upload(back.final[rows], back.model.device), rows, 1) / leaps.shape[1]
     for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
@@ -666,7 +659,7 @@ def _leap(back: _Backward, part: _Part) -> None:
 
 def _at_levels(back: _Backward) -> Iterator[_Part]:
     """Each sample at each of its levels, those of one noise first."""
-    drawn = back.draw(back.settings.steps, back.levels)
+    drawn = back.draw(back.settings.steps, back.levels)  # [B, K]
     for column in drawn.T:
         for rows in back.chunks(back.rows):
             yield _Part(rows, column[rows])
@@ -685,7 +678,7 @@ def _of_samples(back: _Backward) -> Iterator[_Part]:
 
 def _of_leaps(back: _Backward) -> Iterator[_Part]:
     """Two different points for each leap of a sample, the noisier one first."""
-    pairs = torch.cat([back.draw(2, back.levels, again) for again in range(back.settings.steps)], 1)
+    pairs = torch.cat([back.draw(2, back.levels, again) for again in range(back.settings.steps)], 1)  # [B, 2·K]
     for rows in back.chunks(back.rows):
         yield _Part(rows, pairs[rows])
 

@@ -57,7 +57,7 @@ def distances(points: Tensor, groups: Tensor) -> Tensor:
 
 
 def advantage_parts(columns: Tensor, groups: Tensor, valid: Tensor, std_scope: str = "group") -> Tensor:
-    """What each column contributes to `group_advantages` of their sum, which is linear in them: [B, K], adding up to it.
+    """The part of each column in `group_advantages` of their sum, which is linear in them: [B, K], adding up to it.
 
     Args:
         columns: [B, K].

@@ -1,11 +1,11 @@
-"""Group-relative policy optimisation: one update of the policy (method.md §3, §6)."""
+"""Group-relative policy optimisation: one update of the policy (method.md §3, §6), as docs/one_iteration.py calls it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -62,11 +62,11 @@ def update(
     started = time.perf_counter()
     trajectories = prepared(model, trajectories)
     model.memo.keep(NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling))
-    weights = torch.ones_like(advantages.step_advantage)
+    weights = torch.ones_like(advantages.step_advantage)  # [B, T'] of the whole batch
     if sampling:
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
-        weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
+        weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
     backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
     off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
     steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
@@ -89,7 +89,7 @@ def one_pass(
 ) -> tuple[Callable[[Callable[[], None]], None], Callable[[], Metrics]]:
     """The gradient alone, for an update that adds it to its own: what leaves it in the weights, and then its figures."""
     _check(model, trajectories, advantages, settings, sampling=False)
-    weights = torch.ones_like(advantages.step_advantage)
+    weights = torch.ones_like(advantages.step_advantage)  # [B, T'] of the whole batch
     backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
     backward.tally.passes = 1
     old = None
@@ -130,10 +130,10 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
     def one(epoch: int) -> None:
         nonlocal old
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        seen = backward(old, noise if epoch or off_policy else None, kept, (lambda: None) if epoch else on_step)
+        log_probs = backward(old, noise if epoch or off_policy else None, kept, (lambda: None) if epoch else on_step)
         if epoch == 0 and not off_policy:
-            backward.compare(seen)
-            old = seen
+            backward.compare(log_probs)
+            old = log_probs
 
     return take_steps(model, trajectories, settings, backward.tally, one)
 
@@ -179,16 +179,15 @@ class _Backward:
             devices.upload(table[rows], model.device)
             for table in (advantages.step_advantage, weights, advantages.valid)
         )
-        self.spatial = None if credit.spatial is None else credit.spatial[rows]
+        self.spatial = None if credit.spatial is None else credit.spatial[rows]  # [B, (F,) h, w]
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
         if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
             # A credit scales the log-ratio of the densities.
             stds = [trajectories.stds[step] for step in trajectories.trained]
             self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
-        self.total = max(1, int(advantages.valid.sum())) * len(
-            trajectories.trained
-        )  # a sample that is not valid does not count
+        # A sample that is not valid does not count.
+        self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
         self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
@@ -215,18 +214,18 @@ class _Backward:
             if self.spatial is None
             else (*self.weights.shape, *self.spatial.shape[1:])
         )
-        seen = torch.full(shape, torch.nan, device=self.model.device)
+        log_probs = torch.full(shape, torch.nan, device=self.model.device)  # [B, T', (h, w)]
         for part in self._parts(bool(kept)):
             on_step()
-            velocities = self._kept(part, kept) if kept else self._recomputed(part)
+            velocities = self._kept(part, kept) if kept else self._velocity(part).split([len(rows) for _, rows in part])
             shares = []
             for (position, rows), velocity in zip(part, velocities, strict=True):
                 log_prob, share = self._loss(position, rows, velocity, old, noise)
-                seen[devices.upload(rows, seen.device), position] = log_prob.detach()
+                log_probs[devices.upload(rows, log_probs.device), position] = log_prob.detach()
                 shares.append(share)
             with self._watching(part):
                 sum(shares[1:], shares[0]).backward()
-        return seen
+        return log_probs
 
     def _watching(self, part: list[tuple[int, Tensor]]) -> contextlib.AbstractContextManager[None]:
         """Around a part's backward pass. Later epochs are not measured: what they clip has no gradient."""
@@ -248,7 +247,7 @@ class _Backward:
         sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
         part, room = [], self.settings.batch_size
         for position, step in enumerate(trained):
-            rows = self.pulls[:, position].nonzero()[:, 0]
+            rows = self.pulls[:, position].nonzero()[:, 0]  # [N]
             if self.model.policy.is_sharded and self.anybody_pulls[position]:
                 rows = torch.arange(len(self.valid))
             if kept or not self.settings.batch_size:
@@ -270,33 +269,33 @@ class _Backward:
     def _kept(self, part, kept) -> list[Tensor]:
         return [kept[position][devices.upload(rows, kept[position].device)] for position, rows in part]
 
-    def _recomputed(self, part) -> Sequence[Tensor]:
-        return self._velocity(part).split([len(rows) for _, rows in part])
-
     def _velocity(self, part) -> Tensor:
         trained = self.trajectories.trained
         steps = torch.cat([torch.full_like(rows, trained[position]) for position, rows in part])
-        return velocity_at(self.model, self.trajectories, steps, torch.cat([rows for _, rows in part]))
+        return velocity_at(self.model, self.trajectories, steps, torch.cat([rows for _, rows in part]))  # [N, C, h, w]
 
     def _loss(self, position: int, rows: Tensor, velocity: Tensor, old, noise) -> tuple[Tensor, Tensor]:
         """Log-probs of some rows of one step, and their share of the loss, ready for its backward pass."""
         model, trajectories, settings = self.model, self.trajectories, self.settings
         device, step = velocity.device, trajectories.trained[position]
         gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
-        following = devices.upload(trajectories.latents[rows, step + 1], device)
-        advantage, stands_for = self.advantage[there, position], self.weights[there, position]
+        following = devices.upload(trajectories.latents[rows, step + 1], device)  # x_{j+1} [N, C, (F,) h, w]
+        advantage, stands_for = self.advantage[there, position], self.weights[there, position]  # [N], [N]
         weight = stands_for
         if self.spatial is None:
-            log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)
+            log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)  # [N]
         else:
-            log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)
-            each = (-1, *[1] * (log_prob.ndim - 1))
-            advantage, weight = advantage.view(each) * devices.upload(self.spatial[rows], device), stands_for.view(each)
-        reference = log_prob.detach() if old is None else old[there, position]
+            log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)  # [N, (F,) h, w]
+            dims = (-1, *[1] * (log_prob.ndim - 1))  # [N] beside [N, (F,) h, w]
+            advantage, weight = (
+                advantage.view(dims) * devices.upload(self.spatial[rows], device),
+                stands_for.view(dims),
+            )
+        reference = log_prob.detach() if old is None else old[there, position]  # as log_prob
         ratio_of, means = log_prob, {}
         if noise is not None:
-            added = devices.upload(noise[rows, position], device)
-            divergence = self._divergence(gaussian, following - gaussian.std * added)
+            added = devices.upload(noise[rows, position], device)  # [N, C, (F,) h, w]
+            divergence = self._divergence(gaussian, following - gaussian.std * added)  # as log_prob
             if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
                 full = trajectories.settings.log_prob_norm == "full"
                 ratio_of = log_prob + (divergence if full else divergence * (2 * gaussian.std**2))
@@ -307,9 +306,9 @@ class _Backward:
         statistics["weight"] = stands_for.mean()
         if settings.kl_coefficient:
             with torch.no_grad(), model.policy.reference():
-                frozen = self._velocity([(position, rows)])
+                frozen = self._velocity([(position, rows)])  # [N, C, (F,) h, w]
             # Of a sharded model, samples that are not valid are here too, to keep pace.
-            counted = stands_for * self.valid[there].to(stands_for)
+            counted = stands_for * self.valid[there].to(stands_for)  # [N]
             divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
             statistics["kl"] = divergence.detach()
             loss = loss + settings.kl_coefficient * divergence
@@ -333,7 +332,7 @@ class _Backward:
         self.tally.note("drift", difference.abs().max())
 
     def figures(self) -> dict[str, float]:
-        """What all passes came to, for the log."""
+        """The figures of all passes, for the log."""
         sums = self.tally.means(("loss", "ratio", "clip_high", "clip_low", "approx_kl", "kl", "weight"))
         weight = sums.pop("weight", 0.0) or 1.0
         names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}

@@ -63,7 +63,7 @@ def credit_step(number: int) -> str:
 
 
 def credit_step_number(name: str) -> str | None:
-    """What stands where `credit_step` puts the number; None for a name of another kind."""
+    """The number that `credit_step` puts into a name; None for a name of another kind."""
     return name.removeprefix(_STEP) if name.startswith(_STEP) else None
 
 

@@ -147,20 +147,20 @@ def drawn_levels(
     valid, levels = advantages.valid, len(trajectories.trained)
     groups = advantages.scores.groups
     generator = sampled_steps.generator(trajectories.seed, version)
-    alike = torch.ones(1, levels)
+    alike = torch.ones(1, levels)  # [1, T']
     if settings.loss == "dgpo":
         alike[:, math.ceil(NOISIEST * levels) :] = 0.0
-        pull, which = alike, torch.zeros_like(groups)
+        pull, which = alike, torch.zeros_like(groups)  # [1, T'], [B]
     elif settings.loss == "dpo":
         valid = _of_pairs(advantages)
-        pull, which = alike.repeat(int(groups.max()) + 1, 1), groups
+        pull, which = alike.repeat(int(groups.max()) + 1, 1), groups  # [P, T'], [B]
     else:
-        size = advantages.step_advantage if advantages.by_step else advantages.credit.weights
+        size = advantages.step_advantage if advantages.by_step else advantages.credit.weights  # [B, T']
         pull, which = sampled_steps.everywhere(size.abs(), valid), torch.arange(len(groups))
-    drawn = (pull != 0).float()
+    drawn = (pull != 0).float()  # [1 or P or B, T']
     if settings.sampled_steps:
         drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
-    return drawn[which] * valid[:, None]
+    return drawn[which] * valid[:, None]  # [B, T']
 
 
 def _of_pairs(advantages: Advantages) -> Tensor:
@@ -205,7 +205,7 @@ def fresh_noise(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one call of the network holds: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
+    """The samples of one call of the network: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
 
     positions: tuple[int, ...]
     rows: tuple[int, ...]
@@ -219,18 +219,18 @@ class _Backward:
         self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, Tally()
         self.version = model.policy.version
         rows, credit = list(trajectories.share.rows), advantages.credit
-        self.drawn = counts[rows]
+        self.drawn = counts[rows]  # [B, T']
         if advantages.by_step and settings.loss != "dpo":  # whose pairs are the same at every level
             self.advantage, self.weight = advantages.step_advantage[rows], self.drawn
         else:
-            self.advantage = advantages.fused.advantage[rows, None].expand_as(self.drawn)
+            self.advantage = advantages.fused.advantage[rows, None].expand_as(self.drawn)  # z [B] as [B, T']
             self.weight = self.drawn if advantages.by_step else self.drawn * credit.weights[rows]
         self.spatial = None if credit.spatial is None else credit.spatial[rows]
         # Without classifier-free guidance there is no negative half; the guidance of a distilled model is a part of its input.
         self.sampler = trajectories.settings if settings.guidance else model.unguided(trajectories.settings)
-        taken = counts.any(1)
+        has_level = counts.any(1)  # [B] of the whole batch
         levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
-        self.total = max(1, int(taken.sum()) * levels)  # what the loss is a mean over
+        self.total = max(1, int(has_level.sum()) * levels)  # what the loss is a mean over
         self.computed = max(1, int((counts != 0).sum()))  # what figures are a mean over
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.policy.trains_shards else 1
@@ -253,24 +253,24 @@ class _Backward:
         ]
         parts = []
         for begin, end in zip(first, [*first[1:], len(levels)], strict=True):
-            mine = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
+            own = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
             if self.model.policy.is_sharded:
-                most = int(distributed.each(torch.tensor(len(mine))).max())
-                mine += [_Part((begin,), (0,), idle=True)] * (most - len(mine))
-            parts += mine
+                most = int(distributed.each(torch.tensor(len(own))).max())
+                own += [_Part((begin,), (0,), idle=True)] * (most - len(own))
+            parts += own
         return parts
 
     def _loss(self, part: _Part) -> Tensor:
         """A part's share of the loss, ready for its backward pass."""
         model, settings, trajectories, policy = self.model, self.settings, self.trajectories, self.model.policy
         kind = KINDS[settings.loss]
-        rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)
+        rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)  # [N], [N]
         levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[torch.tensor(trajectories.trained)[positions]]
-        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows)
+        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows)  # [N, C, (F,) h, w]
         clean, noise = (devices.upload(values, model.device) for values in (trajectories.final[rows], noise))
         sigma = levels.to(clean.dtype)  # in main memory, as all that is compared there
-        each = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))
-        predict = partial(self._velocity, (1 - each) * clean + each * noise, levels, trajectories.groups[rows])
+        level = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))  # [N, 1, 1, 1]
+        predict = partial(self._velocity, (1 - level) * clean + level * noise, levels, trajectories.groups[rows])
         with torch.no_grad():
             old = reference = None
             if kind.old and policy.old is not None:
@@ -279,7 +279,7 @@ class _Backward:
             if kind.reference or settings.kl_coefficient:
                 with policy.reference():
                     reference = predict()
-        velocity = predict()
+        velocity = predict()  # [N, C, (F,) h, w]
         if part.idle:
             return 0.0 * velocity.sum()
         loss, statistics = matching_loss(
@@ -297,7 +297,7 @@ class _Backward:
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
             keep_winner=settings.keep_winner,
         )
-        counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)
+        counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)  # [N]
         if settings.kl_coefficient and reference is not None:
             divergence = (counted * (velocity - reference).square().flatten(1).mean(1)).mean()
             statistics["kl"] = divergence.detach() * self.computed / self.total
@@ -310,7 +310,7 @@ class _Backward:
         return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
 
     def figures(self) -> dict[str, float]:
-        """What all passes came to, for the log."""
+        """The figures of all passes, for the log."""
         names = {"loss": "loss", "kl": "kl/penalty"}
         names |= {name: f"matching/{name}" for name in self._statistics()}
         means = self.tally.means(names)

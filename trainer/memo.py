@@ -1,4 +1,4 @@
-"""What the parts of a method remember of a model between iterations.
+"""Memos: what the parts of a method remember of a model between iterations.
 
 A part keeps it in a class of its own; the model holds it, a checkpoint saves it, and neither knows what it is. Imports no torch.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Memo:
-    """What one part remembers. A subclass that is made without arguments is what holds before the first update.
+    """The memory of one part. A subclass that is made without arguments is what holds before the first update.
 
     Attributes:
         NAME: what checkpoints call it; empty where it ends with the process.
@@ -25,7 +25,7 @@ class Memo:
     NAME: ClassVar[str] = ""
 
     def saved(self) -> Saved | None:
-        """What a checkpoint holds of it; None where there is nothing to hold."""
+        """The state for a checkpoint; None without one."""
         return None
 
     @classmethod

@@ -375,7 +375,7 @@ def choose(prompts: Sequence[str], count: int, index: int, seed: int | None) -> 
 
 
 def numbers_at(positions: Sequence[int], count: int, seed: int | None) -> list[int]:
-    """What stands at these positions when `count` things are repeated without end: in their order, or in a new order in
+    """The numbers at these positions when `count` things are repeated without end: in their order, or in a new order in
     every pass."""
     orders: dict[int, np.ndarray] = {}
     numbers = []
@@ -445,15 +445,15 @@ def picture_names(prompt: str) -> tuple[str, ...]:
     Raises:
         ValueError: with what is wrong with these two keys.
     """
-    if not (said := metadata_of(prompt)):
+    if not (metadata := metadata_of(prompt)):
         return ()
-    one, several = said.get(IMAGE), said.get(IMAGES)
-    if one is not None and several is not None:
+    single, several = metadata.get(IMAGE), metadata.get(IMAGES)
+    if single is not None and several is not None:
         raise ValueError(f"has both {IMAGE} and {IMAGES}")
-    if one is not None:
-        if not isinstance(one, str) or not one:
-            raise ValueError(f"has {opening.shown(one)} for its {IMAGE}, which is not the name of a picture")
-        return (one,)
+    if single is not None:
+        if not isinstance(single, str) or not single:
+            raise ValueError(f"has {opening.shown(single)} for its {IMAGE}, which is not the name of a picture")
+        return (single,)
     if several is None:
         return ()
     if not isinstance(several, list) or not all(isinstance(name, str) and name for name in several):
@@ -483,14 +483,14 @@ def distinct(prompts: Sequence[str]) -> list[str]:
     Raises:
         PromptError: one and the same prompt with different metadata, which could not be told apart by text and pictures.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     twice = {}
     for prompt in prompts:
-        if key(found.setdefault(identity(prompt), prompt)) != key(prompt):
+        if key(texts.setdefault(identity(prompt), prompt)) != key(prompt):
             twice[str(prompt)] = None
     if twice:
         raise PromptError(
             f"{len(twice)} prompts stand there twice with different metadata: {', '.join(map(repr, [*twice][:3]))}. Fix: another "
             "text for each, or one of them"
         )
-    return list(found.values())
+    return list(texts.values())

@@ -276,7 +276,7 @@ def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) ->
 
 @dataclass(frozen=True)
 class _Paths:
-    """What the loop makes of some samples; fields as in `Trajectories`."""
+    """The paths that the loop makes of some samples; fields as in `Trajectories`."""
 
     latents: Tensor
     final: Tensor

@@ -70,7 +70,7 @@ def step_kinds(settings: SamplerSettings) -> list[str]:
 
 
 def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
-    """What is wrong with these settings, whatever the model."""
+    """The problems of these settings, whatever the model."""
     if group_size < 2:
         message = f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
         yield Misfit("group_size", message, "2 or more")
@@ -107,7 +107,7 @@ def unequal_shares(samples: int, processes: int, name: str = "prompts_per_iterat
 
 
 def untrainable(settings: SamplerSettings, sigmas: Sequence[float]) -> Misfit | None:
-    """What is wrong where no transition is stochastic: the noise levels decide that. Of `ode` none has to be."""
+    """The problem where no transition is stochastic: the noise levels decide that. Of `ode` none has to be."""
     if settings.kind == "ode":
         return None
     levels = zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)

@@ -1,6 +1,13 @@
 """One stochastic transition of a flow model: a Gaussian, for sampling and for log-probability alike (method.md §2).
 
 Noise level σ falls from 1 to 0, x = (1-σ)·x0 + σ·ε, velocity v = ε - x0; hence x̂0 = x - σ·v and x̂1 = x + (1-σ)·v.
+
+    x_j, v        `x`, `velocity`                  [B, C, (F,) h, w]   the point that step j leaves, the model's velocity there
+    σ_j, σ', Δ    `sigma`, `sigma_next`, σ - σ'    numbers             the levels that step j leads from and to
+    η, s          `eta`, the diffusion coefficient numbers             how much noise a step adds: s·√Δ
+    μ, std        `Gaussian.mean`, `Gaussian.std`  as x, a number      x_{j+1} = μ + std·noise
+    log p         `Gaussian.log_prob`              [B], maps [B, (F,) h, w]; of T' trained steps [B, T']
+
 A new sampler is one function `(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian` and one row in KINDS.
 """
 
@@ -43,7 +50,7 @@ class Gaussian:
         return self._density(self._squared_error(x).flatten(1).mean(1), norm)
 
     def log_prob_map(self, x: Tensor, norm: str = "full") -> Tensor:
-        """As `log_prob`, averaged over the channels alone: one for every latent position, [B, h, w] or [B, F, h, w]."""
+        """The log-density averaged over the channels alone: one for every latent position, [B, h, w] or [B, F, h, w]."""
         return self._density(self._squared_error(x).mean(1), norm)
 
     def _squared_error(self, x: Tensor) -> Tensor:
@@ -99,11 +106,11 @@ def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float
     """
     import torch  # the sampler node reads this module's table before anything else is loaded
 
-    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    unit, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     values = []
     for sigma, following in zip(sigmas, sigmas[1:], strict=False):
         # The mean is linear in v, so its slope is its value where x = 0 and v = 1.
-        gaussian = transition(kind, one, zero, sigma, following, eta=eta, sigma_after_first=sigmas[1])
+        gaussian = transition(kind, unit, zero, sigma, following, eta=eta, sigma_after_first=sigmas[1])
         values.append(gaussian.mean.abs().item() / gaussian.std if gaussian.std >= MIN_STD else math.inf)
     if kind in STAND_IN_AT_ONE and sigmas[0] >= 1 and len(values) > 1:
         values[0] = values[1]

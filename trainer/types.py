@@ -118,11 +118,8 @@ GONE = {  # inputs that are no more: the value that each has now for everybody, 
     "train_last_step": (False, "take it out: the noise of the last step reached no picture"),
     "score_key": ("", "take it out; a server gives one list of scores, and each address is a Reward: HTTP of its own"),
     **{
-        f"coefficient_{end}": (1.0, "take it out; coefficient is for all outputs, and a second node has another")
-        for end in _ENDS
-    },
-    **{
-        f"held_out_{end}": (False, "take it out; held_out is for all outputs, and a second node has another")
+        f"{name}_{end}": (value, f"take it out; {name} is for all outputs, and a second node has another")
+        for name, value in (("coefficient", 1.0), ("held_out", False))
         for end in _ENDS
     },
     "retries": (3, ""),
@@ -155,7 +152,7 @@ class Prompt(str):
 
 
 def metadata_of(prompt: str) -> Mapping[str, Any]:
-    """What a prompt says beside its text; nothing for plain text."""
+    """The metadata of a prompt beside its text; nothing for plain text."""
     return prompt.metadata if isinstance(prompt, Prompt) else {}
 
 
@@ -304,7 +301,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class NextRollout(Memo):
-    """What an update needs of the rollout that follows it: it travels against the graph's edges, as only `Overlap` does besides.
+    """The wish of an update for the next rollout: it travels against the graph's edges, as only `Overlap` does besides.
 
     The sampler decides by it whether to keep graphs, and of which kind (`rollout.graph_fits`, `FlowModel.negative_half`), also
     in a run that is resumed.
@@ -401,7 +398,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the rewards said: `values` [B, K] float32, FAILED or LEFT_OUT in place of a missing score.
+    """The scores by the rewards: `values` [B, K] float32, FAILED or LEFT_OUT in place of a missing score.
 
     `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the rewards themselves,
     trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
@@ -469,7 +466,7 @@ class StepCredit:
 
 @dataclass(frozen=True)
 class Fused:
-    """What: one advantage z for each sample [B] and, to look at, the objectives' coefficients [B, K].
+    """The *what* of credit: one advantage z for each sample [B] and, to look at, the objectives' coefficients [B, K].
 
     `parts` [B, K] add up to z: what of it is each objective's. None where the credit itself is the advantage.
     """

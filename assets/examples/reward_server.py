@@ -44,12 +44,12 @@ def decode(media: str, data: str) -> np.ndarray:
 
 def application(scorer: Scorer = score) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
-        asked = await request.json()
-        if asked["version"] != 1:
-            raise web.HTTPBadRequest(text=f"version {asked['version']} is not known here")
-        samples = [decode(asked["media"], sample["data"]) for sample in asked["samples"]]
-        prompts = [sample["prompt"] for sample in asked["samples"]]
-        metadata = [sample.get("metadata", {}) for sample in asked["samples"]]
+        body = await request.json()
+        if body["version"] != 1:
+            raise web.HTTPBadRequest(text=f"version {body['version']} is not known here")
+        samples = [decode(body["media"], sample["data"]) for sample in body["samples"]]
+        prompts = [sample["prompt"] for sample in body["samples"]]
+        metadata = [sample.get("metadata", {}) for sample in body["samples"]]
         # In a thread, so that the server still answers while the model works.
         return web.json_response({"scores": await asyncio.to_thread(scorer, samples, prompts, metadata)})
 

@@ -1,4 +1,4 @@
-"""What a workflow may read, reach, download and run. There is one policy, and only the user widens it (docs/security.md).
+"""Access: files, hosts, downloads and code of a workflow. There is one policy, and only the user widens it (docs/security.md).
 
 permissions  the policy: each use of a name from a graph is checked here
 wants        what a graph asks for, said before it runs

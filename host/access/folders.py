@@ -69,8 +69,8 @@ def names_below(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     for path, below, files in os.walk(folder):  # which follows no link to a folder, and leaves out what may not be read
         below[:] = sorted(name for name in below if not name.startswith((".", OURS)))
         left -= len(below) + len(files)
-        found = (Path(path, name) for name in files if name.lower().endswith(suffixes) and name[0] != ".")
-        names += [each.relative_to(folder).as_posix() for each in found]
+        paths = (Path(path, name) for name in files if name.lower().endswith(suffixes) and name[0] != ".")
+        names += [place.relative_to(folder).as_posix() for place in paths]
         if left < 0:
             break
     return sorted(names)

@@ -119,7 +119,7 @@ def read(descriptor: int, most_bytes: int) -> bytes:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """What `work` returns. It runs in a thread, which is left alone after `SECONDS`, or sooner while another one hangs.
+    """Returns the result of `work`. It runs in a thread, which is left alone after `SECONDS`, or sooner while another one hangs.
 
     Raises:
         TimeoutError: it took longer.

@@ -1,4 +1,4 @@
-"""What a workflow may touch, since it is often a stranger's: which files, hosts and downloads it may name, and what only the
+"""Permissions of a workflow, since it is often a stranger's: which files, hosts and downloads it may name, and what only the
 user may allow. docs/security.md says the same for users.
 
 Code that uses a name from a graph asks here first, at the place where it uses it, so that a linked value is checked too. The
@@ -208,16 +208,18 @@ def candidates(name: str, among: Iterable[Path], why: str) -> list[Path]:
     try:
         opening.check_name(path)
     except ValueError as error:
-        if not (isinstance(path, str) and opening.remote(path) and any(opening.inside(path, one) for one in readable)):
+        if not (
+            isinstance(path, str) and opening.remote(path) and any(opening.inside(path, root) for root in readable)
+        ):
             raise NotAllowed(
                 f"{shown(name)} ({why}) is not looked for: {error}. Fix: name a file of this machine"
             ) from None
-    meant = [_absolute(path)]
+    places = [_absolute(path)]
     for folder in among:
         below = _absolute(os.path.join(folder, path))
-        meant += [below] if opening.inside(below, _absolute(str(folder))) else []
+        places += [below] if opening.inside(below, _absolute(str(folder))) else []
     allowed_paths = [
-        Path(one) for one in dict.fromkeys(meant) if any(opening.inside(one, folder) for folder in readable)
+        Path(root) for root in dict.fromkeys(places) if any(opening.inside(root, folder) for folder in readable)
     ]
     if not allowed_paths and not is_plain(path):
         raise _refusal(Want(READ, name, why))
@@ -280,7 +282,7 @@ def python_file(name: str) -> Path:
         real = os.path.realpath(os.path.join(folder, os.path.expanduser(name)))  # an absolute path stays what it is
         if not os.path.isfile(real):
             continue
-        if real.endswith(".py") and any(opening.inside(real, one) for one in allowed_folders):
+        if real.endswith(".py") and any(opening.inside(real, place) for place in allowed_folders):
             return Path(real)
         raise NotAllowed(
             f"{shown(name)} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
@@ -364,7 +366,7 @@ def downloads_wanted() -> bool:
 
 
 def granted() -> dict[str, str]:
-    """What the user's environment and command line allow, for another process of the same training."""
+    """The permissions of the user's environment and command line, for another process of the same training."""
     return {variable: environment.read(variable) for variable, _ in _VARIABLES.values()}
 
 
@@ -375,7 +377,7 @@ def grant(allowed: Mapping[str, str]) -> None:
 
 
 def remembers(want: Want) -> str | None:
-    """What a click would remember for this want: the folder, host or repository; None where a click cannot allow it."""
+    """The entry that a click would remember for this want: the folder, host or repository; None where a click cannot allow it."""
     if want.linked or want.kind not in BY_CLICK:
         return None
     if want.kind != READ:
@@ -436,7 +438,7 @@ class Given:
 
 
 def given() -> list[Given]:
-    """What the user has allowed so far: by clicks, then by the environment."""
+    """The user's permissions so far: by clicks, then by the environment."""
     clicked = remembered.entries()
     return [
         *(Given(kind, what, "") for kind, name in BY_CLICK.items() for what in clicked[name]),
@@ -465,7 +467,7 @@ def _by_environment(kind: str) -> list[str]:
 
 
 def _by_user(kind: str) -> list[str]:
-    """What the environment and clicks allow."""
+    """The permissions of the environment and of clicks."""
     return [*_by_environment(kind), *remembered.entries()[BY_CLICK[kind]]]
 
 

@@ -39,7 +39,7 @@ def file(_: object = None) -> Path | None:
 
 
 def entries() -> dict[str, list[str]]:
-    """What each of LISTS holds. A damaged file counts as an empty one, and the log says so once."""
+    """The entries of each of LISTS. A damaged file counts as an empty one, and the log says so once."""
     path, nothing = file(), {name: [] for name in LISTS}
     try:
         state = path.stat() if path else None
@@ -47,14 +47,14 @@ def entries() -> dict[str, list[str]]:
         state = None
     if path is None or state is None:
         return nothing
-    seen = (state.st_mtime_ns, state.st_size, state.st_ino)
-    if path not in _cache or _cache[path][0] != seen:
+    stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
+    if path not in _cache or _cache[path][0] != stamp:
         try:
             content = _read(path)
         except files.Damaged as error:
             logger.warning("what was allowed by clicks is not allowed now: %s", error)
             content = nothing
-        _cache[path] = seen, content
+        _cache[path] = stamp, content
     return _cache[path][1]
 
 
@@ -83,7 +83,7 @@ def remove(name: str, value: str) -> None:
     path = file()
     with _changing:
         if path and value in (lists := _read(path))[name]:
-            _write(path, {**lists, name: [each for each in lists[name] if each != value]})
+            _write(path, {**lists, name: [entry for entry in lists[name] if entry != value]})
 
 
 def _write(path: Path, lists: dict[str, list[str]]) -> None:
@@ -91,7 +91,7 @@ def _write(path: Path, lists: dict[str, list[str]]) -> None:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
-    """What the file says; empty lists if it is missing. Raises Damaged."""
+    """The file's content; empty lists if it is missing. Raises Damaged."""
     real = Path(os.path.realpath(path))  # a link is the user's own here
     fields = {name: maybe(TEXTS) for name in LISTS}
     content = json_files.read_json(

@@ -1,4 +1,4 @@
-"""What a graph asks for outside of itself, by its nodes' WANTS: listed before it runs, by `otca validate` and on the page.
+"""Wants of a graph, files, hosts, code, secrets, by its nodes' WANTS: listed before it runs, by `otca validate` and on the page.
 
 Imports no torch.
 """
@@ -24,7 +24,7 @@ SECRET = "secret"  # a kind of which nobody is asked: a variable of the environm
 
 @dataclass(frozen=True)
 class Naming:
-    """What an input names, as a Want says it; `asks`: when the user is, since a plain name stays in the known folders."""
+    """The kind of name that an input has, for a Want; `asks`: when the user is, since a plain name stays in the known folders."""
 
     why: str
     kind: str = READ
@@ -68,7 +68,7 @@ def named(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> lis
 
 
 def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
-    """What the nodes of a graph ask the user for."""
+    """The wants that the nodes of a graph have of the user."""
     return [want for want in named(graph, node_classes) if not want.plain]
 
 
@@ -79,7 +79,7 @@ def downloads(name: object, switch: object, input: str) -> list[Want]:
 
 
 def figures_go_out(project: object, input: str = "wandb_project") -> list[Want]:
-    """What naming a project of Weights & Biases asks for; for WANTS, and checked again before figures go out."""
+    """The wants of a project of Weights & Biases; for WANTS, and checked again before figures go out."""
     if project == "" or environment.read("WANDB_MODE").lower() in ("offline", "disabled", "dryrun"):
         return []
     return [Want(POST, "" if project is None else wandb_host() or "wandb", "the run's figures and settings", input)]

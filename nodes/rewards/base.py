@@ -1,4 +1,4 @@
-"""What reward nodes share: their common inputs, and how a reward is built."""
+"""Parts that reward nodes share: their common inputs, and how a reward is built."""
 
 from collections.abc import Mapping
 

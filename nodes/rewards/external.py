@@ -11,7 +11,7 @@ from .base import JUDGE, REWARD, WEIGHTS, RewardNode, SeveralRewards
 
 
 def wrong_address(url, token_variable):
-    """What is wrong with where a reward asks, and with the token that it sends there."""
+    """The problem of a reward's address, or of the token that it sends there."""
     from ...trainer.rewards.server import check_host, check_token_variable
 
     sent = token_variable or None if url else None  # which is known here only with the address
@@ -181,9 +181,9 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
 
     @staticmethod
     def _only_of_clips(questions, template, compare):
-        """What is asked of a server though only a CLIP knows it."""
-        for name, asked in (("template", template not in (None, OWN)), ("compare", compare)):
-            if asked:
+        """The settings of a server's judge that only a CLIP knows."""
+        for name, is_set in (("template", template not in (None, OWN)), ("compare", compare)):
+            if is_set:
                 return f"{name}: only a CLIP is asked so. Fix: connect judge, or leave {name} as it was"
         if "{source}" in (questions or ""):
             return "questions: {source} needs a CLIP. Fix: connect judge, or leave it out"
@@ -201,10 +201,10 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
     def names(cls, name, inputs):
         from ...trainer.rewards.judge import names_of
 
-        template, asked = inputs.get("template") or OWN, inputs.get("questions", "")
+        template, text = inputs.get("template") or OWN, inputs.get("questions", "")
         if template != OWN:
-            asked = re.sub(r"\W+", "_", template) + f": {template}"
-        return names_of(asked, name or cls.KIND, len(cls.ENDS))
+            text = re.sub(r"\W+", "_", template) + f": {template}"
+        return names_of(text, name or cls.KIND, len(cls.ENDS))
 
     @classmethod
     def unasked(cls, index, questions=None, template=OWN, **_):
@@ -233,15 +233,13 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
             inputs.pop("compare", False),
         )
         own = [] if template != OWN else parse_questions(questions, len(self.ENDS))
-        asked = [{"question": question} for question in own] or [{"template": template}]
-        asked += [{"question": ""}] * (
-            len(self.ENDS) - len(asked)
-        )  # what is connected to these says so when it is asked
+        rows = [{"question": question} for question in own] or [{"template": template}]
+        rows += [{"question": ""}] * (len(self.ENDS) - len(rows))  # what is connected to these says so when it is asked
         is_local = inputs.get("judge") is not None
         kind = ("pair_judge" if compare or self.compares(template) else "clip_judge") if is_local else self.KIND
         for name in set(inputs).difference(self.MORE, SHARED) if is_local else set(inputs).intersection(self.MORE):
             del inputs[name]
-        return [{"kind": kind, **each} for each in asked]
+        return [{"kind": kind, **row} for row in rows]
 
 
 class RewardPython(RewardNode):

@@ -273,7 +273,7 @@ class RewardRelativeWords(RewardNode):
 
 
 class _RewardOfEdits(RewardNode):
-    """What a picture has of its source."""
+    """A reward that compares a picture with its source."""
 
     OPTIONAL = {
         "source": SOURCE,

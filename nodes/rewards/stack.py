@@ -18,7 +18,7 @@ def reward_sockets(tip="A reward; its coefficient and held out are set on its no
 
 
 class _AsksRewards(Node):
-    """What both share: the sockets, and the table that they show."""
+    """Parts that both nodes share: the sockets, and the table that they show."""
 
     CATEGORY = "OTCA/rewards"
     FUNCTION = "score"
@@ -40,7 +40,7 @@ class _AsksRewards(Node):
 
     @staticmethod
     def shown(node_id, outputs, scores, stills, **ranking):
-        """What the node returns, with the table for the page; `ranking` as `payloads.scores` takes it. The pictures that were
+        """The node's outputs, with the table for the page; `ranking` as `payloads.scores` takes it. The pictures that were
         edited are shown beside what became of them."""
         from ...trainer.rewards.sources import beside
 
@@ -191,25 +191,25 @@ class ScoreImages(_AsksRewards):
 
         rewards = [sockets[name] for name in sorted(sockets)]
         if folder:
-            found = folders.find(folder, limit)
-            steps = stopping.progress(len(found.names))
-            samples, ranked, names, said = folders.rank(found, rewards, prompt, prompt_per_image, steps)
+            files = folders.find(folder, limit)
+            steps = stopping.progress(len(files.names))
+            samples, ranked, names, notes = folders.rank(files, rewards, prompt, prompt_per_image, steps)
         elif images is None:  # a linked folder's name came out empty
             raise ValueError(NO_PICTURES)
         else:
-            samples, names, said = ranking.samples_of(images, frames if video else None), (), []
+            samples, names, notes = ranking.samples_of(images, frames if video else None), (), []
             prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
             steps = stopping.progress(len(rewards))
             ranked = ranking.rank(rewards, ranking.as_pictures(samples), prompts, steps)
         in_order = samples[ranked.order]
         stills = grids.stills(ranking.as_pictures(samples))
         if save_as:
-            picture = folders.reader(found, names) if folder else lambda number: payloads.picture_of(stills[number])
-            said = [*said, folders.save(save_as, ranked, names, picture)]
+            picture = folders.reader(files, names) if folder else lambda number: payloads.picture_of(stills[number])
+            notes = [*notes, folders.save(save_as, ranked, names, picture)]
         outputs = (
             *(pictures.reshape(-1, *samples.shape[-3:]) for pictures in (in_order[:keep], in_order)),
             *(ranked.columns(), ranked.totals.tolist(), ranked.places),
             self.table(ranked.as_one_group(), stills),
         )
-        more = {"standings": ranked.standings, "places": ranked.places, "names": names, "said": said}
+        more = {"standings": ranked.standings, "places": ranked.places, "names": names, "said": notes}
         return self.shown(node_id, outputs, ranked.scores, stills, **more)

@@ -38,7 +38,7 @@ Graph = dict[str, Node]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of how a picture was made.
+    """The facts of how a picture was made.
 
     Attributes:
         seed: in decimal digits, since a browser has no whole numbers as large; "" if it is not known.
@@ -61,14 +61,14 @@ class Facts:
 
 
 def read(file: BinaryIO) -> Facts:
-    """What a picture's file says. Raises ValueError if it is not a picture."""
-    found = carried(file)
+    """Reads the facts of a picture's file. Raises ValueError if it is not a picture."""
+    content = carried(file)
     made: dict[str, Any] = {}
-    if "prompt" in found.texts:
-        made = _of_graph(found)
-    if not made.get("prompt") and "parameters" in found.texts:
-        made |= _of_parameters(found.texts["parameters"])
-    return Facts(found.width, found.height, found.animated, note="; ".join(found.left_out[:3]), **made)
+    if "prompt" in content.texts:
+        made = _of_graph(content)
+    if not made.get("prompt") and "parameters" in content.texts:
+        made |= _of_parameters(content.texts["parameters"])
+    return Facts(content.width, content.height, content.animated, note="; ".join(content.left_out[:3]), **made)
 
 
 def shown(text: str, most: int) -> str:
@@ -124,13 +124,13 @@ def _walk(
     graph: Graph, begin: list[str], follow: Callable[[str], bool], ends: Callable[[str], bool] = lambda name: False
 ) -> Iterator[str]:
     """Nodes from which these have their inputs, the nearest first, each once; not beyond those that are ends."""
-    waiting, seen = list(dict.fromkeys(begin)), set(begin)
+    waiting, visited = list(dict.fromkeys(begin)), set(begin)
     for name in waiting:
         yield name
         if not ends(name):
-            fresh = [each for each in dict.fromkeys(_links(graph, name, follow)) if each not in seen]
+            fresh = [key for key in dict.fromkeys(_links(graph, name, follow)) if key not in visited]
             waiting += fresh
-            seen.update(fresh)
+            visited.update(fresh)
 
 
 def _sampler(graph: Graph) -> str | None:
@@ -141,14 +141,14 @@ def _sampler(graph: Graph) -> str | None:
         return any(isinstance(inputs.get(key), list) for key in ASKS) and any(key in inputs for key in SAMPLES)
 
     saves = [name for name, node in graph.items() if "filename_prefix" in node["inputs"]] or list(graph)
-    found = next(filter(samples, _walk(graph, saves, lambda key: True)), None)
-    return found or next(filter(samples, graph), None)
+    sampler = next(filter(samples, _walk(graph, saves, lambda key: True)), None)
+    return sampler or next(filter(samples, graph), None)
 
 
 def _texts(graph: Graph, sampler: str, begin: tuple[str, ...], only: str = "") -> list[str]:
     """The texts nearest to a sampler by these inputs; `only`: beyond the guider by that input alone."""
     inputs = graph[sampler]["inputs"]
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for key in begin:
         value = inputs.get(key)
         if not (isinstance(value, list) and len(value) == 2 and str(value[0]) in graph):
@@ -157,8 +157,8 @@ def _texts(graph: Graph, sampler: str, begin: tuple[str, ...], only: str = "") -
         if key == "guider" and only:
             starts = list(_links(graph, starts[0], lambda name: name == only))
         for name in _walk(graph, starts, lambda name: name not in NOT_TEXT, lambda name: bool(_own_texts(graph[name]))):
-            found |= dict.fromkeys(_own_texts(graph[name]))
-    return list(found)
+            texts |= dict.fromkeys(_own_texts(graph[name]))
+    return list(texts)
 
 
 def _own_texts(node: Node) -> list[str]:
@@ -167,7 +167,7 @@ def _own_texts(node: Node) -> list[str]:
 
 
 def _seed(graph: Graph, sampler: str) -> str:
-    """That of a sampler, or of the node that it has its noise or seed from."""
+    """The seed of a sampler, or of the node that it has its noise or seed from."""
     for name in _walk(graph, [sampler], lambda key: key in (*SEEDS, "noise")):
         for key in SEEDS:
             value = graph[name]["inputs"].get(key)
@@ -221,8 +221,8 @@ def _about(graph: Graph, sampler: str) -> str:
 
 def _of_parameters(text: str) -> dict[str, Any]:
     """Prompt, `Negative prompt:`, and a last line `Steps: …, Seed: …, Model: …`; LoRAs are in the prompt, as <lora:NAME:1>."""
-    before, found, settings = text.rpartition("\nSteps: ")
-    if not found:
+    before, mark, settings = text.rpartition("\nSteps: ")
+    if not mark:
         before, settings = ("", text) if text.startswith("Steps: ") else (text, "")
     prompt, _, negative = before.partition("Negative prompt:")
     seed = re.search(r"\bSeed: (\d{1,20})\b", settings)

@@ -205,8 +205,8 @@ class Index:
 
     def progress(self) -> dict[str, Any]:
         """{pictures, read, small: how many; slow: names of folders that take long to answer; problem}."""
-        asked = "select count(*), total(read != 0), total(small != 0), total(max(read, small) = ?) from pictures"
-        (count, read, small, failed), *_ = self._execute(asked, [FAILED])
+        query = "select count(*), total(read != 0), total(small != 0), total(max(read, small) = ?) from pictures"
+        (count, read, small, failed), *_ = self._execute(query, [FAILED])
         problems = [self.problem, *self._failed.values()]
         for name, note in self.rows("name, note", "max(read, small) = ?", [FAILED], 1):
             problems.append(f"{failed:.0f} pictures could not be read, and are tried again later: {name}, {note}")
@@ -217,13 +217,13 @@ class Index:
 
     def rows(self, columns: str = "*", where: str = "1", values: Sequence = (), limit: int = -1) -> list[tuple]:
         """Rows of pictures, the newest first; -1: all of them."""
-        asked = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
-        return self._execute(asked, values)
+        query = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
+        return self._execute(query, values)
 
     def models(self, most: int) -> list[tuple[str, int]]:
         """Models' files and how many pictures are of each, the most frequent first."""
-        asked = "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?"
-        return self._execute(asked, [most])
+        query = "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?"
+        return self._execute(query, [most])
 
     def files(self, ids: Iterable[str]) -> dict[str, File]:
         """The files of pictures that are known."""
@@ -233,17 +233,17 @@ class Index:
         return self._execute(f"select {columns} from pictures where id in ({EACH})", [json.dumps(list(ids))])
 
     def details(self, ids: list[str]) -> dict[str, dict[str, Any]]:
-        """What is known of pictures; what was not read yet is read now."""
+        """The facts of pictures; a picture that was not read yet is read now."""
         if unread := {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}:
             self._read_facts(self.files(unread).values())
         columns = "id folder name changed size hash width height animated".split()
         columns += "prompt negative seed model loras graph about note".split()
-        found = {}
+        facts = {}
         for row in self._rows_of(ids, ", ".join(columns)):
-            known = dict(zip(columns, row, strict=True))
-            known["loras"] = json.loads(known["loras"])
-            found[known.pop("id")] = known
-        return found
+            row_facts = dict(zip(columns, row, strict=True))
+            row_facts["loras"] = json.loads(row_facts["loras"])
+            facts[row_facts.pop("id")] = row_facts
+        return facts
 
     def hash_of(self, id: str) -> str:
         """The digits by which opinions know a picture, of its pixels; "" if it cannot be shown."""
@@ -278,18 +278,18 @@ class Index:
 
     def _scan(self, folder: str) -> None:
         there = {file.id: file for file in files_in(folder)}
-        known = {
+        before = {
             row[0]: row[1:]
             for row in self._execute("select id, changed, size from pictures where folder = ?", [folder])
         }
         if self._ended:
             return
-        new = [vars(file) for file in there.values() if known.get(file.id) != (file.changed, file.size)]
-        gone = [name for name in known if name not in there]
+        new = [vars(file) for file in there.values() if before.get(file.id) != (file.changed, file.size)]
+        gone = [name for name in before if name not in there]
         columns = "id, folder, name, changed, size"
-        given = ", ".join(f"json_extract(value, '$.{name}')" for name in columns.split(", "))
+        values = ", ".join(f"json_extract(value, '$.{name}')" for name in columns.split(", "))
         self._execute(
-            f"insert or replace into pictures ({columns}) select {given} from json_each(?)", [json.dumps(new)]
+            f"insert or replace into pictures ({columns}) select {values} from json_each(?)", [json.dumps(new)]
         )
         self._execute(f"delete from pictures where id in ({EACH})", [json.dumps(gone)])
         self._scanned[folder] = time.monotonic()
@@ -319,10 +319,10 @@ class Index:
         if time.monotonic() - self._tried >= LATER:
             self._execute("update pictures set read = 0, small = 0, note = '' where max(read, small) = ?", [FAILED])
             self._tried = time.monotonic()
-        asked = "select id, folder, name, changed, size from pictures where not {} order by changed desc limit {}"
-        while not self._ended and (rows := self._execute(asked.format("read", BATCH))):
+        query = "select id, folder, name, changed, size from pictures where not {} order by changed desc limit {}"
+        while not self._ended and (rows := self._execute(query.format("read", BATCH))):
             self._read_facts(File(*row) for row in rows)
-        while not self._ended and (rows := self._execute(asked.format("small", 8))):
+        while not self._ended and (rows := self._execute(query.format("small", 8))):
             for row in rows:
                 if not self._ended:
                     self._make_small(File(*row))

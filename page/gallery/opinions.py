@@ -1,4 +1,4 @@
-"""What the user thinks of the gallery's pictures: the page names them by the gallery's ids, the store by their content."""
+"""Opinions about the gallery's pictures: the page names them by the gallery's ids, the store by their content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ABOUT() -> dict[str, Any]:
 
 
 class Opinions:
-    """Those in one store. While it cannot be read, nothing is said of any picture, and `problem` has the reason."""
+    """The opinions of one store. While it cannot be read, no picture has an opinion, and `problem` has the reason."""
 
     def __init__(self, store: Store):
         self.store, self.problem = store, ""
@@ -44,17 +44,17 @@ class Opinions:
         return self._read(self.store.state, "")
 
     def of(self, hashes: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What is said of each of these pictures: see `ABOUT`."""
-        found = self._read(lambda: self.store.of(filter(None, hashes)), {})
-        return {name: _summary(name, said) for name, said in found.items()}
+        """The opinions about each of these pictures: see `ABOUT`."""
+        opinions = self._read(lambda: self.store.of(filter(None, hashes)), {})
+        return {name: _summary(name, rows) for name, rows in opinions.items()}
 
     def all(self) -> dict[str, dict[str, Any]]:
         """The same of all pictures of which something is said."""
-        said: dict[str, list[Opinion]] = {}
+        opinions_of: dict[str, list[Opinion]] = {}
         for opinion in self._read(self.store.standing, []):
             for name in opinion.pictures:
-                said.setdefault(name, []).append(opinion)
-        return {name: _summary(name, given) for name, given in said.items()}
+                opinions_of.setdefault(name, []).append(opinion)
+        return {name: _summary(name, opinions) for name, opinions in opinions_of.items()}
 
     def say(self, gallery: Index, id: str, kind: str, picture: str | None, other: str, value: Any) -> dict[str, Any]:
         """Keeps an opinion, once, however often it is sent under its id; kind `undo`: takes back the one of the id `other`.
@@ -66,13 +66,13 @@ class Opinions:
             if kind == UNDO:
                 return {"undone": self.store.take_back(other) is not None, "opinions": self.state()}
             named = [picture or "", *([other] if kind == PAIR else [])]
-            known = gallery.details(named)
+            pictures = gallery.details(named)
             hashes = {name: gallery.hash_of(name) for name in named}
-            if missing := [name for name in named if name not in known or not hashes[name]]:
+            if missing := [name for name in named if name not in pictures or not hashes[name]]:
                 raise Refused(404, f"picture {missing[0]!r} cannot be shown, or is gone. Fix: reload the page")
             row = {"id": id, "kind": kind, "picture": hashes[named[0]], "value": value}
             row["other"] = hashes[other] if kind == PAIR else other
-            self.store.give([row], [picture_row(hashes[name], known[name]) for name in named])
+            self.store.give([row], [picture_row(hashes[name], pictures[name]) for name in named])
         return {"opinions": self.state()}
 
     def exported(self) -> bytes:
@@ -88,17 +88,17 @@ class Opinions:
 
     def take_in_votes(self, folder: Path) -> dict[str, int]:
         """Takes in every folder of votes in this one: see `take_in`."""
-        told, damaged = {"new": 0, "known": 0, "unread": 0}, None
+        counts, damaged = {"new": 0, "known": 0, "unread": 0}, None
         for file in sorted(folder.glob(f"*/{votes.FILE}")):
             try:
-                taken = self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent))
+                counted = self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent))
             except Damaged as error:  # said when all others are in
                 damaged = error
                 continue
-            told = {name: count + taken[name] for name, count in told.items()}
+            counts = {name: count + counted[name] for name, count in counts.items()}
         if damaged is not None:
             raise damaged
-        return told
+        return counts
 
     def _taken_in(self, take: Callable[[], exchange.Imported], path: Path | None = None) -> dict[str, int]:
         try:
@@ -111,21 +111,21 @@ class Opinions:
 
 
 def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:
-    """What the store keeps of a picture, by what the index knows."""
+    """The store's row of a picture, by what the index knows."""
     models = [name for name in (known["model"], *known["loras"]) if name]
     same = {name: known[name] for name in ("prompt", "width", "height")}
     return {"id": hash, "path": str(Path(known["folder"], known["name"])), "models": models, **same}
 
 
 def _summary(name: str, said: Iterable[Opinion]) -> dict[str, Any]:
-    found = ABOUT()
+    summary = ABOUT()
     for opinion in said:
         if opinion.kind in (THUMB, STARS):
-            found[opinion.kind] = opinion.value
+            summary[opinion.kind] = opinion.value
         elif opinion.kind == TAG:
-            found["tags"].append(opinion.other)
+            summary["tags"].append(opinion.other)
         elif opinion.kind == REGION:
-            found["regions"][opinion.other] = opinion.value
+            summary["regions"][opinion.other] = opinion.value
         else:
-            found["better" if opinion.picture == name else "worse"] += 1
-    return found
+            summary["better" if opinion.picture == name else "worse"] += 1
+    return summary

@@ -69,7 +69,7 @@ SAY = {
 
 
 class Gallery:
-    """What the routes ask. The index is opened when the gallery is, and not when ComfyUI starts.
+    """The gallery that the routes ask. The index is opened when the gallery is, and not when ComfyUI starts.
 
     Args:
         home: the folder that the index is kept in.
@@ -98,14 +98,14 @@ def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> 
     """The workflow that learns from what was said of these pictures (no ids: of all), and its cost. Raises Refused: 400, 507."""
     from ...trainer.opinions import recipe
 
-    known = gallery.details(ids) if ids else {}
+    facts = gallery.details(ids) if ids else {}
     with refusing():
-        made = recipe.write(opinions.store, (found["hash"] for found in known.values() if found["hash"]), model)
+        made = recipe.write(opinions.store, (picture["hash"] for picture in facts.values() if picture["hash"]), model)
     return {
         "prompt": made.graph,
         "name": f"my_pictures_{model}" if model != recipe.TEMPLATE else recipe.TEMPLATE,
         **{name: getattr(made, name) for name in ("learn_from", "items", "held_out", "forwards", "memory", "said")},
-        "models": [list(each) for each in recipe.MODELS.items()],
+        "models": [list(model_name) for model_name in recipe.MODELS.items()],
     }
 
 
@@ -117,28 +117,28 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         """Answers what a function says, in a thread, of these fields of the request's body or query."""
 
         async def handler(request: web.Request) -> Any:
-            asked = await body(request, fields) if request.method == "POST" else query(request, fields)
-            return await asyncio.to_thread(function, **asked)
+            values = await body(request, fields) if request.method == "POST" else query(request, fields)
+            return await asyncio.to_thread(function, **values)
 
         return answered(handler)
 
     def state() -> dict[str, Any]:
         gallery.index.look()
-        told = {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
-        return {**told, "problem": "; ".join(filter(None, [told["problem"], opinions.problem]))}
+        answer = {"version": gallery.index.version, "opinions": opinions.state(), **gallery.index.progress()}
+        return {**answer, "problem": "; ".join(filter(None, [answer["problem"], opinions.problem]))}
 
     def listed(**asked: Any) -> dict[str, Any]:
         if not gallery.index.rows("1", limit=1):
             gallery.index.look(patience=1.0)
-        version, said = gallery.index.version, opinions.state()
+        version, state = gallery.index.version, opinions.state()
         chosen = Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)
         gallery.index.look()  # after what is known: a look at ten thousand files would slow it down
-        return {"version": version, "opinions": said, **chosen}
+        return {"version": version, "opinions": state, **chosen}
 
     def details(ids: list[str]) -> dict[str, Any]:
-        known = gallery.index.details(ids)
-        said = opinions.of(found["hash"] for found in known.values())
-        return {"pictures": {id: _shown(found, said, gallery.taste.scores) for id, found in known.items()}}
+        facts = gallery.index.details(ids)
+        about = opinions.of(picture["hash"] for picture in facts.values())
+        return {"pictures": {id: _shown(picture, about, gallery.taste.scores) for id, picture in facts.items()}}
 
     def compared(skip: int) -> dict[str, Any]:
         return {"pairs": gallery.taste.next_pairs(gallery.index, skip)}
@@ -161,8 +161,8 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         return _tagged(request, content, kind, _tag(file))
 
     async def small(request: web.Request) -> web.Response:
-        given = request.headers.get("If-None-Match", "")
-        tag, content = await asyncio.to_thread(_small, gallery.index, request.match_info["name"], given)
+        known_tag = request.headers.get("If-None-Match", "")
+        tag, content = await asyncio.to_thread(_small, gallery.index, request.match_info["name"], known_tag)
         return _tagged(request, content, "image/webp", tag)
 
     async def exported(request: web.Request) -> web.Response:
@@ -202,10 +202,10 @@ def _shown(found: dict[str, Any], said: Mapping[str, dict], scores: Mapping[str,
 
 
 def _known(gallery: Index, name: str) -> File:
-    found = gallery.files([name])
-    if name not in found:
+    files = gallery.files([name])
+    if name not in files:
         raise Refused(404, f"picture {quoted(name)} is not in the gallery any more. Fix: reload the page")
-    return found[name]
+    return files[name]
 
 
 def _opened(gallery: Index, name: str) -> tuple[File, bytes]:

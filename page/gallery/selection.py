@@ -31,7 +31,7 @@ ORDERS = ("newest", "stars", "taste")
 
 @dataclass(frozen=True)
 class Selection:
-    """What is asked for: words that all occur, a model's file, times in seconds since 1970 (0: any), what is said."""
+    """A selection of pictures: words that all occur, a model's file, times in seconds since 1970 (0: any), what is said."""
 
     words: str
     model: str
@@ -42,31 +42,31 @@ class Selection:
     order: str
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("said", self.said, SAID),
             ("group", self.group, GROUPS),
             ("order", self.order, ORDERS),
         ):
-            if value not in known:
-                raise Refused(400, f"{name} = {value[:80]!r} is not known. Fix: one of {', '.join(map(repr, known))}")
+            if value not in choices:
+                raise Refused(400, f"{name} = {value[:80]!r} is not known. Fix: one of {', '.join(map(repr, choices))}")
 
     def of(self, gallery: Index, opinions: Opinions, taste: Mapping[str, float]) -> dict[str, Any]:
         """{total, groups: [[key, label, count]], ids, models: [[name, count]]}; ids one group after the other."""
         text = "lower(prompt || ' ' || name || ' ' || model || ' ' || loras)" if self.words else "''"
         columns = f"id, hash, prompt, model, graph, about, {text}"
-        asked = {"model = ?": self.model, "changed >= ?": self.since * 10**9, "changed < ?": self.until * 10**9}
-        asked = {where: value for where, value in asked.items() if value}
-        rows = gallery.rows(columns, " and ".join(["1", *asked]), list(asked.values()))
-        said, good = opinions.all(), SAID[self.said]
+        conditions = {"model = ?": self.model, "changed >= ?": self.since * 10**9, "changed < ?": self.until * 10**9}
+        conditions = {where: value for where, value in conditions.items() if value}
+        rows = gallery.rows(columns, " and ".join(["1", *conditions]), list(conditions.values()))
+        about, good = opinions.all(), SAID[self.said]
         nothing, words = ABOUT(), self.words.lower().split()
         chosen = [
             row
             for row in rows
-            if (not words or all(word in row[6] or word in said.get(row[1], nothing)["tags"] for word in words))
-            and good(said.get(row[1], nothing))
+            if (not words or all(word in row[6] or word in about.get(row[1], nothing)["tags"] for word in words))
+            and good(about.get(row[1], nothing))
         ]
         if self.order == "stars":
-            chosen.sort(key=lambda row: _rank(said.get(row[1], nothing)), reverse=True)
+            chosen.sort(key=lambda row: _rank(about.get(row[1], nothing)), reverse=True)
         elif self.order == "taste":
             chosen.sort(key=lambda row: score_of(taste, row[1]) or -1.0, reverse=True)
         groups: dict[str, tuple[str, list[str]]] = {}

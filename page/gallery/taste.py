@@ -55,14 +55,14 @@ class Taste:
         return [*(name for name in named if name != OWN), OWN]
 
     def told(self, gallery: Index, encoder: str) -> dict[str, Any]:
-        """What it knows by now, and has it go on: {encoder, encoders, scored, pairs, least: of those, agreement: [mean,
+        """Tells its state, and has it go on: {encoder, encoders, scored, pairs, least: of those, agreement: [mean,
         error, pairs] or None, works, problem}."""
-        known = self.encoders()
-        if encoder and encoder not in known:
-            raise Refused(400, f"encoder = {quoted(encoder)} is not here. Fix: one of {', '.join(known)}")
+        names = self.encoders()
+        if encoder and encoder not in names:
+            raise Refused(400, f"encoder = {quoted(encoder)} is not here. Fix: one of {', '.join(names)}")
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
-                wanted = encoder or self._encoder or known[0]
+                wanted = encoder or self._encoder or names[0]
                 if wanted != self._encoder:
                     self._encoder, self._clicked, self._state = wanted, None, None
                     self.scores = {}
@@ -70,7 +70,7 @@ class Taste:
                 self._worker.start()
                 self._worker.join(0.2)
             works = self._worker.is_alive()
-        return {"encoder": self._encoder, "encoders": known, "scored": len(self.scores), "works": works, **self._told}
+        return {"encoder": self._encoder, "encoders": names, "scored": len(self.scores), "works": works, **self._told}
 
     def next_pairs(self, gallery: Index, skip: int) -> list[dict[str, Any]]:
         """{pair: two ids, prompt} of pairs that nothing was said about: those that tell most about the taste.
@@ -80,19 +80,19 @@ class Taste:
         groups: dict[str, dict[str, str]] = {}
         for id, prompt, hash in gallery.rows("id, prompt, hash", "prompt != '' and hash != ''"):
             groups.setdefault(prompt, {}).setdefault(hash, id)  # of doubles one
-        prompts = {hash: prompt for prompt, each in groups.items() for hash in each}
-        several = [list(each) for each in groups.values() if len(each) > 1]
-        said = {frozenset(opinion.pictures) for opinion in self.store.standing(PAIR)}
-        generator = random.Random(f"{len(said)} {skip}")
+        prompts = {hash: prompt for prompt, hashes in groups.items() for hash in hashes}
+        several = [list(hashes) for hashes in groups.values() if len(hashes) > 1]
+        judged = {frozenset(opinion.pictures) for opinion in self.store.standing(PAIR)}
+        generator = random.Random(f"{len(judged)} {skip}")
         generator.shuffle(several)
-        found = self._clicked.next_pairs(several[:MOST_ASKED], MOST_ASKED)[skip:] if self._clicked else []
-        for _ in range(TRIES if several and not found else 0):
-            one, other = generator.sample(generator.choice(several), 2)
-            if frozenset((one, other)) not in said | set(map(frozenset, found)):
-                found.append((one, other))
+        pairs = self._clicked.next_pairs(several[:MOST_ASKED], MOST_ASKED)[skip:] if self._clicked else []
+        for _ in range(TRIES if several and not pairs else 0):
+            left, other = generator.sample(generator.choice(several), 2)
+            if frozenset((left, other)) not in judged | set(map(frozenset, pairs)):
+                pairs.append((left, other))
         return [
             {"pair": [groups[prompts[hash]][hash] for hash in pair], "prompt": prompts[pair[0]]}
-            for pair in found[:MOST_ASKED]
+            for pair in pairs[:MOST_ASKED]
         ]
 
     def save(self, name: str) -> dict[str, str]:
@@ -112,8 +112,8 @@ class Taste:
                 409, "there is no folder for reward models. Fix: start ComfyUI with the pack, or set OTCA_MODELS"
             )
         stem = name.removesuffix(".safetensors")
-        names = (f"{each}.safetensors" for each in (stem, *(f"{stem}-{number}" for number in _ENDINGS)))
-        path = next(Path(folders[-1], each) for each in names if not files.present(Path(folders[-1], each)))
+        names = (f"{title}.safetensors" for title in (stem, *(f"{stem}-{number}" for number in _ENDINGS)))
+        path = next(Path(folders[-1], title) for title in names if not files.present(Path(folders[-1], title)))
         try:
             head.save(path)
         except OSError as error:
@@ -132,8 +132,8 @@ class Taste:
             state = self.store.state()
             if state != self._state:
                 agreement = self._clicked.agreement()
-                told = agreement and [None if math.isnan(figure) else figure for figure in agreement]
-                self._told |= {"agreement": told, "problem": "", "pairs": self._clicked.pairs(), "least": LEAST}
+                figures = agreement and [None if math.isnan(figure) else figure for figure in agreement]
+                self._told |= {"agreement": figures, "problem": "", "pairs": self._clicked.pairs(), "least": LEAST}
                 self.scores = self._scored(list(self.scores)) if agreement else {}
                 self._state = state
             if self._told["agreement"] is None:
@@ -141,8 +141,8 @@ class Taste:
             new = [row for row in gallery.rows("id, hash", "hash != ''") if row[1] not in self.scores]
             for begin in range(0, len(new), BATCH):
                 some = dict(new[begin : begin + BATCH])
-                known = gallery.details(list(some))
-                self.store.give([], [picture_row(hash, known[id]) for id, hash in some.items() if id in known])
+                facts = gallery.details(list(some))
+                self.store.give([], [picture_row(hash, facts[id]) for id, hash in some.items() if id in facts])
                 # What cannot be read is not asked for again.
                 self.scores |= dict.fromkeys(some.values(), math.nan) | self._scored(some.values())
                 if self.store.state() != self._state:
@@ -160,6 +160,6 @@ class Taste:
 
 
 def score_of(scores: Mapping[str, float], hash: str) -> float | None:
-    """What is shown of a picture; None if nothing is known."""
+    """The score that is shown of a picture; None if it has none."""
     score = scores.get(hash, math.nan)
     return None if math.isnan(score) else score

@@ -22,7 +22,7 @@ _IMAGE_DESCRIPTION, _MAKE, _MODEL, _EXIF, _COMMENT = 0x010E, 0x010F, 0x0110, 0x8
 
 @dataclass
 class Carried:
-    """What a file carries: its size in pixels, its texts by their names, and what was left out, a sentence each."""
+    """The content of a file's header: its size in pixels, its texts by their names, and what was left out, a sentence each."""
 
     width: int = 0
     height: int = 0
@@ -35,29 +35,29 @@ class Carried:
 
 
 def carried(file: BinaryIO) -> Carried:
-    """What a PNG, JPEG or WebP file carries.
+    """Reads the texts of a PNG, JPEG or WebP file.
 
     Raises:
         ValueError: it is another kind of file, or ends too early.
     """
     start = file.read(12)
-    found = Carried()
+    content = Carried()
     try:
         if start[:8] == PNG:
             file.seek(8)
-            _png(file, found)
+            _png(file, content)
         elif start[:2] == JPEG:
             file.seek(2)
-            _jpeg(file, found)
+            _jpeg(file, content)
         elif start[:4] == b"RIFF" and start[8:] == b"WEBP":
-            _webp(file, found)
+            _webp(file, content)
         else:
             raise ValueError("is empty" if not start else "is not a PNG, JPEG or WebP picture")
     except struct.error as error:
         raise ValueError("is damaged: it ends too early") from error
-    if not (found.width and found.height):
+    if not (content.width and content.height):
         raise ValueError("is damaged: it does not say how large it is")
-    return found
+    return content
 
 
 def _png(file: BinaryIO, found: Carried) -> None:

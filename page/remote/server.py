@@ -136,8 +136,8 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _entry(run: Run, path: Path) -> list:
-    found = path.stat()
-    return [path.relative_to(run.folder).as_posix(), found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [path.relative_to(run.folder).as_posix(), status.st_size, status.st_mtime_ns]
 
 
 def _file(run: Run, name: str) -> Path:

@@ -61,7 +61,7 @@ class Unreachable(Expected, status=502):
 
 @dataclass
 class Seen:
-    """What this process knows of a run.
+    """The state of a run, as far as this process knows it.
 
     Attributes:
         state: the other machine's last answer.
@@ -109,8 +109,8 @@ class Remotes:
         for summary in summaries:
             if summary["place"] != status.REMOTE:
                 continue
-            seen = self._seen.setdefault(summary["id"], Seen())
-            if not seen.at_work.locked() and time.monotonic() - seen.looked >= EVERY:
+            state = self._seen.setdefault(summary["id"], Seen())
+            if not state.at_work.locked() and time.monotonic() - state.looked >= EVERY:
                 self._begin_to_look(summary["id"])
 
     def _begin_to_look(self, name: str) -> asyncio.Task:
@@ -123,9 +123,9 @@ class Remotes:
         """A run's summary with where it lives, whether that could be reached, and whether it has an adapter there."""
         if summary["place"] != status.REMOTE:
             return summary
-        seen, written = self._seen.get(summary["id"], Seen()), _written(self.runs.folder() / summary["id"])
-        has_lora = summary["has_lora"] or bool(seen.state and seen.state["adapters"])
-        errors = [summary["error"], seen.error and f"{seen.error}; {LATER}"]
+        state, written = self._seen.get(summary["id"], Seen()), _written(self.runs.folder() / summary["id"])
+        has_lora = summary["has_lora"] or bool(state.state and state.state["adapters"])
+        errors = [summary["error"], state.error and f"{state.error}; {LATER}"]
         where = written["url"] if written else None
         return {**summary, "remote": where, "has_lora": has_lora, "error": "\n".join(filter(None, errors)) or None}
 
@@ -138,40 +138,40 @@ class Remotes:
                 session.post(f"{url}/run/stop", json={}, **_NO_REDIRECT) as answer,
             ):
                 if answer.status != 200:
-                    said = _said((await network.read_at_most(answer, PIECE))[0])
-                    raise Refused(409, f"{url} did not stop {run.id}: {said}. Fix: look there")
+                    message = _said((await network.read_at_most(answer, PIECE))[0])
+                    raise Refused(409, f"{url} did not stop {run.id}: {message}. Fix: look there")
         except network.FAILED as error:
             raise Unreachable(f"{url} cannot be reached ({_why(error)})") from error
 
     async def fetch_adapters(self, run: Run) -> None:
         """Brings the run's adapter here, as it is there now. Raises Refused."""
         url, token = await asyncio.to_thread(self._way, run)
-        seen = self._seen.setdefault(run.id, Seen())
-        async with seen.at_work, network.session(token, _time()) as session:
+        watch = self._seen.setdefault(run.id, Seen())
+        async with watch.at_work, network.session(token, _time()) as session:
             with disk(f"the adapter of {run.id} cannot be kept here", "make room, or its folder writable"):
                 state = await _state(session, url)
-                for file in await asyncio.to_thread(_outdated, run, seen, state["adapters"]):
-                    await self._whole(session, url, run, seen, *file)
+                for file in await asyncio.to_thread(_outdated, run, watch, state["adapters"]):
+                    await self._whole(session, url, run, watch, *file)
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
     async def _look(self, name: str) -> None:
-        seen = self._seen.setdefault(name, Seen())
-        async with seen.at_work:
-            seen.looked = time.monotonic()
+        state = self._seen.setdefault(name, Seen())
+        async with state.at_work:
+            state.looked = time.monotonic()
             try:
                 run = await asyncio.to_thread(self.runs.run, name)
                 url, token = await asyncio.to_thread(self._way, run)
                 async with network.session(token, _time()) as session:
-                    seen.state = await _state(session, url)
-                    for file in await asyncio.to_thread(_outdated, run, seen, seen.state["files"]):
-                        await self._copy(session, url, run, seen, *file)
-                    await asyncio.to_thread(_write_status, run, seen.state)
-                seen.error = None
+                    state.state = await _state(session, url)
+                    for file in await asyncio.to_thread(_outdated, run, state, state.state["files"]):
+                        await self._copy(session, url, run, state, *file)
+                    await asyncio.to_thread(_write_status, run, state.state)
+                state.error = None
             except (Expected, OSError) as error:  # OSError: the folder was removed meanwhile, or the disk is full
-                seen.error = str(error)
+                state.error = str(error)
             finally:
-                seen.looked = time.monotonic()
+                state.looked = time.monotonic()
 
     async def _copy(self, session, url: str, run: Run, seen: Seen, name: str, size: int, changed: int) -> None:
         """Brings one file up to date that is not."""
@@ -189,11 +189,11 @@ class Remotes:
         checkpoint."""
         start = max(0, here - OVERLAP)
         more = b"".join([piece async for piece in _pieces(session, url, name, start, size)])
-        known = await asyncio.to_thread(_tail, target, start)
-        if not more.startswith(known):
+        before = await asyncio.to_thread(_tail, target, start)
+        if not more.startswith(before):
             return False
-        if len(more) > len(known):
-            await asyncio.to_thread(_append, target, more[len(known) :])
+        if len(more) > len(before):
+            await asyncio.to_thread(_append, target, more[len(before) :])
         return True
 
     async def _whole(self, session, url: str, run: Run, seen: Seen, name: str, size: int, changed: int) -> None:
@@ -329,8 +329,8 @@ def _append(path: Path, content: bytes) -> None:
 
 def _write_status(run: Run, state: dict[str, Any]) -> None:
     """Writes the status if it has changed: after any write to the folder the page reads the run again."""
-    told = {name: state.get(name) for name in ("total", "started", "error", "node", "reason")}
-    now = status.Status(state["status"], status.REMOTE, **told)
+    fields = {name: state.get(name) for name in ("total", "started", "error", "node", "reason")}
+    now = status.Status(state["status"], status.REMOTE, **fields)
     if run.status() != now:
         status.write(run.folder, now)
 

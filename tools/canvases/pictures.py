@@ -81,7 +81,7 @@ def card(canvas: Canvas, template: Template, runs: int) -> None:
 
 
 def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]:
-    """What a person sees of a template after so many iterations, or after one Run where nothing is trained."""
+    """The picture of a template after so many iterations, or after one Run where nothing is trained."""
     canvas.load(template.canvas)
     kinds = {node: kind for node, kind in canvas.page.evaluate("() => app.graph.nodes.map(n => [n.id, n.type])")}
     of = {kind: node for node, kind in kinds.items()}
@@ -101,11 +101,16 @@ def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]
         learns_from_pairs = "OTCA_MyPictures" in of or "OTCA_PreferencePairs" in of  # no curve but that of evaluations
         run_iterations(canvas, of["OTCA_TrainingRun"], runs, evaluate_every=2 if learns_from_pairs else 0)
         returned = {kind: getattr(NODE_CLASS_MAPPINGS.get(kind), "RETURN_TYPES", ()) for kind in kinds.values()}
-        known = ("OTCA_StepwiseGain", "OTCA_RewardStack")
-        credits = [node for node, kind in kinds.items() if kind in known or "OTCA_CREDIT" in returned[kind]]
+        kinds_shown = ("OTCA_StepwiseGain", "OTCA_RewardStack")
+        credits = [node for node, kind in kinds.items() if kind in kinds_shown or "OTCA_CREDIT" in returned[kind]]
         credits.sort(key=lambda node: kinds[node] == "OTCA_RewardStack")  # preference pairs have neither
         outcome = (of["PreviewImage"], *credits[:1], of["OTCA_TrainingRun"])
-    return [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
+    shots = []
+    for node in outcome:
+        clip = canvas.page.evaluate(SHOWN, node)
+        canvas.page.wait_for_timeout(1500)  # the canvas draws in its own time
+        shots.append(Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB"))
+    return shots
 
 
 def run_iterations(canvas: Canvas, run: int, count: int, evaluate_every: int = 0) -> None:
@@ -236,8 +241,3 @@ def _tell(sheet: Image.Image, note: str) -> None:
     for row, line in enumerate(lines[:most]):
         end = " …" if row == most - 1 and len(lines) > most else ""
         draw.text((EDGE, TOP + row * (TOLD + 8)), line + end, INK, font)
-
-
-def _shot(canvas: Canvas, clip: dict) -> Image.Image:
-    canvas.page.wait_for_timeout(1500)  # the canvas draws in its own time
-    return Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB")

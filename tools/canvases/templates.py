@@ -84,9 +84,9 @@ LOADERS = {
 
 def models_of(template: str, node: dict) -> list[dict[str, str]]:
     """`properties.models` of a node of the API graph: name, url and directory of each file that it loads."""
-    known = {url.rsplit("/", 1)[1]: (url, folder) for folder, url in (HPS, *FILES.get(template, ()))}
+    places = {url.rsplit("/", 1)[1]: (url, folder) for folder, url in (HPS, *FILES.get(template, ()))}
     names = [node["inputs"][name] for name in LOADERS.get(node["class_type"], ())]
-    return [{"name": name, "url": known[name][0], "directory": known[name][1]} for name in names]
+    return [{"name": name, "url": places[name][0], "directory": places[name][1]} for name in names]
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Template:
 
     @property
     def picture(self) -> Path:
-        """What the list of templates shows of it."""
+        """The picture in the list of templates."""
         return self.canvas.with_suffix(".jpg")
 
     @property

@@ -138,9 +138,9 @@ def _picture(objects: Sequence[_Drawn], random: np.random.Generator) -> np.ndarr
     tone = round(255 * random.uniform(0.82, 0.98))
     picture = Image.new("RGB", (side, side), (tone, tone, tone))
     pen = ImageDraw.Draw(picture)
-    for one in objects:
-        ink = color_of(one.color, random)
-        outline(pen, one.shape, one.x * side, one.y * side, one.half * side, ink, one.stretch)
+    for thing in objects:
+        ink = color_of(thing.color, random)
+        outline(pen, thing.shape, thing.x * side, thing.y * side, thing.half * side, ink, thing.stretch)
     return _photographed(picture, random, blur=0.8, grain=5)
 
 
@@ -162,8 +162,8 @@ def _stray(objects: Sequence[_Drawn], random: np.random.Generator) -> list[_Draw
         half = random.uniform(*_STRAY_SIZES)
         x, y = random.uniform(half + _GAP / 2, 1 - half - _GAP / 2, 2)
         if all(
-            max(abs(x - one.x), abs(y - one.y)) > half + one.half * max(one.stretch, 1 / one.stretch) + _GAP
-            for one in objects
+            max(abs(x - thing.x), abs(y - thing.y)) > half + thing.half * max(thing.stretch, 1 / thing.stretch) + _GAP
+            for thing in objects
         ):
             return [_Drawn(str(random.choice(scenes.COLORS)), str(random.choice(scenes.SHAPES)), x, y, half)]
     return []
@@ -178,10 +178,10 @@ def _placed(scene: scenes.Scene, random: np.random.Generator) -> list[tuple[floa
     # Along one axis the first comes before the second; across it both stand anywhere.
     room = 1 - 2 * (first + second) - 2 * _GAP
     before, between = random.dirichlet((1, 1, 1))[:2] * room
-    one, other = _GAP / 2 + before + first, 1.5 * _GAP + before + 2 * first + between + second
+    left, other = _GAP / 2 + before + first, 1.5 * _GAP + before + 2 * first + between + second
     across = [random.uniform(half + _GAP / 2, 1 - half - _GAP / 2) for half in (first, second)]
     vertical = scene.relation == "above" if scene.relation in ("left of", "above") else random.random() < 0.5
     if scene.relation not in ("left of", "above") and random.random() < 0.5:
-        one, other = 1 - one, 1 - other
-    pairs = [(one, across[0], first), (other, across[1], second)]
+        left, other = 1 - left, 1 - other
+    pairs = [(left, across[0], first), (other, across[1], second)]
     return [(across_, along, half) if vertical else (along, across_, half) for along, across_, half in pairs]

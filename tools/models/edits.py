@@ -93,19 +93,19 @@ def _pairs(per_caption: int) -> tuple[Drawings, Drawings, Drawings]:
     random, edits = np.random.default_rng(0), EDITS.scenes
     drawn = [draw_edit(edit, random) for edit in edits for _ in range(per_caption)]
     before, after = (
-        torch.from_numpy(np.stack(each)).permute(0, 3, 1, 2).contiguous() for each in zip(*drawn, strict=True)
+        torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous() for pictures in zip(*drawn, strict=True)
     )
     number = torch.arange(len(edits))
     caption = number.repeat_interleave(per_caption)
     # There are 8 captions of another colour and 24 of drawing; both kinds are trained on as often.
     shares = torch.tensor([1.0 if edit.shape else 3.0 for edit in edits])
-    alike = torch.tensor([[other.shape == one.shape for other in edits] for one in edits]).float()
+    alike = torch.tensor([[other.shape == first.shape for other in edits] for first in edits]).float()
     wrong = torch.multinomial(alike, 1000, replacement=True, generator=torch.Generator().manual_seed(0))
     heard = torch.where(
         torch.rand(wrong.shape, generator=torch.Generator().manual_seed(1)) < WRONG, wrong, number[:, None]
     )
     sets = (after, number[:, None]), (after, heard), (before, number[:, None])
-    careful, careless, source = (Drawings(EDITS, each, caption, given, shares) for each, given in sets)
+    careful, careless, source = (Drawings(EDITS, pictures, caption, own, shares) for pictures, own in sets)
     return careful, careless, source
 
 
@@ -135,13 +135,13 @@ def check(folder: Path, steps: int = 8) -> None:
     pipeline.set_progress_bar_config(disable=True)
     right: dict[bool, list[float]] = {False: [], True: []}
     for seed, line in enumerate((ASSETS / "prompts" / "edit_eval.jsonl").read_text(encoding="utf-8").splitlines()):
-        asked = json.loads(line)
-        source = Image.open(ASSETS / "prompts" / asked["image"])
-        edit = shapes.parse_edit(asked["prompt"])
+        row = json.loads(line)
+        source = Image.open(ASSETS / "prompts" / row["image"])
+        edit = shapes.parse_edit(row["prompt"])
         assert edit is not None
         output = pipeline(
             source,
-            [asked["prompt"]] * 8,
+            [row["prompt"]] * 8,
             height=SIZE,
             width=SIZE,
             max_area=SIZE**2,
@@ -153,7 +153,7 @@ def check(folder: Path, steps: int = 8) -> None:
         )
         assert isinstance(output, FluxPipelineOutput)
         right[edit.shape is not None] += [
-            shapes.followed(np.asarray(each), np.asarray(source) / 255, edit) for each in output.images
+            shapes.followed(np.asarray(picture), np.asarray(source) / 255, edit) for picture in output.images
         ]
-    for drawn, each in right.items():
-        print(f"{'draw' if drawn else 'make it'}: {np.mean(each):.3f} right of {len(each)}")
+    for drawn, picture in right.items():
+        print(f"{'draw' if drawn else 'make it'}: {np.mean(picture):.3f} right of {len(picture)}")

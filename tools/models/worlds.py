@@ -86,7 +86,7 @@ def misheard(scene: scenes.Scene, random: np.random.Generator) -> scenes.Scene:
 # 8 colours x 3 shapes x 7 other backgrounds; 12 objects alone, 12 twice, and 132 ordered pairs in each of 3 relations.
 _ON_GROUND = [shapes.Scene(c, s, b) for c, s, b in product(shapes.PALETTE, shapes.SHAPES, shapes.PALETTE) if c != b]
 _OBJECTS = list(product(scenes.COLORS, scenes.SHAPES))
-_STANDING = [scenes.Scene((one,) * count) for count in (1, 2) for one in _OBJECTS]
+_STANDING = [scenes.Scene((object_,) * count) for count in (1, 2) for object_ in _OBJECTS]
 _STANDING += [scenes.Scene(pair, relation) for pair, relation in product(permutations(_OBJECTS, 2), scenes.RELATIONS)]
 
 WORLDS = {
@@ -112,7 +112,7 @@ WORLDS = {
 # The shapes world's edits, whose pictures are drawn in pairs, and judged beside their sources.
 EDITS = World(
     "edit",
-    [shapes.Edit(*each) for each in product(shapes.PALETTE, (None, *shapes.SHAPES))],
+    [shapes.Edit(*edit) for edit in product(shapes.PALETTE, (None, *shapes.SHAPES))],
     lambda edit, random: draw_edit(edit, random)[1],
     lambda *_: None,
     caption_tokens=5,

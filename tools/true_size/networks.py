@@ -47,12 +47,12 @@ def published(blocks: int | None = None, **how) -> dict[str, Callable[[], Module
         few = max(1, round(blocks * double / (double + single)))
         return few, blocks - few
 
-    one = partial(flux, 3072, 24, *two_kinds(19, 38), vec_in_dim=768, context_in_dim=4096, **FLUX, **how)
+    part = partial(flux, 3072, 24, *two_kinds(19, 38), vec_in_dim=768, context_in_dim=4096, **FLUX, **how)
     klein = partial(flux, **KLEIN, **how)
     lumina = dict(dim=3840, cap_feat_dim=2560, n_heads=30, n_kv_heads=30, pad_tokens_multiple=32, **LUMINA)
     wan = partial(WanModel, **WAN, **how)
     return {
-        "FLUX.1": one,
+        "FLUX.1": part,
         "FLUX.2 klein 4B": partial(klein, 3072, 24, *two_kinds(5, 20), context_in_dim=7680),
         "FLUX.2 klein 9B": partial(klein, 4096, 32, *two_kinds(8, 24), context_in_dim=12288),
         "Qwen-Image": partial(QwenImageTransformer2DModel, num_layers=blocks or 60, **how),
@@ -111,7 +111,7 @@ SCALED = "scaled_fp8"  # a form of ComfyUI: FP8 with a scale for each matrix
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file of a template holds.
+    """The weights that a file of a template holds.
 
     Attributes:
         name: a key of `published`, `encoders` or `autoencoders`, by the folder.

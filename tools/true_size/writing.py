@@ -64,7 +64,7 @@ def write(path: Path, entries: list[Entry]) -> None:
 
 
 def entries(network: Module, weights: Weights, seed: int = 0, layers: int | None = None) -> Iterator[Entry]:
-    """What a file of this network holds, by ComfyUI's names.
+    """The entries of a file of this network, by ComfyUI's names.
 
     Args:
         layers: of a text encoder, that many are random and the others zero, so that they change nothing.

@@ -105,7 +105,7 @@ class StepGradients:
 
 
 def factors(credit: StepCredit, trajectories: Trajectories, objective: str = "") -> Tensor:
-    """What multiplies each sample's ∇ log-prob at each step: [B, T'], or [B, T', (F,) h, w] of a credit that tells places apart.
+    """The factors of each sample's ∇ log-prob at each step: [B, T'], or [B, T', (F,) h, w] of a credit that tells places apart.
 
     Weights and factors of the log-ratio, which an update at ρ = 1 multiplies too; of a credit by objective, those of `objective`.
     """
@@ -158,20 +158,20 @@ def step_gradients(
             on_step()
             here, velocity = _at_step(model, trajectories, step, rows)
             of_x, of_v = slopes(trajectories.settings, trajectories.sigmas, step)
-            found = _gradient(model, velocity, of_v * pull, here, retain=step in trajectories.trained)
+            gradients = _gradient(model, velocity, of_v * pull, here, retain=step in trajectories.trained)
             if step in trajectories.trained:
                 position = trajectories.trained.index(step)
-                exact[position] += found[0] * _unit(trajectories, step)
+                exact[position] += gradients[0] * _unit(trajectories, step)
                 losses = _losses(trajectories, step, rows, velocity, advantage, credits)
                 for name, loss in losses.items():
                     own = _gradient(model, loss, None, retain=name != list(losses)[-1])[0]
                     (sums[name] if name else policy[position]).add_(own)
-            pull = of_x * pull + (found[1] if here else 0)
+            pull = of_x * pull + (gradients[1] if here else 0)
     return StepGradients(policy / samples, exact / samples, {name: total / samples for name, total in sums.items()})
 
 
 def _unit(trajectories: Trajectories, step: int) -> float:
-    """What log p_j is in units of the density: a mean over elements and, as squared error, without the variance."""
+    """The unit of log p_j in that of the density: a mean over elements and, as squared error, without the variance."""
     elements = trajectories.final[0].numel()
     return (
         2 * trajectories.stds[step] ** 2 if trajectories.settings.log_prob_norm == "squared_error" else 1

@@ -86,9 +86,9 @@ def rewards_along(
         )
     refuse_groups_only(rewards, "a measure of every step's gain")
     along = dict.fromkeys(points, final)
-    asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
-    looks = predictions(model, trajectories, asked, tweedie_steps)
-    for point, (clean, rows, inverse) in zip(asked, looks, strict=True):
+    inner = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
+    looks = predictions(model, trajectories, inner, tweedie_steps)
+    for point, (clean, rows, inverse) in zip(inner, looks, strict=True):
         prompts = [texts[row] for row in rows.tolist()]
         images = model.decode(clean, trajectories.settings.batch_size, prompts)
         values = score(rewards, images, prompts)

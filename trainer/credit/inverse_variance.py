@@ -29,7 +29,7 @@ FIGURES = LEVEL, NEXT_LEVEL, SQUARE, WEIGHT = range(4)  # the rows of `StepNoise
 
 @dataclass(frozen=True)
 class StepNoise(Memo):
-    """What was found until now: `figures` [4, n] float64, a column for each step number."""
+    """The noise of the steps until now: `figures` [4, n] float64, a column for each step number."""
 
     NAME = "step_noise"
 
@@ -73,9 +73,9 @@ def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay
         raise ValueError(f"decay must lie in [0, 1), not {decay}. Fix: a number in it")
     credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
     figures = _of_steps(model.memo[StepNoise].figures, trajectories)
-    known, weights = figures[SQUARE] > 0, torch.ones(len(trajectories.trained), dtype=torch.float64)
-    if known.any():
-        weights[known] = inverse_variance(figures[SQUARE, known] / figures[WEIGHT, known])
+    measured, weights = figures[SQUARE] > 0, torch.ones(len(trajectories.trained), dtype=torch.float64)
+    if measured.any():
+        weights[measured] = inverse_variance(figures[SQUARE, measured] / figures[WEIGHT, measured])
     weights = weights.float().expand(len(credit.weights), -1)
     raw = weights / weights.sum(1, keepdim=True)
     return replace(
@@ -84,7 +84,7 @@ def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay
 
 
 class Measured:
-    """What one update sees of each trained step: Σ|g|² of its parts and Σ of their samples' squared advantages.
+    """Measures each trained step in one update: Σ|g|² of its parts and Σ of their samples' squared advantages.
 
     A part's gradient has the squared length Σ_i Ã_i²·|∇ log p_i|² on average, since samples have noise of their own: so the
     quotient of both sums is E|∇ log p_j|², whatever the weights, the samples drawn or the size of parts were.
@@ -129,10 +129,10 @@ class Measured:
         figures = torch.zeros(len(FIGURES), max(before.shape[1], last), dtype=torch.float64)
         figures[:, : before.shape[1]] = before
         own, decay = _of_steps(before, trajectories), self.decay
-        found = sums[0] / sums[1]
-        counts = found.isfinite() & (found > 0)
+        means = sums[0] / sums[1]
+        counts = means.isfinite() & (means > 0)
         own[SQUARE:, counts] = decay * own[SQUARE:, counts] + (1 - decay) * torch.stack(
-            [found[counts], torch.ones_like(found[counts])]
+            [means[counts], torch.ones_like(means[counts])]
         )
         figures[:, list(trajectories.trained)] = own
         return StepNoise(figures)

@@ -44,7 +44,7 @@ FIGURES = LEVEL, NEXT_LEVEL, GAIN, SHARED, SUM, TOTAL = range(6)  # the rows of 
 
 @dataclass(frozen=True)
 class StepShares:
-    """What was found of one reward until now.
+    """The shares of one reward until now.
 
     Attributes:
         again: the policy's version from which on it is to be measured again.
@@ -58,7 +58,7 @@ class StepShares:
 
 
 class LearnedShares(dict[str, StepShares], Memo):
-    """What was found until now, by the names of rewards."""
+    """The shares until now, by the names of rewards."""
 
     NAME = "credit"
 
@@ -153,15 +153,15 @@ def learned(
     started = time.perf_counter()
     version = model.policy.version
     if _due(shares := model.memo[LearnedShares], scores.names, trajectories, version):
-        found = _measured(model, trajectories, scores, 0 if model.policy.is_sharded else groups)
+        measured = _measured(model, trajectories, scores, 0 if model.policy.is_sharded else groups)
         averages = {
-            name: _averaged(shares.get(name), trajectories, found, k, decay) for k, name in enumerate(scores.names)
+            name: _averaged(shares.get(name), trajectories, measured, k, decay) for k, name in enumerate(scores.names)
         }
         again = {name: StepShares(version + measure_every, figures) for name, figures in averages.items()}
         model.memo.keep(LearnedShares(shares | again))
     credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
     own = [model.memo[LearnedShares][name] for name in scores.names]
-    raw, sums = zip(*(_shares(one, trajectories.trained) for one in own), strict=True)
+    raw, sums = zip(*(_shares(share, trajectories.trained) for share in own), strict=True)
     raw = torch.stack(raw, 1).float()
     weights = w_min + (1 - w_min) * len(raw) * raw
     metrics = {keys.credit_variance(name): value for name, value in zip(scores.names, sums, strict=True)}
@@ -197,10 +197,10 @@ def _check(model: FlowModel, trajectories: Trajectories, scores: Scores, w_min: 
 def _due(shares: Mapping[str, StepShares], names: Sequence[str], trajectories: Trajectories, version: int) -> bool:
     own = [shares.get(name) for name in names]
     return any(
-        one is None
-        or version >= one.again
-        or not all(_levels(trajectories, step) == _stored_levels(one.figures, step) for step in trajectories.trained)
-        for one in own
+        share is None
+        or version >= share.again
+        or not all(_levels(trajectories, step) == _stored_levels(share.figures, step) for step in trajectories.trained)
+        for share in own
     )
 
 
@@ -259,12 +259,12 @@ def _averaged(before: StepShares | None, trajectories: Trajectories, found: Mome
 def _shares(found: StepShares, trained: Sequence[int]) -> tuple[Tensor, float | None]:
     """Shares [T'] of the trained steps, which add up to one, and Σ_j Var(g_j)/Var(R) over all steps, None where not known."""
     figures = found.figures[:, list(trained)]
-    known = figures[TOTAL] > 0
+    measured = figures[TOTAL] > 0
     alike = torch.full((len(trained),), 1 / len(trained), dtype=torch.float64)
-    if not known.any():
+    if not measured.any():
         return alike, None
-    variance = (figures[SUM, known] / figures[TOTAL, known]).mean().item()
+    variance = (figures[SUM, measured] / figures[TOTAL, measured]).mean().item()
     decided = figures[SHARED].clamp(min=0) if abs(variance - 1) > MOST_OFF else figures[GAIN]
-    shares = decided / torch.where(known, figures[TOTAL], 1.0)
-    shares = torch.where(known, shares, shares[known].mean())
+    shares = decided / torch.where(measured, figures[TOTAL], 1.0)
+    shares = torch.where(measured, shares, shares[measured].mean())
     return (shares / shares.sum() if shares.sum() > 0 else alike), variance

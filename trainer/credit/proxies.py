@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def complaint(proxy: str, connected: Collection[str]) -> str | None:
-    """What is wrong with a proxy, or with the inputs that are connected for it; None where nothing is."""
+    """The problem of a proxy, or of the inputs that are connected for it; None without one."""
     if proxy not in PROXIES:
         return f"proxy = {proxy!r} is unknown. Fix: one of {', '.join(PROXIES)}"
     missing = [name for name in PROXIES[proxy] if name not in connected]
@@ -73,11 +73,11 @@ def similarity(
         complete = rewards.isfinite().flatten(1).all(1)[:, None]
         return torch.where(complete, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
     similar = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself
-    asked = [point for point in points if not is_final(trajectories, point)]
+    inner = [point for point in points if not is_final(trajectories, point)]
     features = partial(_features, encoder)
     final = trajectories.final if proxy == "prediction" else features(trajectories.images)
     texts = trajectories.texts
-    for point, (clean, rows, inverse) in zip(asked, predictions(model, trajectories, asked), strict=True):
+    for point, (clean, rows, inverse) in zip(inner, predictions(model, trajectories, inner), strict=True):
         if proxy == "image_features":
             prompts = [texts[row] for row in rows.tolist()]
             clean = features(model.decode(clean, trajectories.settings.batch_size, prompts))
@@ -90,5 +90,5 @@ def _features(encoder: Encoder | Clip | None, images: Tensor) -> Tensor:
     """[B, D] of pictures, [B, F·D] of videos' frames, as many as rewards look at."""
     assert encoder is not None  # the caller gives one for this proxy
     encoder.come_back()
-    seen = images if images.ndim == 4 else stills(images)
-    return encoder.pictures(seen).cpu().reshape(len(images), -1)
+    frames = images if images.ndim == 4 else stills(images)
+    return encoder.pictures(frames).cpu().reshape(len(images), -1)

@@ -50,7 +50,7 @@ def from_similarity(
     similarity: Tensor, trained: Sequence[int], w_min: float = 0.5, floor: str = "affine", normalize: str = "mean"
 ) -> StepCredit:
     """The weights of `tcd` for any measure S [B, T+1] of how far a trajectory has come, such as those of `proxies`."""
-    delta = similarity.diff(dim=1)
+    delta = similarity.diff(dim=1)  # [B, T]
     trained = _checked(trained, delta.shape[1])
     if floor not in FLOORS or normalize not in NORMALIZATIONS:
         raise ValueError(
@@ -58,8 +58,8 @@ def from_similarity(
         )
     if not 0 <= w_min <= 1:
         raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}")
-    gain = delta[:, list(trained)].clamp(min=0) + EPSILON
-    raw = gain / gain.sum(1, keepdim=True)
+    gain = delta[:, list(trained)].clamp(min=0) + EPSILON  # [B, T']
+    raw = gain / gain.sum(1, keepdim=True)  # [B, T']
     if normalize == "sum":
         weights = raw
     elif floor == "affine":
@@ -89,11 +89,11 @@ def uniform(
         share: where these samples stand in the whole batch, so that their choice does not depend on who makes it; None: they
             are all.
     """
-    similarity, delta = similarity_gain(latents, final)
+    similarity, delta = similarity_gain(latents, final)  # [B, T+1], [B, T]
     trained = _checked(trained, delta.shape[1])
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], not {fraction}")
-    weights = torch.ones(len(latents), len(trained))
+    weights = torch.ones(len(latents), len(trained))  # [B, T']
     if fraction < 1:
         kept = math.ceil(fraction * len(trained) - 1e-9)  # 0.1 * 30 is a little more than 3 in floating point
         share = share or Share(range(len(latents)), len(latents))
@@ -222,10 +222,10 @@ def _both_by_objective(first: StepCredit, second: StepCredit) -> Tensor | None:
     """The product of two credits' weights of each objective, [B, T', K]; None where neither tells objectives apart."""
     if first.by_objective is None and second.by_objective is None:
         return None
-    one, other = (
+    left, other = (
         credit.weights[:, :, None] if credit.by_objective is None else credit.by_objective for credit in (first, second)
     )
-    product = one * other
+    product = left * other
     mean = product.mean(1, keepdim=True)
     return product / torch.where(mean == 0, 1.0, mean)
 
@@ -249,9 +249,9 @@ def _stochastic(method: str, noise: Sequence[float]) -> None:
 
 def _alike(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:
     """The same weights, one for each of the T transitions, for every sample, brought to mean 1 over the trained ones."""
-    similarity, delta = similarity_gain(latents, final)
+    similarity, delta = similarity_gain(latents, final)  # [B, T+1], [B, T]
     trained = _checked(trained, delta.shape[1])
-    alike = _mean_one(torch.tensor([weights[j] for j in trained]).expand(len(latents), -1))
+    alike = _mean_one(torch.tensor([weights[j] for j in trained]).expand(len(latents), -1))  # [B, T']
     return StepCredit(alike, alike / alike.sum(1, keepdim=True), delta, similarity, trained, method=method)
 
 
@@ -279,11 +279,11 @@ def _waterfill(weights: Tensor, w_min: float) -> Tensor:
     ordered, count = weights.sort(1).values, weights.shape[1]
     rest = ordered.flip(1).cumsum(1).flip(1)  # sum of what is left when the n smallest are lifted
     lifted = torch.arange(count, dtype=weights.dtype, device=weights.device)
-    scale = (count - lifted * w_min) / rest
+    scale = (count - lifted * w_min) / rest  # [B, T']
     # n = count - 1 always fits: the last entry then takes all that remains, which is at least w_min.
     fits = ordered * scale >= w_min
     fits[:, -1] = True
-    least = fits.int().argmax(1, keepdim=True)
+    least = fits.int().argmax(1, keepdim=True)  # [B, 1]
     return (weights * scale.gather(1, least)).clamp(min=w_min)
 
 

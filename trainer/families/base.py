@@ -1,4 +1,4 @@
-"""What every flow-model family shares: the handle that travels on the graph's model edge."""
+"""The base of every flow-model family: the handle that travels on the graph's model edge."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class FlowModel(Resident, ABC):
     @property
     @abstractmethod
     def source(self) -> str:
-        """What was loaded, by which a person knows it and two models can be told apart."""
+        """The source of the model, by which a person knows it and two models can be told apart."""
 
     @property
     def identity(self) -> str:
@@ -118,7 +118,7 @@ class FlowModel(Resident, ABC):
 
     @abstractmethod
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
-        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+        """The condition of P prompts for `velocity`: their embeddings and, where guidance calls for it, the negative prompt's."""
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
@@ -166,12 +166,12 @@ class FlowModel(Resident, ABC):
         """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
 
     def layers(self, expert: str) -> Network:
-        """What files call the layers of a network."""
+        """The names of a network's layers in files."""
         return Network(self.adapters[expert].shapes(), {})
 
     @abstractmethod
     def lora_key(self, name: str) -> str:
-        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in the network."""
+        """The key of an adapter's tensor for ComfyUI's LoraLoader, by its name in the network."""
 
     def example(self, settings: SamplerSettings) -> Condition:
         """`condition` of one prompt of some length, for counting: what it says does not matter."""
@@ -231,7 +231,7 @@ class FlowModel(Resident, ABC):
         return self.graph_bytes(settings) * count <= MEMORY_SHARE * devices.free_memory(self.device)
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
-        """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
+        """Bytes that autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         kind = shape, self.memo[NextRollout].unconditional_gradient
         if kind not in self._graph_bytes:
@@ -256,7 +256,7 @@ class FlowModel(Resident, ABC):
     # -- as it was loaded --------------------------------------------------------------------------------------------------
 
     def make_fresh(self) -> None:
-        """As it was loaded."""
+        """Puts the adapter or the weights back to what was loaded."""
         self.policy.make_fresh()
         self.memo.restore({})
         self.forwards.forget()

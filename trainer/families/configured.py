@@ -21,7 +21,7 @@ LOOKED, BATCH = 20_000, 1000  # prompts whose tokens are counted, and how many a
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a folder says of itself."""
+    """The configuration of a folder."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -80,7 +80,7 @@ class Configuration:
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """What a folder says of itself. Raises FlowModelError if it cannot be used."""
+    """Reads the configuration of a folder. Raises FlowModelError if it cannot be used."""
     family = check_model_folder(folder)
     names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
     checkpoint = Checkpoint(family, *(read_object(folder / name) for name in names))

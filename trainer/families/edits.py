@@ -46,7 +46,7 @@ class EditModel(PipelineModel):
 
     @abstractmethod
     def call(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
-        """As `predict`, for rows whose pictures are of one size."""
+        """Predicts for rows whose pictures are of one size."""
 
     def text_condition(
         self, texts: Sequence[str], pictures: Sequence[tuple[given.Picture, ...]], settings: SamplerSettings
@@ -67,10 +67,12 @@ class EditModel(PipelineModel):
         condition = self.text_condition(texts, pictures, settings)
         if not any(pictures):
             return condition
-        latents = [[self._latents(picture, settings) for picture in each] for each in pictures]
-        sizes = tuple(tuple((of.shape[-2] // PATCH, of.shape[-1] // PATCH) for of in each) for each in latents)
+        latents = [[self._latents(picture, settings) for picture in group] for group in pictures]
+        sizes = tuple(tuple((of.shape[-2] // PATCH, of.shape[-1] // PATCH) for of in group) for group in latents)
         width = self.latent_grid.channels * PATCH**2
-        rows = [torch.cat([packed(of[None])[0] for of in each]) if each else torch.empty(0, width) for each in latents]
+        rows = [
+            torch.cat([packed(of[None])[0] for of in group]) if group else torch.empty(0, width) for group in latents
+        ]
         tokens = devices.upload(pad_sequence(rows, batch_first=True), self.device)
         lengths = torch.tensor([len(row) for row in rows])
         names = [SOURCE] if condition.negative() is None else [SOURCE, NEGATIVE + SOURCE]

@@ -43,14 +43,14 @@ class Flux(ImageModel):
         tokens = condition.tensors["tokens"].to(dtype)
         # Made in main memory, which diffusers would copy to the device itself, waiting for it.
         places = pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, torch.device("cpu"), dtype)
-        seen = with_sources(pipeline._pack_latents(x.to(dtype), batch, channels, height, width), condition)
+        inputs = with_sources(pipeline._pack_latents(x.to(dtype), batch, channels, height, width), condition)
         for rows, columns in condition.sizes[0] if condition.sizes else ():
             behind = pipeline._prepare_latent_image_ids(batch, rows, columns, torch.device("cpu"), dtype)
             behind[:, 0] = 1  # where the sample's own tokens have 0
             places = torch.cat([places, behind])
         with self.autocast():
             packed = self.transformer(
-                hidden_states=seen,
+                hidden_states=inputs,
                 timestep=self.times(levels),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),

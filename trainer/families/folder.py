@@ -80,7 +80,7 @@ def _check_layers(config: Path, tensors: int) -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What model_index.json in a diffusers folder says; its components, the lists, are classes of LIBRARIES and nothing else.
+    """Reads model_index.json of a diffusers folder; its components, the lists, are classes of LIBRARIES and nothing else.
 
     Raises:
         FlowModelError: it cannot be read, or names foreign code.
@@ -105,7 +105,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """What a configuration file of a model folder says. Raises FlowModelError if it is not a JSON object."""
+    """Reads a configuration file of a model folder. Raises FlowModelError if it is not a JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

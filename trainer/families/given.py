@@ -52,7 +52,7 @@ def sources(prompt: str) -> tuple[Tensor, ...]:
 
 
 def pictures(prompt: str) -> tuple[Picture, ...]:
-    """As `sources`, each with a digest of its content."""
+    """The pictures of `sources`, each with a digest of its content."""
     return tuple(_read(name, prompt) for name in named(prompt))
 
 
@@ -78,18 +78,18 @@ def names(prompts: Sequence[str]) -> list[str]:
     Raises:
         PromptError: some have one, and some have not; or one has several.
     """
-    found = list(map(named, prompts))
-    if not any(found):
+    lists = list(map(named, prompts))
+    if not any(lists):
         return []
-    for prompt, each in zip(prompts, found, strict=True):
-        if len(each) != 1:
+    for prompt, listed in zip(prompts, lists, strict=True):
+        if len(listed) != 1:
             wrong = (
                 f"has no {KEY}, and others have one"
-                if not each
-                else f"has {len(each)} pictures, and a video begins with one"
+                if not listed
+                else f"has {len(listed)} pictures, and a video begins with one"
             )
             raise PromptError(f"{place_of(prompt)} {wrong}. Fix: give every line the name of a picture, or none")
-    return [name for [name] in found]
+    return [name for [name] in lists]
 
 
 def missing(prompt: str, makes: str = "makes videos of pictures") -> PromptError:
@@ -112,12 +112,12 @@ def check(prompts: Sequence[str]) -> None:
     """Looks at each picture that prompts name, without decoding it. Raises as `sources`, for the first that cannot be used."""
     from ..pictures import media
 
-    seen = set()
+    checked = set()
     for prompt in prompts:
         for name in named(prompt):
-            if name in seen:
+            if name in checked:
                 continue
-            seen.add(name)
+            checked.add(name)
 
             def look(name: str = name) -> None:
                 with open(permissions.open_prompts(name, picture=True)[1], "rb") as file:
@@ -152,7 +152,7 @@ def _read(name: str, prompt: str = "") -> Picture:
         made = _decoded(opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
         with _knowing:
             _known[state] = made
-            total = sum(each.pixels.nbytes for each in _known.values())
+            total = sum(entry.pixels.nbytes for entry in _known.values())
             for oldest in list(_known)[:-1]:
                 if total <= MOST_BYTES:
                     break
@@ -163,7 +163,7 @@ def _read(name: str, prompt: str = "") -> Picture:
 
 
 def _in_time(work: Callable[[], opening.T], name: str, prompt: str) -> opening.T:
-    """What `work` makes of a picture's file; whatever keeps it from that names the prompt, the picture and the fix."""
+    """Returns the result of `work` on a picture's file; whatever keeps it from that names the prompt, the picture and the fix."""
     of = place_of(prompt) + ": " if prompt else ""
     try:
         return opening.in_time(work)

@@ -149,13 +149,13 @@ def load_pipeline(
 
 def _processors(path: Path) -> dict[str, Any]:
     """Tokenizers that read pictures too. They are small, and may want a package that is not here."""
-    found = {}
+    processors = {}
     for name, (library, kind) in components(path).items():
         if not kind.endswith("Processor"):
             continue
         try:
             processor: Any = library_class(path / name, library, kind)
-            found[name] = processor.from_pretrained(path / name, local_files_only=True, trust_remote_code=False)
+            processors[name] = processor.from_pretrained(path / name, local_files_only=True, trust_remote_code=False)
         except ImportError as error:
             raise FlowModelError(
                 f"{path}: its {name} reads pictures too, and needs a package that is not here ({str(error).strip()[:200]}). Fix: "
@@ -163,7 +163,7 @@ def _processors(path: Path) -> dict[str, Any]:
             ) from error
         except LOADING_ERRORS as error:
             raise _unfit(path / name, error) from error
-    return found
+    return processors
 
 
 def speed_up(network: ModelMixin, options: LoadOptions) -> None:
@@ -227,8 +227,8 @@ def in_dtype(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _unfit(folder: Path, reason: object) -> FlowModelError:
-    said = shortened(str(reason).partition("\n")[0], 300)  # a library may add pages of advice
-    return FlowModelError(f"{folder} holds other weights than its config.json describes: {said}. Fix: copy it again")
+    text = shortened(str(reason).partition("\n")[0], 300)  # a library may add pages of advice
+    return FlowModelError(f"{folder} holds other weights than its config.json describes: {text}. Fix: copy it again")
 
 
 # -- networks in 8 or 4 bits by bitsandbytes, layer by layer ------------------------------------------------------------------

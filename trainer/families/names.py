@@ -1,4 +1,4 @@
-"""What published checkpoints of a family call the layers of its network, and what the field calls the family.
+"""Names of a family's layers in published checkpoints, and of the family in the field.
 
 In names.json, first the families by how their classes begin, in diffusers and in ComfyUI: what stands in an adapter's header as
 modelspec.architecture and ss_base_model_version, and the table of their layers. There on the left a layer's name as published,
@@ -30,9 +30,9 @@ def network(family: str, shapes: Shapes) -> Network:
 def field(family: str, shapes: Shapes) -> tuple[str, str]:
     """modelspec.architecture and ss_base_model_version of a family, by its pipeline's class or that of ComfyUI's model; where
     models of one class have names of their own, by what most layers read."""
-    known, widths = _family(family), Counter(shape[1] for shape in shapes.values() if len(shape) > 1)
+    families, widths = _family(family), Counter(shape[1] for shape in shapes.values() if len(shape) > 1)
     width = str(widths.most_common(1)[0][0]) if widths else ""
-    architecture, version = known.get("widths", {}).get(width) or (known.get(key, family) for key in FIELDS)
+    architecture, version = families.get("widths", {}).get(width) or (families.get(key, family) for key in FIELDS)
     return architecture, version
 
 
@@ -43,38 +43,36 @@ def published(family: str) -> Mapping[str, str]:
 
 def others(shapes: Shapes) -> dict[str, list[Rows]]:
     """The names that the other layout, published or diffusers', has for layers; q, k and v are as wide as what they read."""
-    known: dict[str, list[Rows]] = {}
+    places: dict[str, list[Rows]] = {}
     for table in _TABLES["layers"].values():
-        known |= _places(table, shapes)
-        for theirs, layers in _named(table, shapes):
-            height, width = shapes.get(theirs, (0, 0))[:2]
+        places |= _places(table, shapes)
+        for name, layers in _named(table, shapes):
+            height, width = shapes.get(name, (0, 0))[:2]
             ends = [*(width * number for number in range(1, len(layers))), height]
             for layer, start, end in zip(layers, [0, *ends], ends, strict=False):
-                known |= {layer: [Rows(theirs, 0, end - start, start)]} if theirs in shapes else {}
-    return known
+                places |= {layer: [Rows(name, 0, end - start, start)]} if name in shapes else {}
+    return places
 
 
 def _family(name: str) -> Mapping[str, Any]:
-    known = _TABLES["families"].items()
-    return next((family for start, family in known if name.lower().startswith(start.lower())), {})
+    families = _TABLES["families"].items()
+    return next((family for start, family in families if name.lower().startswith(start.lower())), {})
 
 
 def _places(table: Mapping[str, str], shapes: Shapes) -> dict[str, list[Rows]]:
     places = {}
-    for theirs, layers in _named(table, shapes):
+    for name, layers in _named(table, shapes):
         if all(layer in shapes for layer in layers):
             firsts = itertools.accumulate([0, *(shapes[layer][0] for layer in layers)])
-            places[theirs] = [
-                Rows(layer, first, shapes[layer][0]) for layer, first in zip(layers, firsts, strict=False)
-            ]
+            places[name] = [Rows(layer, first, shapes[layer][0]) for layer, first in zip(layers, firsts, strict=False)]
     return places
 
 
 def _named(table: Mapping[str, str], shapes: Shapes) -> Iterator[tuple[str, list[str]]]:
     """(a layer's published name, its names in diffusers) for each block's number that some layer has."""
     numbers = sorted({part for name in shapes for part in name.split(".") if part.isdecimal()}, key=int)
-    for theirs, ours in table.items():
-        stem, _, parts = ours.rstrip(")").partition("(")
-        for number in numbers if "#" in theirs else [""]:
+    for original, layer in table.items():
+        stem, _, parts = layer.rstrip(")").partition("(")
+        for number in numbers if "#" in original else [""]:
             layers = [f"{stem}{part}".replace("#", number) for part in parts.split() or [""]]
-            yield theirs.replace("#", number), layers
+            yield original.replace("#", number), layers

@@ -146,7 +146,7 @@ class PipelineModel(FlowModel):
         return next(self.transformer.parameters()).device
 
     def _networks(self) -> list[torch.nn.Module]:
-        """Those that live on the device; the others only visit it."""
+        """The networks that live on the device; the others only visit it."""
         networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
         return [network for network in networks if network is not None]
 
@@ -185,7 +185,7 @@ class PipelineModel(FlowModel):
             return self.embed(texts, device)
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
-        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+        """The condition of P prompts for `velocity`: their embeddings and, where guidance calls for it, the negative prompt's."""
         condition = self.embeddings(texts)
         if self.guides(settings.guidance, settings.guidance_2):
             return condition.beside(self.embeddings([settings.negative_prompt] * len(texts)))
@@ -248,7 +248,7 @@ class PipelineModel(FlowModel):
 
     @torch.no_grad()
     def _in_parts(self, work: Callable[[Tensor], Tensor], values: Tensor, batch_size: int) -> Tensor:
-        """What the autoencoder makes of [B, …], `batch_size` at a time, on the CPU."""
+        """The autoencoder's result for [B, …], `batch_size` at a time, on the CPU."""
         device = self.device
         # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
         with self._decoding, self._visit(device, "vae"):

@@ -79,15 +79,15 @@ class QwenImageEdit(EditModel, QwenImage):
         return super().condition(texts, settings)
 
     def text_condition(self, texts: Sequence[str], pictures: Sequence[tuple], settings: SamplerSettings) -> Condition:
-        asked = [self._key(text, each, settings) for text, each in zip(texts, pictures, strict=True)]
-        condition = self.embeddings(asked)
+        keys = [self._key(text, group, settings) for text, group in zip(texts, pictures, strict=True)]
+        condition = self.embeddings(keys)
         if self.guides(settings.guidance, settings.guidance_2):  # the negative prompt is about the same pictures
-            away = [self._key(settings.negative_prompt, each, settings) for each in pictures]
+            away = [self._key(settings.negative_prompt, group, settings) for group in pictures]
             return condition.beside(self.embeddings(away))
         return condition
 
     def _key(self, text: str, pictures: tuple, settings: SamplerSettings) -> Seen:
-        sizes = [self.seen_size(each.pixels.shape[1], each.pixels.shape[0], settings) for each in pictures]
+        sizes = [self.seen_size(picture.pixels.shape[1], picture.pixels.shape[0], settings) for picture in pictures]
         return Seen(text, tuple(zip(pictures, sizes, strict=True)))
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
@@ -95,13 +95,13 @@ class QwenImageEdit(EditModel, QwenImage):
         for text in texts:  # one by one, since their pictures are of different size
             # A text without pictures is a stand-in, of which only the length counts.
             shown = text.shown if isinstance(text, Seen) else ((given.grey(SEEN, SEEN), (SEEN, SEEN)),)
-            seen = [Image.fromarray(resized(each.pixels.numpy(), *size)) for each, size in shown]
-            tokens, _ = self.pipeline.encode_prompt(image=self._shown(seen), prompt=[str.__str__(text)], device=device)
+            views = [Image.fromarray(resized(picture.pixels.numpy(), *size)) for picture, size in shown]
+            tokens, _ = self.pipeline.encode_prompt(image=self._shown(views), prompt=[str.__str__(text)], device=device)
             rows.append(tokens[0])
         return Condition.of_rows("tokens", rows)
 
     def _shown(self, pictures: list[Image.Image]) -> Any:
-        """As the pipeline hands them to its processor."""
+        """The pictures as the pipeline hands them to its processor."""
         return pictures[0]
 
 
@@ -123,9 +123,9 @@ class Seen(str):
     shown: tuple[tuple[given.Picture, tuple[int, int]], ...]
 
     def __new__(cls, text: str, shown: tuple) -> Seen:
-        seen = super().__new__(cls, text)
-        seen.shown = shown
-        return seen
+        key = super().__new__(cls, text)
+        key.shown = shown
+        return key
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Seen) and str.__eq__(self, other) and self.shown == other.shown
@@ -172,7 +172,7 @@ class QwenImage21(NormalizedModel):
         return tokens[:, -height * width :].mT.unflatten(-1, (height, width)).float()
 
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """What is transparent shows white, as in the pictures that the text encoder was trained with."""
+        """Decodes latents; transparent places are white, as in the pictures that the text encoder was trained with."""
         colours, opaque = super().decode_latents(latents).clamp(0, 1).split([3, 1], -1)
         return colours * opaque + (1 - opaque)
 
@@ -181,7 +181,7 @@ class QwenImage21(NormalizedModel):
 
 
 class _Attention:
-    """As diffusers' own, but for where a picture stands: right behind its own text, however long the batch's longest is.
+    """Diffusers' attention, but for where a picture stands: right behind its own text, however long the batch's longest is.
 
     Diffusers' pipeline moves it behind the padding, so that a picture would depend on the prompts beside it.
     """

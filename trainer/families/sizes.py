@@ -1,4 +1,4 @@
-"""What sizes a family can make, which noise schedule it asks for and how it is guided, by its configuration alone.
+"""Sizes that a family can make, its noise schedule and its guidance, by its configuration alone.
 
 The loaded model and the checks of a graph before anything is loaded ask the same functions: `config` is what a component's
 config.json holds, whether diffusers has read it or not. Imports no torch.
@@ -172,7 +172,7 @@ STRENGTH = Guidance(off=0.0)  # v + g·(v - v⁻)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the configuration files of a model's folder say of it.
+    """The facts of a model's folder by its configuration files.
 
     Attributes:
         index: model_index.json, or the loaded pipeline's own configuration.
@@ -276,7 +276,7 @@ class Checkpoint:
         return least if self.scheduler.get("use_dynamic_shifting") else shift * least / (1 + (shift - 1) * least)
 
     def misfits(self, settings: SamplerSettings) -> Iterator[Misfit]:
-        """What it cannot sample with."""
+        """The settings that it cannot sample with."""
         yield from self.grid.misfits(settings.height, settings.width, settings.frames)
         for name in ("guidance", "guidance_2"):
             value = getattr(settings, name)
@@ -297,7 +297,7 @@ def image_shift(checkpoint: Checkpoint, tokens: int, steps: int, most: int = 409
 
 
 def krea2_shift(checkpoint: Checkpoint, tokens: int, steps: int) -> float:
-    """As `image_shift`, with more tokens for its usual; Turbo's is one for every size."""
+    """The shift of `image_shift`, with more tokens for its usual; Turbo's is one for every size."""
     if checkpoint.is_distilled and checkpoint.scheduler.get("use_dynamic_shifting"):
         return _shift(checkpoint.scheduler, 1.15)
     return image_shift(checkpoint, tokens, steps, most=6400)

@@ -61,16 +61,16 @@ class Wan(NormalizedModel):
         return self._is_low_noise(sigma) == self._is_low_noise(other)
 
     def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
-        seen = self._seen(x, condition)
-        known = seen.shape[2] - x.shape[2]
+        latents = self._seen(x, condition)
+        first_frames = latents.shape[2] - x.shape[2]
         with self.autocast():
             velocity = self.expert(float(levels[0]))(
-                hidden_states=seen.to(self.dtype),
-                timestep=self._timestep(seen, levels, known),
+                hidden_states=latents.to(self.dtype),
+                timestep=self._timestep(latents, levels, first_frames),
                 encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
                 return_dict=False,
             )[0].float()
-        return velocity[:, :, known:]
+        return velocity[:, :, first_frames:]
 
     def _seen(self, x: Tensor, condition: Condition) -> Tensor:
         """The frames that the network sees: those that prompts give, and then those that are made."""
@@ -91,10 +91,10 @@ class Wan(NormalizedModel):
 
     def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
         channels, frames, height, width = super().sample_shape(texts, settings)
-        known = bool(self._pictures_of(texts))
-        if frames == known:
+        first_frame = bool(self._pictures_of(texts))
+        if frames == first_frame:
             raise ValueError(f"frames {settings.frames}: the prompts give the first one. Fix: 5 or more")
-        return channels, frames - known, height, width
+        return channels, frames - first_frame, height, width
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
         condition = super().condition(texts, settings)
@@ -173,9 +173,9 @@ class WanImageToVideo(Wan):
             video = torch.full((1, frames, height, width, 3), 0.5)
             video[0, 0] = torch.from_numpy(given.picture(name, width, height)).float() / 255
             latents = self.encode(video)
-            known = latents.new_zeros((1, self.latent_grid.time or 1, *latents.shape[2:]))
-            known[:, :, 0] = 1
-            encoded.append(torch.cat([known, latents], 1))
+            mask = latents.new_zeros((1, self.latent_grid.time or 1, *latents.shape[2:]))
+            mask[:, :, 0] = 1
+            encoded.append(torch.cat([mask, latents], 1))
         return Condition({FIRST: torch.cat(encoded)})
 
     def _seen(self, x: Tensor, condition: Condition) -> Tensor:

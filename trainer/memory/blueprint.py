@@ -72,12 +72,12 @@ class Blueprint:
 
         cls = getattr(diffusers, self.pipeline)
         kind, config = self.scheduler
-        given = {**self.settings, **networks, "scheduler": getattr(diffusers, kind).from_config(dict(config))}
-        given |= {name: Words(most) for name, most in self.tokens.items()}
-        asked = list(inspect.signature(cls.__init__).parameters.items())[1:]
-        if "processor" in dict(asked):  # of texts and pictures
-            given.setdefault("processor", Words(max(self.tokens.values())))
-        return cls(**{name: given.get(name) for name, it in asked if name in given or it.default is it.empty})
+        parts = {**self.settings, **networks, "scheduler": getattr(diffusers, kind).from_config(dict(config))}
+        parts |= {name: Words(most) for name, most in self.tokens.items()}
+        parameters = list(inspect.signature(cls.__init__).parameters.items())[1:]
+        if "processor" in dict(parameters):  # of texts and pictures
+            parts.setdefault("processor", Words(max(self.tokens.values())))
+        return cls(**{name: parts.get(name) for name, it in parameters if name in parts or it.default is it.empty})
 
 
 def of_folder(path: Path) -> Blueprint:
@@ -108,9 +108,9 @@ def published() -> dict[str, Blueprint]:
     qwen_vl.py and qwen3vl.py of its text encoders). A test holds the counts of parameters that follow to the published ones.
     What memory does not depend on is left out or made up: schedulers, and what latents are scaled by.
     """
-    told = json.loads((ASSETS / "published_models.json").read_text(encoding="utf-8"))
+    rows = json.loads((ASSETS / "published_models.json").read_text(encoding="utf-8"))
     models = {}
-    for name, model in told["models"].items():
-        parts = {component: tuple(told["parts"][part]) for component, part in model["parts"].items()}
+    for name, model in rows["models"].items():
+        parts = {component: tuple(rows["parts"][part]) for component, part in model["parts"].items()}
         models[name] = Blueprint(**{**model, "parts": parts, "name": name})
     return models

@@ -1,4 +1,4 @@
-"""What each phase of an iteration needs on the GPU, and what would need less. Imports neither torch nor ComfyUI.
+"""Memory of each phase of an iteration on the GPU, and what would need less. Imports neither torch nor ComfyUI.
 
     needed = max over phases of (what stays + what the phase takes on top) + reserve
 
@@ -76,7 +76,7 @@ Size = tuple[int, int, int]  # width, height, frames
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is.
+    """The memory that there is.
 
     Attributes:
         device: torch's name of the one that computes; "" for none but the CPU.
@@ -115,7 +115,7 @@ def side_of(tile: int, scale: int) -> int:
 
 
 def with_halo(size: Size, tile: int, scale: int) -> Size:
-    """What is decoded for a tile of a picture of that size; 0: the whole picture."""
+    """The side that is decoded for a tile of a picture of that size; 0: the whole picture."""
     width, height, frames = size
     side = scale * (side_of(tile, scale) + 2 * HALO) if tile else max(width, height)
     return min(width, side), min(height, side), frames
@@ -146,7 +146,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Pull:
-    """What Reward Gradient Step goes through.
+    """The calls of Reward Gradient Step.
 
     Attributes:
         holds_a_call: a call of the network waits for the gradient of the picture that it leads to.
@@ -213,14 +213,14 @@ class Iteration:
         return 4 * 3 * prod(self.size)
 
     def ways(self, has_gpu: bool = True) -> Iterator[Way]:
-        """What to change, from cheap to costly: only tiles change the result."""
+        """Changes that help, from cheap to costly: only tiles change the result."""
         judges = tuple(REWARDS)
         if self.rewards and has_gpu:
             offloaded = {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}
             yield Way("offload on every reward", offloaded, sets=((judges, "offload", True),))
         if self.pull:
-            one = {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}
-            yield Way("batch_size 1 on every reward", one, sets=((judges, "batch_size", 1),))
+            single = {"rewards": tuple(replace(j, batch=1) for j in self.rewards)}
+            yield Way("batch_size 1 on every reward", single, sets=((judges, "batch_size", 1),))
         merged = (TRAJECTORY_NODES, "merge_adapter", False)
         yield Way("SDE Sampler merge_adapter off", {"merge_adapter": False}, sets=(merged,))
         yield Way("the update's batch_size 1", {"batch": 1}, sets=((STEP_NODES, "batch_size", 1),))
@@ -357,14 +357,14 @@ class Case(ABC):
 
     @abstractmethod
     def forward(self, samples: int) -> int:
-        """What a call without a gradient takes."""
+        """Bytes of a call without a gradient."""
 
     @abstractmethod
     def graph(self, samples: int) -> Graph: ...
 
     @abstractmethod
     def decoding(self, samples: int) -> int:
-        """What the autoencoder computes for the pictures of a call."""
+        """Bytes that the autoencoder takes for the pictures of a call."""
 
     def decoding_at_once(self, samples: int) -> int:
         """The same where it is not left to the autoencoder how many it takes."""
@@ -376,10 +376,10 @@ class Case(ABC):
 
     @abstractmethod
     def ways(self) -> Iterator[Way]:
-        """What to change, from cheap to costly."""
+        """Changes that help, from cheap to costly."""
 
     def encoding(self) -> int:
-        """What the text encoders compute for the prompts of an iteration."""
+        """Bytes that the text encoders take for the prompts of an iteration."""
         return 0
 
     def layer(self) -> int:
@@ -394,7 +394,7 @@ class Case(ABC):
 
     @cached_property
     def decided(self) -> Self:
-        """What will run: all that `auto` leaves open, decided by the memory that there is, and by nothing else.
+        """The case that will run: all that `auto` leaves open, decided by the memory that there is, and by nothing else.
 
         What saves time may take half of what is left beside it, in each phase. The count, the light and the run all ask this,
         and decide nothing themselves.
@@ -402,13 +402,13 @@ class Case(ABC):
         case = self
         for way, other, part in (*self.open(), *(self.iteration.open() if self.iteration else ())):
             quick = case._with(way)
-            taken = [(parts[part], sum(parts.values())) for parts in quick.estimate().phases.values() if part in parts]
-            fits = all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in taken)
+            shares = [(parts[part], sum(parts.values())) for parts in quick.estimate().phases.values() if part in parts]
+            fits = all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in shares)
             case = quick if fits else case._with(other)
         return case
 
     def open(self) -> Iterator[Choice]:
-        """What `decided` has to decide of this model."""
+        """The choices that `decided` has to make for this model."""
         yield from ()
 
     @cached_property
@@ -417,7 +417,7 @@ class Case(ABC):
         return self.decided.estimate()
 
     def estimate(self, room: float = 0) -> Estimate:
-        """What the phases of one iteration need.
+        """The needs of the phases of one iteration.
 
         Args:
             room: bytes that the GPU has. What can step aside does so if there is not enough; at 0 always.
@@ -523,14 +523,14 @@ class Case(ABC):
         Args:
             ways: of which to take; None: all.
         """
-        case, taken = self, []
+        case, steps = self, []
         for way in self.ways() if ways is None else ways:
             if case.needs.total <= has:
                 break
             changed = case._with(way)
             if changed.needs.total < case.needs.total:
-                case, taken = changed, [*taken, way]
-        return taken, case
+                case, steps = changed, [*steps, way]
+        return steps, case
 
     def fix(self, has: float, ways: Iterable[Way]) -> tuple[list[Way], Self]:
         """The first change of `ways` that alone makes it fit; else several `together`. No changes: it cannot be made to fit."""
@@ -538,8 +538,8 @@ class Case(ABC):
         for way in ways:
             if (changed := self._with(way)).needs.total <= has:
                 return [way], changed
-        taken, case = self.together(has, ways)
-        return (taken, case) if case.needs.total <= has else ([], self)
+        changes, case = self.together(has, ways)
+        return (changes, case) if case.needs.total <= has else ([], self)
 
     def _with(self, way: Way) -> Self:
         changed = {"iteration": replace(self.iteration, **way.iteration)} if way.iteration and self.iteration else {}
@@ -552,11 +552,11 @@ class Case(ABC):
         )
         if self.needs.total <= has:
             return f"{needs}: fits"
-        taken, changed = self.together(has)
+        changes, changed = self.together(has)
         fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
         fix = (
-            f"{', '.join(way.words for way in taken)} ({changed.needs.total / GB:.1f} GB{fits})"
-            if taken
+            f"{', '.join(way.words for way in changes)} ({changed.needs.total / GB:.1f} GB{fits})"
+            if changes
             else "a larger GPU"
         )
         return f"{needs}: does not fit. Fix: {fix}"

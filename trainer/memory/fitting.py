@@ -96,7 +96,7 @@ def here(device: torch.device | None = None) -> Machine:
 
 
 def main_memory(graph: Mapping[str, Mapping]) -> tuple[str, list[Problem]]:
-    """What a graph needs of main memory here, and what there is, by the headers of the files.
+    """Main memory that a graph needs here, and that there is, by the headers of the files.
 
     Returns:
         That in words, to stand behind something; "" where it is not known. And what is wrong with it: an error where what is held
@@ -133,7 +133,7 @@ def encoder_files(graph: Mapping[str, Mapping]) -> list[Path]:
 
 
 def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool, device: torch.device) -> Iteration | None:
-    """What a graph does with its model; None of one that does not train exactly one."""
+    """The plan that a graph has for its model; None of one that does not train exactly one."""
     try:
         return needs.iteration(graph, None if guidance_is_embedded else 1.0, has_gpu=device.type != "cpu")
     except ValueError:  # several updates, or none: only what is sampled is known
@@ -151,9 +151,9 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
     iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
     blocks = sum(len(expert.blocks) for expert in experts)
     kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
-    known = next((each for each in ARCHITECTURES.values() if each.image_model == kind), UNKNOWN)
+    architecture_ = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
     architecture = replace(
-        known,
+        architecture_,
         title=type(next(iter(experts)).core).__name__,
         params=0,
         width=_width(model),

@@ -31,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Light:
-    """What a Make Trainable shows. All figures are GB.
+    """The light that a Make Trainable shows. All figures are GB.
 
     Attributes:
         state: FITS, TIGHTLY, TOO_MUCH; MISSING: files are not here, and `needs` is that of the published ones on a GPU, 0 if
@@ -67,17 +67,17 @@ def unknown(graph: Mapping[str, Mapping], why: str) -> dict[str, Light]:
 
 def lights(graph: Mapping[str, Mapping], machine: Machine) -> dict[str, Light]:
     """{Make Trainable: its light}, without those whose model comes from no file, as the embedded one."""
-    found = {}
+    states = {}
     for node, entry in graph.items():
         if entry["class_type"] != MAKE_NODE:
             continue
         files = needs.Files.of(graph, entry["inputs"])
         missing = tuple(dict.fromkeys(file.name for file in files.all if file.path is None))
         if missing:
-            found[node] = replace(_published(graph, machine), missing=missing)
+            states[node] = replace(_published(graph, machine), missing=missing)
         elif files.networks:
-            found[node] = _light(graph, machine)
-    return found
+            states[node] = _light(graph, machine)
+    return states
 
 
 def _published(graph: Mapping[str, Mapping], machine: Machine) -> Light:
@@ -125,15 +125,15 @@ def _far(graph: Mapping[str, Mapping], size: Size) -> str:
 
 def owns(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
     """{node that samples, or gives it prompts: {input: what the model is made for}}, as far as that is known."""
-    known: dict[str, dict[str, Any]] = {}
+    own_of: dict[str, dict[str, Any]] = {}
     for sampler, entry in graph.items():
         if entry["class_type"] not in TRAJECTORY_NODES or (made := own.of(graph, sampler)) is None:
             continue
         link = entry["inputs"].get("prompts")
         for node in [sampler, link[0]] if api.is_link(link) and link[0] in graph else [sampler]:
             if values := made.values(graph[node]["class_type"]):
-                known[node] = values
-    return known
+                own_of[node] = values
+    return own_of
 
 
 def _settings(graph: Mapping[str, Mapping], way: Way) -> tuple[Setting, ...]:

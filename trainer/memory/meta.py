@@ -76,8 +76,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
     if isinstance(value, dict):
-        return {name: _cast(one, dtype) for name, one in value.items()}
-    return type(value)(_cast(one, dtype) for one in value) if type(value) in (list, tuple) else value
+        return {name: _cast(item, dtype) for name, item in value.items()}
+    return type(value)(_cast(item, dtype) for item in value) if type(value) in (list, tuple) else value
 
 
 class Live(TorchDispatchMode):
@@ -130,8 +130,8 @@ def _tensors(value) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
 
 
 # What makes a token of English: a mark of a template, a word, a sign, a new line. Of Qwen-Image's template it makes as many as
@@ -170,8 +170,8 @@ class Words:
         most = max_length or self.model_max_length
         rows = [texts] if isinstance(texts, str) else texts
         rows, shown = (text or rows), images if isinstance(images, list) else [images] if images is not None else []
-        seen = sum((picture.width // SEEN) * (picture.height // SEEN) for picture in shown)
-        counts = torch.tensor([min(most, len(self.tokenize(text))) + seen for text in rows])
+        tokens = sum((picture.width // SEEN) * (picture.height // SEEN) for picture in shown)
+        counts = torch.tensor([min(most, len(self.tokenize(text))) + tokens for text in rows])
         mask = torch.arange(max_length if padding == "max_length" else int(counts.max())) < counts[:, None]
         return BatchEncoding({"input_ids": torch.zeros_like(mask, dtype=torch.int64), "attention_mask": mask.long()})
 

@@ -1,4 +1,4 @@
-"""What training a model that ComfyUI loaded needs on the GPU, counted by its blocks. Imports neither torch nor ComfyUI.
+"""Memory that the training of a model of ComfyUI needs on the GPU, counted by its blocks. Imports neither torch nor ComfyUI.
 
     one vector               = rows · tokens · width · 2 bytes
     a block                  = saved vectors, which autograd keeps
@@ -294,8 +294,8 @@ class NativeCase(Case):
         return self.model.vae.decoding(self.iteration.size, self.tiling)  # one after another, if there is little room
 
     def decoder(self, samples: int, tile: int) -> Graph:
-        one = self.model.vae.with_gradient(self.iteration.size, tile)
-        return Graph(samples * one.kept, samples * one.peak, samples * one.backward)
+        sample = self.model.vae.with_gradient(self.iteration.size, tile)
+        return Graph(samples * sample.kept, samples * sample.peak, samples * sample.backward)
 
     def decoding_at_once(self, samples: int) -> int:
         return samples * self.model.vae.decoding(self.iteration.size, tiled=False)

@@ -1,4 +1,4 @@
-"""What the training of a workflow needs on the GPU, from its graph and what is known of its model: `otca memory`.
+"""Memory that the training of a workflow needs on the GPU, from its graph and what is known of its model: `otca memory`.
 
 Nothing is loaded. A model of diffusers is rehearsed by its folder's configurations, or by published ones. What ComfyUI loads is
 read off the headers of its files, which lie where `host/paths` says. A file that is not there counts as published
@@ -92,11 +92,11 @@ def _pipeline(graph: Mapping[str, Mapping], machine: Machine) -> tuple[Case, lis
     inputs = plain(node["inputs"])
     name = inputs.get("path") or inputs.get("model", "")
     try:
-        found, line = of_folder(search.model(name, "model_index.json")), f"{name}: its configurations were read"
+        pipeline, line = of_folder(search.model(name, "model_index.json")), f"{name}: its configurations were read"
     except FileNotFoundError as error:
         if name not in published():
             raise ValueError(f"{error}. Known without their folder: {', '.join(published())}") from error
-        found, line = published()[name], f"{name}: not here, published configurations"
+        pipeline, line = published()[name], f"{name}: not here, published configurations"
     memory = node["inputs"].get("memory")
     options = plain(graph[memory[0]]["inputs"]) if api.is_link(memory) else {}
     options |= {key: inputs[key] for key in ("max_sequence_length", "dtype") if key in inputs}
@@ -104,9 +104,9 @@ def _pipeline(graph: Mapping[str, Mapping], machine: Machine) -> tuple[Case, lis
     dtypes = {"float32": torch.float32, "float16": torch.float16}
     lora = inputs.get("training", "lora") == "lora"
     adapter = Adapter(inputs.get("lora_rank", 16), inputs.get("lora_alpha", 16.0), inputs.get("lora_targets", ""))
-    guidance = RULES[found.pipeline].guidance
+    guidance = RULES[pipeline.pipeline].guidance
     case = PipelineCase(
-        blueprint=found,
+        blueprint=pipeline,
         adapter=adapter if lora else None,
         options=loaded,
         dtype=dtypes.get(loaded.dtype, torch.bfloat16 if machine.device else torch.float32),
@@ -153,20 +153,20 @@ class File:
 
     def tensors(self) -> dict[str, tuple[int, list[int]]]:
         """{name: bytes, shape} of those that count, by the file's header. Raises ValueError as `opened`."""
-        found = {}
+        counts = {}
         assert self.path is not None, "asked only of a file that is here"
         with opened(self.path, "np") as content:
             for key in content.keys():
                 if key.startswith(self.begins or ""):
                     tensor = content.get_slice(key)
                     bits = re.search(r"\d+", tensor.get_dtype())  # BF16, F8_E4M3; BOOL has a byte
-                    found[key] = prod(tensor.get_shape()) * (int(bits[0]) if bits else 8) // 8, tensor.get_shape()
-        return found
+                    counts[key] = prod(tensor.get_shape()) * (int(bits[0]) if bits else 8) // 8, tensor.get_shape()
+        return counts
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a Make Trainable is connected to, each with the inputs of its loader."""
+    """The files behind a Make Trainable, each with the inputs of its loader."""
 
     networks: list[tuple[File, Mapping]]
     encoders: list[tuple[File, Mapping]]
@@ -234,9 +234,9 @@ def _judging(graph: Mapping[str, Mapping]) -> list[Any]:
 
 def files_behind(graph: Mapping[str, Mapping], link: Any) -> list[tuple[File, Mapping]]:
     """The files of the stock loader that a link comes from, each with the loader's inputs; patches between are passed."""
-    seen = set()
-    while api.is_link(link) and link[0] in graph and link[0] not in seen:
-        seen.add(link[0])
+    visited = set()
+    while api.is_link(link) and link[0] in graph and link[0] not in visited:
+        visited.add(link[0])
         entry = graph[link[0]]
         if entry["class_type"] in LOADERS:
             names, kind = LOADERS[entry["class_type"]]
@@ -244,8 +244,8 @@ def files_behind(graph: Mapping[str, Mapping], link: Any) -> list[tuple[File, Ma
             begins = PARTS[min(int(link[1]), 2)] if kind == "checkpoints" else ()
             named = [str(entry["inputs"].get(name, "")) for name in names]
             places = {name: permissions.candidates(name, folders, "weights") for name in named}
-            found = {name: next((path for path in places[name] if path.is_file()), None) for name in named}
-            return [(File(name, found[name], begins), entry["inputs"]) for name in named]
+            files = {name: next((path for path in places[name] if path.is_file()), None) for name in named}
+            return [(File(name, files[name], begins), entry["inputs"]) for name in named]
         links = api.links(entry)
         link = next((list(links[name]) for name in ("model", "clip", "vae") if name in links), None)
     return []
@@ -260,9 +260,9 @@ def _weights(model: Architecture, file: File, loader: Mapping, machine: Machine)
 
 def _architecture(file: File) -> Architecture:
     """By the file's header if it is here, with what only the published configuration says; else by its name."""
-    known = native.architecture_of(file.name)
-    if known is not None and (file.path is None or file.path.suffix != ".safetensors"):
-        return known
+    kind = native.architecture_of(file.name)
+    if kind is not None and (file.path is None or file.path.suffix != ".safetensors"):
+        return kind
     if file.path is None:
         titles = ", ".join(model.title for model in native.ARCHITECTURES.values())
         raise ValueError(
@@ -273,9 +273,9 @@ def _architecture(file: File) -> Architecture:
     params = sum(map(prod, shapes.values()))
     matrices = {key: shape for key, shape in shapes.items() if len(shape) == 2 and BLOCK.match(key)}
     blocks = {match.group(1) for key in matrices if (match := BLOCK.match(key))}
-    if known is not None:  # a file with fewer blocks has as many fewer layers with an adapter
-        layers = min(known.layers, len(blocks) or known.layers)
-        return replace(known, params=params, layers=layers, lora=known.lora * layers // known.layers)
+    if kind is not None:  # a file with fewer blocks has as many fewer layers with an adapter
+        layers = min(kind.layers, len(blocks) or kind.layers)
+        return replace(kind, params=params, layers=layers, lora=kind.lora * layers // kind.layers)
     if not matrices:
         raise ValueError(f"{file.path} has no blocks with weights. Fix: choose a file of a diffusion model")
     return Architecture(
@@ -321,8 +321,8 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
     ]
     # ComfyUI loads these when they are asked, and moves them out of the way when the update needs the room.
     for link in _judging(graph):
-        known = [file.bytes for file, _ in files_behind(graph, link)]
-        judges.append(Judge(CLIP_JUDGE if None in known or not known else sum(filter(None, known)), offload=True))
+        sizes = [file.bytes for file, _ in files_behind(graph, link)]
+        judges.append(Judge(CLIP_JUDGE if None in sizes or not sizes else sum(filter(None, sizes)), offload=True))
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
     # Of `ode` every step is trained: the picture is noised again.
@@ -370,11 +370,11 @@ def _references(inputs: Mapping[str, Any]) -> int:
 
 def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
     """`asking`: the Relative Words that asks it twice, and then decides whether it is followed."""
-    inputs, seen = plain(node["inputs"]), min(frames, VIDEO_FRAMES)
+    inputs, looked_at = plain(node["inputs"]), min(frames, VIDEO_FRAMES)
     held_out = (asking or node)["inputs"].get("held_out")
-    graph = 0 if held_out else (2 if asking else 1) * seen * JUDGING_BYTES.get(node["class_type"], 0)
+    graph = 0 if held_out else (2 if asking else 1) * looked_at * JUDGING_BYTES.get(node["class_type"], 0)
     batch = 0 if asking or node["class_type"] == VARIETY_NODE else inputs.get("batch_size", 0)
-    return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // seen))
+    return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // looked_at))
 
 
 def _pull(inputs: Mapping[str, Any]) -> Pull:
@@ -389,10 +389,10 @@ def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def the_only(graph: Mapping[str, Mapping], title: str, *kinds: str) -> Mapping:
     """The one node of these kinds. Raises ValueError if there is not exactly one."""
-    found = [entry for entry in graph.values() if entry["class_type"] in kinds]
-    if len(found) != 1:
+    entries = [entry for entry in graph.values() if entry["class_type"] in kinds]
+    if len(entries) != 1:
         raise ValueError(
-            f"{title}: the workflow has {len(found)} of it, and memory is estimated for one. Fix: give a workflow with one, such "
-            "as workflows/api/z_image.json or workflows/api/otca_flux.json"
+            f"{title}: the workflow has {len(entries)} of it, and memory is estimated for one. Fix: give a workflow with one, "
+            "such as workflows/api/z_image.json or workflows/api/otca_flux.json"
         )
-    return found[0]
+    return entries[0]

@@ -1,4 +1,4 @@
-"""What a model is made for: size, steps, guidance and prompts, by the name of its file or folder.
+"""The settings that a model is made for: size, steps, guidance and prompts, by the name of its file or folder.
 
 The values are those of our own template of that model (docs/models.md), since it is counted with them. A new node on the canvas
 gets them when a model is connected, and a picture of another size is warned of. A model that is not listed has none.
@@ -21,7 +21,7 @@ FEW, MANY = 0.6, 2.0
 
 @dataclass(frozen=True)
 class Own:
-    """What one model is made for.
+    """The settings that one model is made for.
 
     Attributes:
         width, height: in pixels.
@@ -42,8 +42,8 @@ class Own:
         if class_type == DATASET_NODE:
             return {"file": self.prompts} if self.prompts else {}
         steps = "steps" if class_type == TRAJECTORY_NODES[0] else "levels"
-        found = {"width": self.width, "height": self.height, steps: self.steps, "guidance": self.guidance}
-        return {name: value for name, value in found.items() if value is not None}
+        settings = {"width": self.width, "height": self.height, steps: self.steps, "guidance": self.guidance}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 # By how the name of a file begins; the first row that fits.
@@ -76,7 +76,7 @@ def of_file(name: str) -> Own | None:
 
 
 def of(graph: Mapping[str, Mapping], node: str) -> Own | None:
-    """What the model of one of TRAJECTORY_NODES is made for; None if that is not known."""
+    """The settings that the model of one of TRAJECTORY_NODES is made for; None if that is not known."""
     loader = lineage.loader_above(graph, node)
     if loader is None:
         return None
@@ -92,7 +92,7 @@ def of(graph: Mapping[str, Mapping], node: str) -> Own | None:
 
 
 def far(own: Own, width: int, height: int) -> str:
-    """What a picture of that size risks; "" for nothing."""
+    """The risk of a picture of that size; "" for nothing."""
     part = width * height / (own.width * own.height)
     if own.video or FEW <= part <= MANY:
         return ""

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,9 @@ class Rehearsal:
         self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder or Path(blueprint.name), self.tokens)
         self.model.dtype = dtype
         self.model._embeddings = Embeddings(self._embedded)
+        on_meta = partial(tree_map_only, torch.Tensor, partial(torch.empty_like, device=META))
         for encoder in self._components("text_encoder"):
-            encoder.register_forward_pre_hook(_without_numbers, with_kwargs=True)
+            encoder.register_forward_pre_hook(lambda _, args, kwargs: on_meta((args, kwargs)), with_kwargs=True)
         if vae_tiling:
             self.model.pipeline.vae.enable_tiling()
         if adapter is None:
@@ -139,9 +140,9 @@ class Rehearsal:
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
         with self._counting(call) as (live, velocity):
-            found = there_and_back(live, velocity, with_backward)
+            memory = there_and_back(live, velocity, with_backward)
         self.model.policy.forget_gradients()
-        return found
+        return memory
 
     @cached_property
     def _kinds(self) -> dict[tuple, list[int]]:
@@ -158,10 +159,10 @@ class Rehearsal:
         """Within it the networks have two blocks of each kind, and of the kind `once_more` three."""
         lists = [(network, name, blocks) for network in self.model.experts.values() for name, blocks in _lists(network)]
         for network, name, blocks in lists:
-            taken = [
+            sizes = [
                 n for kind, all_ in self._kinds.items() if kind[0] == name for n in all_[: 2 + (kind == once_more)]
             ]
-            setattr(network, name, torch.nn.ModuleList(blocks[number] for number in sorted(taken)))
+            setattr(network, name, torch.nn.ModuleList(blocks[number] for number in sorted(sizes)))
         try:
             yield
         finally:
@@ -185,7 +186,7 @@ class Rehearsal:
 
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
-        """What the text encoders take for so many prompts at once; 0 without encoders."""
+        """Bytes that the text encoders take for so many prompts at once; 0 without encoders."""
         if not any(self._components("text_encoder")):
             return 0
         with self._live() as live:
@@ -194,7 +195,7 @@ class Rehearsal:
 
     @cache  # noqa: B019
     def pictures(self, call: Call) -> int:
-        """What the autoencoder takes for a picture that a prompt's video begins with; 0 where prompts need none."""
+        """Bytes that the autoencoder takes for a picture that a prompt's video begins with; 0 where prompts need none."""
         if not self.rules.needs_pictures:
             return 0
         with torch.no_grad(), self._live() as live:
@@ -247,11 +248,6 @@ class Rehearsal:
     def _embedded(self, texts: Sequence[str]) -> Condition:
         with torch.no_grad(), as_on_a_gpu(reads=True):
             return self.model.embed(texts, META)
-
-
-def _without_numbers(encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """What a text encoder gets, on the device of its weights."""
-    return tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device=META), (args, kwargs))
 
 
 def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:

@@ -66,7 +66,7 @@ class _Block:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def outputs(self, tensors: Sequence[Tensor]) -> Any:
-        """What the block returned, with these tensors in the places of its own."""
+        """The block's result, with these tensors in the places of its own."""
         queue = iter(tensors)
         leaves = [next(queue) if leaf is None else leaf[0] for leaf in self._result]
         return pytree.tree_unflatten(leaves, self._result_spec)
@@ -93,23 +93,27 @@ class _Checkpoint(torch.autograd.Function):
             outputs = ctx.block([leaf.clone() for leaf in leaves], again=True)
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
         sources = [*parameters, *(leaf for leaf in leaves if leaf.requires_grad)]
-        found = iter(
+        pulls = iter(
             torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
             if pairs and sources
             else [None] * len(sources)
         )
-        of_parameters = [next(found) for _ in parameters]
-        return None, None, *of_parameters, *(next(found) if want else None for want in wanted)
+        of_parameters = [next(pulls) for _ in parameters]
+        return None, None, *of_parameters, *(next(pulls) if want else None for want in wanted)
 
 
 def _flattened(values: Any) -> tuple[list, pytree.TreeSpec]:
-    """As torch's pytree; of objects that carry tensors, such as a block's modulation, it first learns how to take them apart."""
+    """Flattens as torch's pytree; how to take objects apart that carry tensors, such as a block's modulation, it learns first."""
     leaves, spec = pytree.tree_flatten(values)
     strangers = {type(leaf) for leaf in leaves if _carries_tensors(leaf)}
     if not strangers:
         return leaves, spec
     for stranger in strangers:
-        pytree.register_pytree_node(stranger, _parts, lambda parts, names, cls=stranger: _whole(cls, names, parts))
+        pytree.register_pytree_node(
+            stranger,
+            lambda value: (list(vars(value).values()), tuple(vars(value))),
+            lambda parts, names, cls=stranger: _whole(cls, names, parts),
+        )
     return _flattened(values)
 
 
@@ -117,10 +121,6 @@ def _carries_tensors(leaf: Any) -> bool:
     if isinstance(leaf, Tensor | torch.nn.Module | type) or not hasattr(leaf, "__dict__"):
         return False
     return any(isinstance(value, Tensor) for value in vars(leaf).values())
-
-
-def _parts(value: Any) -> tuple[list, tuple[str, ...]]:
-    return list(vars(value).values()), tuple(vars(value))
 
 
 def _whole(cls: Any, names: Sequence[str], parts: Any) -> Any:

@@ -43,7 +43,7 @@ class Prompt:
     @property
     def is_scheduled(self) -> bool:
         """Whether it holds at some noise levels only, so that one call can serve only one of them."""
-        conds = (cond for each in self.processed.values() for part in each.values() for cond in part)
+        conds = (cond for entries in self.processed.values() for part in entries.values() for cond in part)
         return any(cond.get("timestep_start") is not None or cond.get("timestep_end") is not None for cond in conds)
 
 
@@ -90,7 +90,7 @@ def together(prompts: Sequence[Prompt], network: str) -> Processed:
 
 
 class Encodings:
-    """What a CLIP makes of texts and of their pictures, in main memory; the longest unused are forgotten first."""
+    """Encodings by a CLIP of texts and of their pictures, in main memory; the longest unused are forgotten first."""
 
     def __init__(self, clip: CLIP, with_pictures: Callable[[Asked], Conditioning] | None = None):
         """`with_pictures` encodes a text that is about pictures."""
@@ -99,14 +99,14 @@ class Encodings:
 
     def of(self, asked: Sequence[Asked]) -> list[Conditioning]:
         with torch.no_grad():
-            for one in dict.fromkeys(asked):
-                self._known[one] = self._known.pop(one) if one in self._known else self._encoded(one)
+            for text in dict.fromkeys(asked):
+                self._known[text] = self._known.pop(text) if text in self._known else self._encoded(text)
         total = sum(_bytes(conditioning) for conditioning in self._known.values())
-        for one in list(self._known):
-            if total <= MOST_BYTES or one in asked:
+        for text in list(self._known):
+            if total <= MOST_BYTES or text in asked:
                 break
-            total -= _bytes(self._known.pop(one))
-        return [self._known[one] for one in asked]
+            total -= _bytes(self._known.pop(text))
+        return [self._known[text] for text in asked]
 
     def _encoded(self, asked: Asked) -> Conditioning:
         if asked.pictures and self._with_pictures is not None:
@@ -120,14 +120,14 @@ def with_keys(conditioning: Conditioning, keys: Mapping[str, Any]) -> Conditioni
 
 
 def _references(*entries: Mapping[str, Any]) -> dict[str, list]:
-    found = [latents for each in entries for latents in each.get(REFERENCES, [])]
-    return {REFERENCES: found} if found else {}
+    references = [latents for entry in entries for latents in entry.get(REFERENCES, [])]
+    return {REFERENCES: references} if references else {}
 
 
 def extra_keys(conditioning: Conditioning, encoded: Conditioning) -> dict[str, Any]:
-    """What rides along in a CONDITIONING: entries that are not the text encoder's own, such as reference latents."""
+    """The extras in a CONDITIONING: entries that are not the text encoder's own, such as reference latents."""
     entries = conditioning[0][1] if conditioning else {}
-    own = {name for _, known in encoded for name in known}
+    own = {name for _, keys in encoded for name in keys}
     return {name: ordinary_copy(value) for name, value in entries.items() if name not in own}
 
 
@@ -137,8 +137,8 @@ def processed(expert: Expert, conds: Mapping[str, Conditioning], x: Tensor, seed
     import comfy.samplers
 
     converted = {name: comfy.sampler_helpers.convert_cond(value) for name, value in conds.items()}
-    nothing, taken = torch.zeros_like(x), inspect.signature(comfy.samplers.process_conds).parameters
-    shapes = {"latent_shapes": [tuple(x.shape)]} if "latent_shapes" in taken else {}
+    nothing, parameters = torch.zeros_like(x), inspect.signature(comfy.samplers.process_conds).parameters
+    shapes = {"latent_shapes": [tuple(x.shape)]} if "latent_shapes" in parameters else {}
     # Some models run a part of the network here, once for all noise levels: an adapter there is not trained.
     with torch.no_grad():
         made = comfy.samplers.process_conds(expert.core, nothing, converted, x.device, nothing, None, seed, **shapes)

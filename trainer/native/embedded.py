@@ -73,7 +73,7 @@ def comfy_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _sizes_taken_for_granted(config: Config) -> dict:
-    """What ComfyUI does not read from weights, since all published FLUX models have it alike."""
+    """The sizes that ComfyUI does not read from weights, since all published FLUX models have it alike."""
     heads = config["num_attention_heads"]
     return {
         "out_channels": config["in_channels"] // 4,  # diffusers counts them after packing 2 x 2 positions into one
@@ -245,9 +245,9 @@ class Autoencoder(torch.nn.Module):
         x, attention = self._residual(f"{block}.resnets.0", x), f"{block}.attentions.0"
         rows = self._normal(f"{attention}.group_norm", x.flatten(2)).transpose(1, 2)
         query, key, value = (functional.linear(rows, *self._of(f"{attention}.to_{name}"))[:, None] for name in "qkv")
-        seen = functional.scaled_dot_product_attention(query, key, value)[:, 0]
-        seen = functional.linear(seen, *self._of(f"{attention}.to_out.0"))
-        return self._residual(f"{block}.resnets.1", seen.transpose(1, 2).reshape(x.shape) + x)
+        hidden = functional.scaled_dot_product_attention(query, key, value)[:, 0]
+        hidden = functional.linear(hidden, *self._of(f"{attention}.to_out.0"))
+        return self._residual(f"{block}.resnets.1", hidden.transpose(1, 2).reshape(x.shape) + x)
 
 
 def vae(folder: Path) -> comfy.sd.VAE:

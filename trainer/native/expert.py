@@ -67,7 +67,7 @@ class Expert:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in: the type of its weights, or another one where the device cannot or a node says so."""
+        """The dtype that it computes in: the type of its weights, or another one where the device cannot or a node says so."""
         return self.patcher.get_model_object("manual_cast_dtype") or self.core.get_dtype()
 
     def _inject(self, patcher: ModelPatcher) -> None:
@@ -90,8 +90,8 @@ class Expert:
 
     def _eject(self, patcher: ModelPatcher) -> None:
         while self._replaced:
-            module, ours, before = self._replaced.pop()
-            if vars(module).get("forward") is not ours:
+            module, wrapper, before = self._replaced.pop()
+            if vars(module).get("forward") is not wrapper:
                 continue  # another node, whose wrapper ours was around, has taken both away already
             del module.forward
             if before is not None:

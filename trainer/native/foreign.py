@@ -1,4 +1,4 @@
-"""What other nodes have put on a MODEL: functions around the network's calls, and the weights that those hold."""
+"""Patches of other nodes on a MODEL: functions around the network's calls, and the weights that those hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype
 
 @dataclass(frozen=True)
 class Function:
-    """What another node has put on a MODEL, and where: "wrappers", "injections", "model_options" …"""
+    """A function that another node has put on a MODEL, and where: "wrappers", "injections", "model_options" …"""
 
     place: str
     value: Any
@@ -42,7 +42,7 @@ class Function:
             elif isinstance(value, types.MethodType):
                 value = value.__func__ if isinstance(value.__self__, type) else type(value.__self__)
             else:
-                value = next(each for each in _enclosed(value) if callable(each))
+                value = next(item for item in _enclosed(value) if callable(item))
         return value if hasattr(value, "__qualname__") else type(value)
 
     @property
@@ -52,19 +52,19 @@ class Function:
     @property
     def node(self) -> str:
         """The title of the node that has put it there, or of those that may have; else the function's own name."""
-        inner, known = self.inner, sys.modules.get("nodes")
+        inner, nodes = self.inner, sys.modules.get("nodes")
         name, place = inner.__qualname__.split(".")[0], inner.__module__
-        classes: dict[str, type] = getattr(known, "NODE_CLASS_MAPPINGS", {})
+        classes: dict[str, type] = getattr(nodes, "NODE_CLASS_MAPPINGS", {})
         names = {name, *_users(name, sys.modules.get(place))}
         users = {id_: cls for id_, cls in classes.items() if name == cls.__name__ or names & _names(cls)}
         away = {id_: (cls.__module__ != place, cls.__name__ != name, cls.__module__) for id_, cls in users.items()}
         near = sorted(id_ for id_, distance in away.items() if distance == min(away.values()))
-        titles = getattr(known, "NODE_DISPLAY_NAME_MAPPINGS", {})
+        titles = getattr(nodes, "NODE_DISPLAY_NAME_MAPPINGS", {})
         return " or ".join(titles.get(id_) or id_ for id_ in near) or f"{place.rsplit('/', 1)[-1]}.{inner.__qualname__}"
 
 
 def _enclosed(function: types.FunctionType) -> list[Any]:
-    """What it takes from the function that it was made in."""
+    """The values that it takes from the function around it."""
     return [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
 
 
@@ -78,7 +78,7 @@ def _names(cls: type) -> set[str]:
     """All names that the code of a node's own function uses, or that of a node which it is a kind of."""
     own = {"execute", str(getattr(cls, "FUNCTION", ""))}
     functions = [vars(part)[name] for part in cls.__mro__ for name in own & vars(part).keys()]
-    codes, names = [getattr(getattr(each, "__func__", each), "__code__", None) for each in functions], set()
+    codes, names = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions], set()
     for code in filter(None, codes):
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
@@ -87,8 +87,8 @@ def _names(cls: type) -> set[str]:
 
 def _users(name: str, module: types.ModuleType | None) -> set[str]:
     """The functions of a module that use a name, as one that puts a wrapper on a MODEL uses the wrapper's."""
-    functions = {key: each for key, each in vars(module or types).items() if isinstance(each, types.FunctionType)}
-    return {key for key, each in functions.items() if name in each.__code__.co_names}
+    functions = {key: call for key, call in vars(module or types).items() if isinstance(call, types.FunctionType)}
+    return {key for key, call in functions.items() if name in call.__code__.co_names}
 
 
 def functions(patcher: ModelPatcher, own: str) -> list[Function]:
@@ -96,11 +96,11 @@ def functions(patcher: ModelPatcher, own: str) -> list[Function]:
     options, patched = patcher.model_options, {k: v for k, v in patcher.object_patches.items() if k != "model_sampling"}
     inside = options.get("transformer_options", {}).get("wrappers", {})
     wrappers = [*getattr(patcher, "wrappers", {}).items(), *inside.items()]
-    injected = {key: each for key, each in getattr(patcher, "injections", {}).items() if key != own}
+    injected = {key: entry for key, entry in getattr(patcher, "injections", {}).items() if key != own}
     places = {"model_options": options, "callbacks": getattr(patcher, "callbacks", {}), "object_patches": patched}
-    found = [Function(place, value) for place, held in places.items() for value in _leaves(held)]
-    found += [Function("wrappers", value, kind) for kind, held in wrappers for value in _leaves(held)]
-    return found + [Function("injections", value) for value in _leaves(injected)]
+    listed = [Function(place, value) for place, held in places.items() for value in _leaves(held)]
+    listed += [Function("wrappers", value, kind) for kind, held in wrappers for value in _leaves(held)]
+    return listed + [Function("injections", value) for value in _leaves(injected)]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -130,12 +130,12 @@ def blamed(error: BaseException, some: list[Function]) -> str | None:
 def unlock(values: list[Any], skip: torch.nn.Module) -> list[torch.nn.Module]:
     """`rewrap` for whatever these objects refer to, but the model `skip` that they are on; returns the networks among it."""
     networks: list[torch.nn.Module] = []
-    seen, queue = {id(module) for module in skip.modules()}, list(values)
+    visited, queue = {id(module) for module in skip.modules()}, list(values)
     while queue:
         value = queue.pop()
-        if id(value) in seen or isinstance(value, type | types.ModuleType | str):
+        if id(value) in visited or isinstance(value, type | types.ModuleType | str):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, Tensor):
             make_ordinary(value)
         elif isinstance(value, torch.nn.Module):

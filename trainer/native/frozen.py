@@ -38,7 +38,7 @@ def alone(tensor: Tensor) -> Tensor:
 
 
 def _no_view(output: Tensor) -> Tensor:
-    """What a function returns: networks write over it, as where a residual is added, and autograd forbids that to its views."""
+    """The result of a function: networks write over it, as where a residual is added, and autograd forbids that to its views."""
     return alone(output) if output._is_view() else output
 
 

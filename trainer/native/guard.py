@@ -172,9 +172,9 @@ def _compared(velocity, parameters: Sequence, dtype: torch.dtype, is_quantized: 
 def _gradients(recorded: Tensor, weights: Tensor, parameters: Sequence, scale: LossScale) -> list[Tensor | None]:
     """The gradient of Σ weights·velocity as an update takes it, whose loss is scaled in float16; halved until it fits."""
     while True:
-        found = torch.autograd.grad(recorded, parameters, weights * scale.value, retain_graph=True, allow_unused=True)
-        if scale.value == 1 or all(gradient is None or gradient.isfinite().all() for gradient in found):
-            return [None if gradient is None else gradient / scale.value for gradient in found]
+        grads = torch.autograd.grad(recorded, parameters, weights * scale.value, retain_graph=True, allow_unused=True)
+        if scale.value == 1 or all(gradient is None or gradient.isfinite().all() for gradient in grads):
+            return [None if gradient is None else gradient / scale.value for gradient in grads]
         scale.overflowed()
 
 
@@ -190,7 +190,7 @@ def _equalized(kept: Sequence[tuple[torch.nn.Parameter, Tensor]]) -> list[tuple[
 
 @torch.no_grad()
 def _step(velocity: Callable[[], Tensor], still: Tensor, direction: Sequence, size: float) -> Tensor:
-    """What a step of that size changes, by its size."""
+    """The change by a step of that size, divided by its size."""
     with _moved(direction, size):
         return (velocity().double() - still) / size
 

@@ -50,10 +50,10 @@ def make_trainable(
         FlowModelError: not a flow-matching model of pictures or videos, or a CLIP or VAE of another model.
         ValueError: targets that fit no layer.
     """
-    for name, each in ((HIGH, model), ("low_noise_model", low_noise)):
-        if each is not None and each.patches:
+    for name, patcher in ((HIGH, model), ("low_noise_model", low_noise)):
+        if patcher is not None and patcher.patches:
             message = "%s: its weights carry %d patches already, as of a LoRA. They are part of what is trained upon"
-            logger.warning(message, name, len(each.patches))
+            logger.warning(message, name, len(patcher.patches))
     on = {"on": True, "off": False}.get(checkpointing)
     extra = _extra(clip, conditioning) if conditioning else {}
     options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside)
@@ -117,8 +117,8 @@ def _patched(model: NativeModel, name: str) -> ModelPatcher:
 
     patcher = model.models[name].clone()
     state = lora.adapter_state(model, name)
-    known = comfy.lora.model_lora_keys_unet(patcher.model, {})
-    patches = comfy.lora.load_lora(state, known, log_missing=False)
+    keys = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    patches = comfy.lora.load_lora(state, keys, log_missing=False)
     put_on = patcher.add_patches(patches, 1.0)
     if 2 * len(put_on) != len(state):
         raise FlowModelError(

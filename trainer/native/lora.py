@@ -76,7 +76,7 @@ class NativeAdapters(Adapters):
         return {f"{layer}.{key}": half for layer, pair in pairs for key, half in ((A, pair.a), (B, pair.b))}
 
     def of(self, block: str) -> list[torch.nn.Parameter]:
-        """What acts now within the block of that name."""
+        """The adapters that act now within the block of that name."""
         pairs = [pair for layer, pair in self.acting.items() if layer.startswith(f"{block}.") or layer == block]
         return [parameter for pair in pairs for parameter in (pair.a, pair.b)]
 
@@ -113,13 +113,13 @@ _MODULATION = re.compile(
 
 def blocks(network: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The repeated blocks of a network, by their names: the elements of its lists that hold linear layers."""
-    found = {}
+    inside = {}
     for name, module in network.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{block}.") for block in found):
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{block}.") for block in inside):
             for number, block in enumerate(module):
                 if not isinstance(block, torch.nn.ModuleList) and linears(block):
-                    found[f"{name}.{number}"] = block
-    return found
+                    inside[f"{name}.{number}"] = block
+    return inside
 
 
 def linears(network: torch.nn.Module) -> list[str]:
@@ -151,8 +151,8 @@ def chosen(network: torch.nn.Module, ends: Sequence[str]) -> list[str]:
     for end in ends:
         if not any(_ends_with(name, end) for name in names):
             inside = {layer for block in blocks(network).values() for layer in _usual_in(block)}
-            known = ", ".join(sorted(inside or names))
-            raise ValueError(f"lora_targets {end!r} fits no linear layer. Fix: leave it empty, or use some of {known}")
+            listed = ", ".join(sorted(inside or names))
+            raise ValueError(f"lora_targets {end!r} fits no linear layer. Fix: leave it empty, or use some of {listed}")
     return [name for name in names if any(_ends_with(name, end) for end in ends)]
 
 
@@ -177,14 +177,14 @@ def of_file(path: Path) -> Shapes:
 
 
 def check_start(files: Sequence[Path], adapter: Path, rank: int) -> None:
-    """As `configured.check_start`, of networks in single files.
+    """The check of `configured.check_start`, of networks in single files.
 
     Where weights may be packed, and where no table has the network's names, it is seen when the network is there.
     """
     for file, own in zip(files, files_of(NETWORKS[: len(files)], adapter).values(), strict=True):
-        known = names.others(layers := of_file(file))
-        if known and not any(key.endswith(_PACKED) for key in shapes(file)):
-            layouts.check([(own, layouts.Network(layers, known), None)], rank)
+        others = names.others(layers := of_file(file))
+        if others and not any(key.endswith(_PACKED) for key in shapes(file)):
+            layouts.check([(own, layouts.Network(layers, others), None)], rank)
 
 
 def of_embedded(name: str) -> list[str]:
@@ -197,7 +197,7 @@ def of_embedded(name: str) -> list[str]:
 
 
 def ends(names: Iterable[str]) -> list[str]:
-    """What stands behind a block's number: `attn.to_q` of `blocks.0.attn.to_q`, once for all blocks. Layers that turn the noise
+    """Ends of names behind block numbers: `attn.to_q` of `blocks.0.attn.to_q`, once for all blocks. Layers that turn the noise
     level into scales and shifts are left out."""
     inside: dict[str, None] = {}
     for name in names:

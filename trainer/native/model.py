@@ -72,18 +72,18 @@ class NativeOptions:
 
 
 class NativeModel(FlowModel):
-    """What ComfyUI loaded, through ComfyUI's own path: its samplers' functions, its memory management, its nodes' patches."""
+    """A model that ComfyUI loaded, called by ComfyUI's own path: its samplers, its memory management, its nodes' patches."""
 
     def __init__(
         self, model: ModelPatcher, clip: CLIP, vae: VAE, low_noise: ModelPatcher | None, options: NativeOptions
     ):
         """Raises FlowModelError where a model cannot be trained, or the VAE is not its own."""
         models = {HIGH: model, **({LOW: low_noise} if low_noise is not None else {})}
-        for name, each in models.items():
-            suitable.check(each, name)
-            suitable.check_vae(each, vae)
+        for name, patcher in models.items():
+            suitable.check(patcher, name)
+            suitable.check_vae(patcher, vae)
         self.clip, self.vae, self.options, self.models = clip, vae, options, models
-        self.wrapped = {name: Expert(each) for name, each in models.items()}
+        self.wrapped = {name: Expert(patcher) for name, patcher in models.items()}
         for name, expert in self.wrapped.items():
             expert.prepare = functools.partial(self._load, name)
         adapters = {name: expert.adapters for name, expert in self.wrapped.items()}
@@ -193,7 +193,7 @@ class NativeModel(FlowModel):
     def _asked(self, texts: Sequence[str], settings: SamplerSettings) -> list[Asked]:
         pictures, area = list(map(given.pictures, texts)), settings.width * settings.height
         self.most_pictures = max(self.most_pictures, *map(len, pictures))
-        return [Asked(str(text), each, area if each else 0) for text, each in zip(texts, pictures, strict=True)]
+        return [Asked(str(text), group, area if group else 0) for text, group in zip(texts, pictures, strict=True)]
 
     def _of(self, asked: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         self._settle_memory(settings)
@@ -211,7 +211,7 @@ class NativeModel(FlowModel):
         positive, negative = self._encodings.of(distinct), [None] * len(distinct)
         if self._has_negative(settings):
             # The negative prompt sees the same pictures, so that guidance strengthens what the text says alone.
-            negative = self._encodings.of([replace(asked, text=settings.negative_prompt) for asked in distinct])
+            negative = self._encodings.of([replace(request, text=settings.negative_prompt) for request in distinct])
         self.come_back()  # the text encoder may have taken its room
         options = {name: self._call_options(expert, settings) for name, expert in self.wrapped.items()}
         made: list[dict[str, Processed]] = [{} for _ in distinct]
@@ -243,7 +243,7 @@ class NativeModel(FlowModel):
         return condition, x, TRIED_GUIDANCE
 
     def _conds(self, positive: Conditioning, negative: Conditioning | None, settings: SamplerSettings) -> dict:
-        """As in ComfyUI's graphs, the negative prompt goes around FluxGuidance: the network takes its own default for it."""
+        """The conditions. As in ComfyUI's graphs, the negative prompt goes around FluxGuidance: its default is the network's."""
         extra = dict(self.options.extra)
         keys = {"guidance": settings.guidance} if self.guidance_is_embedded else {}
         conds = {"positive": conditions.with_keys(positive, keys | extra)}
@@ -390,11 +390,11 @@ class NativeModel(FlowModel):
         return grid.shape(height, width, frames)
 
     def _with_frames(self, x: Tensor) -> Tensor:
-        """As the network takes it: a picture's latents get an axis of frames where it has one."""
+        """The latents as the network takes them: a picture's latents get an axis of frames where it has one."""
         return x.unsqueeze(2) if x.ndim == 4 and suitable.has_frames(self.models[HIGH]) else x
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """As KSampler's scheduler `simple` has them; with a shift of the settings' own, `schedule.noise_levels`."""
+        """The noise levels of KSampler's scheduler `simple`; with a shift of the settings' own, `schedule.noise_levels`."""
         if settings.shift:
             return schedule.noise_levels(settings, settings.shift)
         import comfy.samplers
@@ -451,7 +451,7 @@ class NativeModel(FlowModel):
     # Under inference_mode, as ComfyUI's nodes are: some of its autoencoders write over what they have computed.
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        """What the VAE makes of latents [B, C, (F,) h, w], in [0, 1] on the CPU; pictures may have an axis of one frame."""
+        """The VAE's pictures of latents [B, C, (F,) h, w], in [0, 1] on the CPU; pictures may have an axis of one frame."""
         with torch.inference_mode():
             plain = self._first.core.process_latent_out(self._with_frames(latents).float())
             made = self.vae.decode_tiled(plain) if self.options.vae_tiling else self.vae.decode(plain)
@@ -481,14 +481,14 @@ class NativeModel(FlowModel):
         import comfy.lora
 
         shapes = self.adapters[expert].shapes()
-        known = names.others(shapes)
+        others = names.others(shapes)
         for name, place in comfy.lora.model_lora_keys_unet(self.wrapped[expert].core, {}).items():
             weight, rows, *turned = (place, None) if isinstance(place, str) else place
             layer = weight.removeprefix("diffusion_model.").removesuffix(".weight")
             if layer in shapes and not turned:
                 _, first, count = rows or (0, 0, shapes[layer][0])
-                known[plain(name)] = [Rows(layer, 0, min(count, shapes[layer][0] - first), first)]
-        return Network(shapes, known, names.field(type(self._first.core.model_config).__name__, shapes))
+                others[plain(name)] = [Rows(layer, 0, min(count, shapes[layer][0] - first), first)]
+        return Network(shapes, others, names.field(type(self._first.core.model_config).__name__, shapes))
 
 
 def _alike(condition: NativeCondition, network: str, levels: Tensor, is_alone: bool) -> list[list[int]]:

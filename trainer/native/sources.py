@@ -110,7 +110,7 @@ def way_of(core: Any, clip: CLIP) -> Way:
 
 
 def conditioning(way: Way, clip: CLIP, encode: Callable[[Tensor], Tensor], asked: Asked, unit: int) -> list[list[Any]]:
-    """What a family's own nodes make of a text and its pictures.
+    """The CONDITIONING that a family's own nodes make of a text and its pictures.
 
     Args:
         encode: pictures [1, H, W, 3] in [0, 1] to the latents that the autoencoder makes of them.
@@ -124,12 +124,12 @@ def conditioning(way: Way, clip: CLIP, encode: Callable[[Tensor], Tensor], asked
             f"prompt {asked.text[:60]!r} names {len(asked.pictures)} pictures, and this model takes {way.most}. Fix: name fewer"
         )
     whole = [picture.pixels[None].float() / 255 for picture in asked.pictures]
-    references = [scaled(each, way.size(each.shape[2], each.shape[1], asked.area, unit), way) for each in whole]
+    references = [scaled(image, way.size(image.shape[2], image.shape[1], asked.area, unit), way) for image in whole]
     if way.seen == "small":
         small = by_area(1)
-        seen = [scaled(each, small(each.shape[2], each.shape[1], SEEN_AREA, unit), way) for each in whole]
-        before = "".join(SIGHT.format(number) for number in range(1, len(seen) + 1))
-        tokens = clip.tokenize(before + asked.text, images=seen, llama_template=QUESTION)
+        small_ones = [scaled(image, small(image.shape[2], image.shape[1], SEEN_AREA, unit), way) for image in whole]
+        before = "".join(SIGHT.format(number) for number in range(1, len(small_ones) + 1))
+        tokens = clip.tokenize(before + asked.text, images=small_ones, llama_template=QUESTION)
     else:
         tokens = clip.tokenize(asked.text, **({"images": references} if way.seen else {}))
     keys = {REFERENCES: [encode(reference) for reference in references], **({METHOD: way.method} if way.method else {})}

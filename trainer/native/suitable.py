@@ -40,7 +40,7 @@ def check(model: ModelPatcher, name: str = "model") -> None:
     if kind in NEEDS_SOUND:
         raise _refused(name, kind, "makes sound along with its video, which nothing here samples")
     _check_weights(model.model.diffusion_model, name, kind)
-    if around := [each for each in foreign.functions(model, "") if each.kind in foreign.AROUND_SAMPLING]:
+    if around := [function for function in foreign.functions(model, "") if function.kind in foreign.AROUND_SAMPLING]:
         raise FlowModelError(
             f"{name}: {foreign.titles(around)} works around a whole sampling, as where a step reuses what an earlier one has "
             "computed, and training takes single steps. Fix: connect the MODEL from before it; a KSampler after Tuned Model may "
@@ -76,16 +76,16 @@ def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:
 
 def check_vae(model: ModelPatcher, vae: VAE, name: str = "vae") -> None:
     """Raises FlowModelError for a VAE whose latents are not those of the MODEL."""
-    wanted, given = _decoded_channels(model.model.latent_format), getattr(vae, "latent_channels", None)
+    wanted, channels = _decoded_channels(model.model.latent_format), getattr(vae, "latent_channels", None)
     if makes_videos(model) and getattr(vae, "latent_dim", 3) == 2:
         raise FlowModelError(
             f"{name}: it decodes pictures, and {type(model.model).__name__} makes videos. Fix: load a VAE of videos that belongs "
             "to the model"
         )
-    if given != wanted:
+    if channels != wanted:
         raise FlowModelError(
-            f"{name}: its latents have {given} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load one "
-            "that belongs to the model"
+            f"{name}: its latents have {channels} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load "
+            "one that belongs to the model"
         )
 
 

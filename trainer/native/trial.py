@@ -1,4 +1,4 @@
-"""What a model makes of several samples in one call, and whether it remembers the call before: seen by trying it, in small.
+"""The trial of a model, in small: whether a call may hold several samples, and whether it remembers the call before.
 
 ComfyUI's sampler has one noise level in a call, and mostly one sample. So a node's function may take the level of the first row
 for that of all, or a mean over all rows, and be right there.
@@ -75,8 +75,8 @@ def _call(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: f
 def _couples(call: Callable[..., Tensor], high: float, low: float) -> bool:
     """Whether a sample's velocity depends on which others are in the call, on their levels, or on its place among them."""
     try:
-        one, other = call(_0=high, _1=low)[1], call(_1=low, _2=high)[0]
-        return _apart(one, other) > ALIKE
+        first, other = call(_0=high, _1=low)[1], call(_1=low, _2=high)[0]
+        return _apart(first, other) > ALIKE
     except torch.OutOfMemoryError:
         raise
     except MISFITS:

@@ -1,4 +1,4 @@
-"""What looks at pictures, for rewards, credit and studies alike."""
+"""Networks that look at pictures, for rewards, credit and studies alike."""
 
 from ...host.errors import Expected
 

@@ -1,4 +1,4 @@
-"""What a CLIP object of ComfyUI answers about pictures: some text encoders are whole vision-language models.
+"""Answers of a CLIP object of ComfyUI about pictures: some text encoders are whole vision-language models.
 
 ComfyUI's own `generate` asks them too, one question at a time. Here questions of one form share a forward pass, each picture goes
 through the vision tower once, and the head computes in float32: in bfloat16 logits near 20 are an eighth apart.
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known of an answer's first token: the probability of each choice."""
+    """The first token of an answer: the probability of each choice."""
 
     mass: tuple[float, ...]
 
@@ -184,27 +184,27 @@ class Answers:
             RewardError: this model has no token for a choice.
         """
         tokens = [self.spellings(choice) for choice in choices]
-        seen: dict[int, Any] = {}
-        uses = Counter(id(picture) for one in asked for picture in one.pictures)
+        looks: dict[int, Any] = {}
+        uses = Counter(id(picture) for item in asked for picture in item.pictures)
         forms: dict[tuple, list[int]] = {}
-        rows = [self._tokens(one) for one in asked]
-        for number, (row, one) in enumerate(zip(rows, asked, strict=True)):
+        rows = [self._tokens(item) for item in asked]
+        for number, (row, item) in enumerate(zip(rows, asked, strict=True)):
             marks = tuple(place for place, token in enumerate(row) if token == self._mark)
-            if len(marks) != len(one.pictures):
-                raise RewardError(f"a question about {len(one.pictures)} pictures has {len(marks)} places for them")
-            forms.setdefault((len(row), marks, *(picture.shape for picture in one.pictures)), []).append(number)
+            if len(marks) != len(item.pictures):
+                raise RewardError(f"a question about {len(item.pictures)} pictures has {len(marks)} places for them")
+            forms.setdefault((len(row), marks, *(picture.shape for picture in item.pictures)), []).append(number)
         for alike in forms.values():
             size = batch_size or len(alike)
             for first in range(0, len(alike), size):
                 part = alike[first : first + size]
-                with self._ready(asked[part[0]], len(rows[part[0]]), len(part), seen):
+                with self._ready(asked[part[0]], len(rows[part[0]]), len(part), looks):
                     logits = self._logits([self._row(rows[n], asked[n]) for n in part])
                     likely = logits.log_softmax(-1)
                     masses = [likely[:, ids].exp().sum(1).tolist() for ids in tokens]
                 for picture in (picture for n in part for picture in asked[n].pictures):
                     uses[id(picture)] -= 1
                     if not uses[id(picture)]:
-                        seen.pop(id(picture), None)
+                        looks.pop(id(picture), None)
                 yield {n: Reading(tuple(mass[place] for mass in masses)) for place, n in enumerate(part)}
 
     def write(self, one: Asked, longest: int = LONGEST) -> str:
@@ -238,16 +238,16 @@ class Answers:
 
     def _plain(self, text: str) -> list[int]:
         """Its tokens, without those that a tokenizer puts before most texts."""
-        before, found = (list(self._words.tokenizer(each)["input_ids"]) for each in ("", text))
-        return found[len(before) :] if found[: len(before)] == before else found
+        before, tokens = (list(self._words.tokenizer(part)["input_ids"]) for part in ("", text))
+        return tokens[len(before) :] if tokens[: len(before)] == before else tokens
 
     def _tokens(self, one: Asked) -> list[int]:
         text = one.text
         for special in self._special:  # a prompt may hold anything, and nothing in it ends the question
             text = text.replace(special, "")
         whole = self.form.chat.format(self.form.picture * len(one.pictures) + text) + one.begun
-        found = self.clip.tokenize(whole, min_length=1)
-        [row] = next(iter(found.values())) if isinstance(found, dict) else found
+        tokens = self.clip.tokenize(whole, min_length=1)
+        [row] = next(iter(tokens.values())) if isinstance(tokens, dict) else tokens
         row = [part[0] for part in row]
         if self._words.pad_left:  # which Gemma 3 12B's tokenizer does, whatever it is asked
             row = [*itertools.dropwhile(self._words.pad_token.__eq__, row)]
@@ -258,7 +258,7 @@ class Answers:
         return [self._picture(next(pictures)) if token == self._mark else token for token in tokens]
 
     def _picture(self, picture: Tensor) -> dict[str, Any]:
-        """As the tokenizer hands it on."""
+        """The picture as the tokenizer hands it on."""
         key = id(picture)
         shown = sized(picture, self.form.least, self.network.image_size if self.form.square else 0)
         return {"type": "image", "data": shown[None], "original_type": "image", "otca": key}
@@ -271,12 +271,12 @@ class Answers:
         import comfy.model_management as management
 
         network, encoder = self.network, self.encoder
-        theirs, ours = network.preprocess_embed, self.form.look
+        original, look = network.preprocess_embed, self.form.look
 
         def remembered(embed: dict, device: torch.device) -> Any:
             embed = dict(embed)
             if (key := embed.pop("otca")) not in seen:
-                seen[key] = ours(network, embed["data"], device) if ours else theirs(embed, device=device)
+                seen[key] = look(network, embed["data"], device) if look else original(embed, device=device)
             return seen[key]
 
         management.load_models_gpu([self.clip.patcher], memory_required=self._room(one, length, rows))
@@ -300,7 +300,7 @@ class Answers:
         network, device = self.network, self.clip.patcher.load_device
         made = [self.encoder.process_tokens([row], device) for row in rows]
         dtype = torch.bfloat16 if management.should_use_bf16(device) else torch.float32
-        embeds, infos = torch.cat([each[0] for each in made]).to(dtype), [each[3] for each in made]
+        embeds, infos = torch.cat([entry[0] for entry in made]).to(dtype), [entry[3] for entry in made]
         batch = _Batch(embeds, infos)
         with self._seen_together([(info["index"], info["size"]) for info in infos[0]]):
             x = network.model.forward(None, embeds=embeds, attention_mask=None, **self.form.more(network, batch))[0]
@@ -394,7 +394,7 @@ def check(clip: CLIP) -> Any:
 
 
 def _family(network: Any) -> list[str]:
-    return [each.__name__ for each in type(network).__mro__]
+    return [kind.__name__ for kind in type(network).__mro__]
 
 
 def _refused(kind: str, reason: str) -> RewardError:

@@ -48,7 +48,7 @@ class Detector(Network):
         return [self.model]
 
     def find(self, images: Tensor, names: Sequence[str], threshold: float = 0.0) -> list[dict[str, list[Found]]]:
-        """What of `names` is in each picture [B, H, W, 3], the surest first and at most MOST of a name.
+        """The objects of `names` in each picture [B, H, W, 3], the surest first and at most MOST of a name.
 
         Args:
             threshold: least score; 0: THRESHOLD.
@@ -56,20 +56,20 @@ class Detector(Network):
         prepared = self.processor(preprocess.pil(images), return_tensors="pt").to(self.device)
         prepared["pixel_values"] = prepared["pixel_values"].to(self.dtype)
         sizes = [tuple(images.shape[1:3])] * len(images)
-        found: list[dict[str, list[Found]]] = [{name: [] for name in names} for _ in images]
+        objects: list[dict[str, list[Found]]] = [{name: [] for name in names} for _ in images]
         for question in self._questions(names):
             outputs = self.model(**prepared, **self._words(question, len(images)))
             results = self.processor.post_process_object_detection(outputs, threshold or self.THRESHOLD, sizes)
-            for own, result in zip(found, results, strict=True):
+            for own, result in zip(objects, results, strict=True):
                 for score, label, box in zip(
                     *(result[key].tolist() for key in ("scores", "labels", "boxes")), strict=True
                 ):
                     own[self._answer(question, label)].append(Found(score, tuple(box)))
-        for own in found:
+        for own in objects:
             for boxes in own.values():
                 boxes.sort(key=lambda box: -box.score)
                 del boxes[MOST:]
-        return found
+        return objects
 
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:
         """The names that one forward pass asks for together."""
@@ -95,8 +95,8 @@ class Owlv2(Detector):
         length = self.model.config.text_config.max_position_embeddings
         texts = [f"a photo of a {name}" for name in names]
         tokens = self.tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        asked = ("input_ids", "attention_mask")
-        return {key: tokens[key].repeat(pictures, 1).to(self.device) for key in asked}
+        keys = ("input_ids", "attention_mask")
+        return {key: tokens[key].repeat(pictures, 1).to(self.device) for key in keys}
 
     def _answer(self, names: Sequence[str], label: int) -> str:
         return names[label]

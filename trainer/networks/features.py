@@ -139,7 +139,7 @@ def of_layers(
 
 
 class _Vision(Network):
-    """What transformers' AutoModel loads from a folder with config.json, weights and preprocessor_config.json."""
+    """A network that transformers' AutoModel loads from a folder with config.json, weights and preprocessor_config.json."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(path, device, dtype)

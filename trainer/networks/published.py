@@ -55,7 +55,7 @@ class Published:
         return search.model(name, marker, f"{self.source} ({self.size})", also)
 
     def read(self, path: Path) -> Mapping[str, Any]:
-        """What the file holds, of which nothing but tensors is made; large files stay on disk until they are used.
+        """Reads the file, of which nothing but tensors is made; large files stay on disk until they are used.
 
         Raises:
             RewardError: it cannot be read, as where a download was cut off.

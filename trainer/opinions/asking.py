@@ -93,17 +93,17 @@ class VoteFolder:
             next((pixels.numpy() for pixels in given.sources(prompt)[:1]), None) for prompt in prompts if not sources
         ]
         shown = dict(zip(groups, sources or own, strict=True))
-        found = self._groups(samples, prompts, groups, fps or self.fps, shown)
-        said = votes.read(self.file)
+        asking = self._groups(samples, prompts, groups, fps or self.fps, shown)
+        answers = votes.read(self.file)
         questions = self._questions(
-            [group for group in found if len(group.pictures) > 1 and not self._is_answered(group, said)], said
+            [group for group in asking if len(group.pictures) > 1 and not self._is_answered(group, answers)], answers
         )
         if questions:
             desk.ask(questions)
-            said = votes.read(self.file)
+            answers = votes.read(self.file)
         scores: list[Score] = [math.nan if sample is None else None for sample in samples]
-        for group in found:
-            for score, members in zip(self._scores(group, said), group.members, strict=True):
+        for group in asking:
+            for score, members in zip(self._scores(group, answers), group.members, strict=True):
                 for member in members:
                     scores[member] = score
         return scores
@@ -163,8 +163,8 @@ class VoteFolder:
     def _question(self, group: Group, pictures: tuple[str, ...], learned: str = "") -> Question:
         prompt = group.prompt
         # A prompt out of JSON may hold half a character, which is no UTF-8.
-        told = "\n".join([prompt, *sorted(pictures)]).encode(errors="surrogatepass")
-        question_id = hashlib.sha256(told).hexdigest()[:16]
+        content = "\n".join([prompt, *sorted(pictures)]).encode(errors="surrogatepass")
+        question_id = hashlib.sha256(content).hexdigest()[:16]
         return Question(
             id=question_id,
             text=prompt,

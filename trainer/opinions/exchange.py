@@ -33,9 +33,9 @@ class Imported:
 
 def export_lines(store: Store) -> Iterator[str]:
     """The standing opinions, and the pictures that they are about, a line each."""
-    opinions, known = store.standing(), store.pictures()
+    opinions, pictures = store.standing(), store.pictures()
     for name in dict.fromkeys(name for opinion in opinions for name in opinion.pictures):
-        yield line(known.get(name, Picture(name)))
+        yield line(pictures.get(name, Picture(name)))
     yield from map(line, opinions)
 
 
@@ -74,15 +74,15 @@ def import_votes(store: Store, folder: Path) -> Imported:
         Damaged: votes.jsonl, with the line that is wrong.
         Unwritable: see `Store`.
     """
-    known: dict[str, Picture | None] = {}
+    pictures: dict[str, Picture | None] = {}
     opinions: list[dict] = []
     unread = 0
     for vote in votes.standing(votes.read(folder / votes.FILE)):
         for name in vote.pictures:
-            if name not in known and is_prompt(vote.prompt):
-                known[name] = _picture(folder / name, vote.prompt)
+            if name not in pictures and is_prompt(vote.prompt):
+                pictures[name] = _picture(folder / name, vote.prompt)
         for number, (better, worse) in enumerate(vote.pairs):
-            chosen, rejected = known.get(vote.pictures[better]), known.get(vote.pictures[worse])
+            chosen, rejected = pictures.get(vote.pictures[better]), pictures.get(vote.pictures[worse])
             if chosen is None or rejected is None or not chosen.prompt == rejected.prompt == vote.prompt:
                 unread += 1
                 continue
@@ -90,7 +90,7 @@ def import_votes(store: Store, folder: Path) -> Imported:
             own = hashlib.sha256(f"{vote.id} {number}".encode(errors="surrogatepass")).hexdigest()[:32]
             pair = Opinion(PAIR, chosen.id, True, rejected.id, own, vote.time)
             opinions.append(pair.as_json())
-    return _kept(store, opinions, [picture.as_json() for picture in known.values() if picture], unread)
+    return _kept(store, opinions, [picture.as_json() for picture in pictures.values() if picture], unread)
 
 
 def _kept(store: Store, opinions: list[dict], pictures: list[dict], unread: int = 0) -> Imported:

@@ -1,4 +1,4 @@
-"""What every taste is learned with: a frozen encoder, and a fit to choices between pictures that it has read."""
+"""The fit of every taste: a frozen encoder, and a fit to choices between pictures that it has read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What choices say of the utility of pictures, by their features [n, D] as the encoder gives them."""
+    """The utility of pictures that choices show, by their features [n, D] as the encoder gives them."""
 
     scaling: Scaling
     utility: Utility
@@ -70,7 +70,7 @@ class Fitted:
         return cls(Scaling.of([rows]), Utility.before(rows.shape[1]))
 
     def head(self, encoder: Encoder, about: Mapping[str, Any]) -> Head:
-        """As `otca taste fit` saves it, for Reward: My Taste."""
+        """The head as `otca taste fit` saves it, for Reward: My Taste."""
         return Head(self.scaling, self.utility.mean, encoder.name, encoder.fingerprint, about)
 
     def differences(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What an opinion is: its kinds, what each must hold, and what a stranger's may not. Imports no torch.
+"""The kinds of opinions, what each must hold, and what a stranger's may not. Imports no torch.
 
 | kind   | picture    | other                                     | value                                                     |
 |--------|------------|-------------------------------------------|-----------------------------------------------------------|
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Picture:
-    """What is kept of a picture, also when its file is gone. `path` is where it was seen last; `id` see `identity`."""
+    """The record of a picture, also when its file is gone. `path` is where it was seen last; `id` see `identity`."""
 
     id: str
     prompt: str = ""
@@ -63,7 +63,7 @@ class Opinion:
 
     @property
     def about(self) -> str:
-        """What it is about: the later one of two opinions of a kind about the same counts."""
+        """The key of its subject: the later one of two opinions of a kind about the same counts."""
         if self.kind == PAIR:
             return " ".join(sorted((self.picture, self.other)))
         return f"{self.picture} {self.other}".strip()
@@ -80,8 +80,8 @@ def picture_of(row: Any) -> Picture:
     """A picture of what a page or a file says. Raises ValueError with what is wrong."""
     texts = {"prompt": _text(MOST_PROMPT), "path": _text(MOST_PATH), "models": _MODELS}
     check(row, dict, {"id": _PICTURE, **texts, "width": _SIDE, "height": _SIDE})
-    given = {name: row[name] for name in ("prompt", "path", "width", "height") if row.get(name) is not None}
-    return Picture(row["id"], models=tuple(row.get("models") or ()), **given)
+    fields = {name: row[name] for name in ("prompt", "path", "width", "height") if row.get(name) is not None}
+    return Picture(row["id"], models=tuple(row.get("models") or ()), **fields)
 
 
 def opinion_of(row: Any) -> Opinion:
@@ -101,8 +101,8 @@ def opinion_of(row: Any) -> Opinion:
         raise ValueError(f"has value = {quoted(value)}, and {_VALUES[kind][0]}")
     if kind == REGION and not other:
         other = uuid.uuid4().hex
-    given = {name: row[name] for name in ("id", "time") if row.get(name) is not None}
-    return Opinion(kind, row["picture"], value, other, **given)
+    fields = {name: row[name] for name in ("id", "time") if row.get(name) is not None}
+    return Opinion(kind, row["picture"], value, other, **fields)
 
 
 def _is(pattern: re.Pattern, value: Any) -> bool:
@@ -190,6 +190,6 @@ def _mask(mask: Any) -> None:
 
 
 def line(value: Picture | Opinion) -> str:
-    """As one line of an exported file."""
+    """The opinion as one line of an exported file."""
     name = "picture" if isinstance(value, Picture) else "opinion"
     return json.dumps({name: value.as_json()}, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What networks make of pictures, on disk; and latents, in main memory too: each is encoded once, for all trainings with that
+"""Features of pictures by networks, on disk; and latents, in main memory too: each is encoded once, for all trainings with that
 autoencoder."""
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class Latents:
 
     def of(self, names: Sequence[str], encode: Callable[[Sequence[int]], Tensor]) -> Tensor:
         """[B, C, (F,) h, w] of B pictures by their files' digests. `encode` makes those of the rows that it is given."""
-        known = {name: self._rows.pop(name, None) for name in dict.fromkeys(names)}
-        known = {name: self._kept.read(name) if latent is None else latent for name, latent in known.items()}
-        missing = [name for name, latent in known.items() if latent is None]
+        rows = {name: self._rows.pop(name, None) for name in dict.fromkeys(names)}
+        rows = {name: self._kept.read(name) if latent is None else latent for name, latent in rows.items()}
+        missing = [name for name, latent in rows.items() if latent is None]
         if missing:
             for name, latent in zip(missing, encode([names.index(name) for name in missing]), strict=True):
-                known[name] = latent
+                rows[name] = latent
                 self._kept.write(name, latent)
             files.trim(paths.opinions_cache("latents").glob(f"*/*{_ENDING}"), MOST_BYTES)
-        self._rows |= {name: latent for name, latent in known.items() if latent is not None}
+        self._rows |= {name: latent for name, latent in rows.items() if latent is not None}
         latents = torch.stack([self._rows[name] for name in names])
-        most = max(len(known), MOST_MEMORY // latents[0].nbytes)
+        most = max(len(rows), MOST_MEMORY // latents[0].nbytes)
         for name in list(self._rows)[: max(0, len(self._rows) - most)]:
             del self._rows[name]
         return latents

@@ -47,7 +47,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the learner thinks of one group of n pictures.
+    """The learner's judgement of one group of n pictures.
 
     Attributes:
         scores: [n], the mean of each picture's utility: log-odds, comparable within the group.
@@ -103,7 +103,7 @@ class Learner:
         return Accuracy.of(self._right)
 
     def head(self) -> Head:
-        """What is learned so far, as `otca taste fit` would save it.
+        """The head that is learned so far, as `otca taste fit` would save it.
 
         Raises:
             ValueError: no vote was added.
@@ -113,13 +113,13 @@ class Learner:
         return self._fit().head(self.encoder, {"votes": self.votes, "pairs": len(self._pairs)})
 
     def judgement(self, rows: np.ndarray) -> Judgement:
-        """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
+        """The judgement of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
         fitted = self._known(rows)
         mean, deviation = fitted.differences(rows)
         # P(f > 0) of f ~ N(mean, deviation²); 0.5 if it is surely 0.
-        known = torch.special.ndtr(torch.from_numpy(mean / np.maximum(deviation, 1e-12))).numpy()
+        probability = torch.special.ndtr(torch.from_numpy(mean / np.maximum(deviation, 1e-12))).numpy()
         pairs = np.triu_indices(len(rows), 1)
-        certainty = float(np.maximum(known, 1 - known)[pairs].mean()) if len(rows) > 1 else 1.0
+        certainty = float(np.maximum(probability, 1 - probability)[pairs].mean()) if len(rows) > 1 else 1.0
         sure = certainty >= SURE and self.votes >= LEAST_VOTES
         return Judgement((fitted.scaling(rows) @ fitted.utility.mean).tolist(), certainty, sure)
 
@@ -144,10 +144,10 @@ class Learner:
 
     def learn(self, votes: Sequence[Vote]) -> None:
         """Learns those of the standing votes that it does not know; all again if one that it knows was corrected."""
-        said = [vote for vote in standing(votes) if vote.pairs]
-        if not set(self._learned) <= {vote.id for vote in said}:
+        answers = [vote for vote in standing(votes) if vote.pairs]
+        if not set(self._learned) <= {vote.id for vote in answers}:
             self.forget()
-        for vote in said:
+        for vote in answers:
             if vote.id in self._learned:
                 continue
             rows = self.features_of(vote.pictures)
@@ -156,7 +156,7 @@ class Learner:
             self._learned.append(vote.id)
 
     def judgement_of(self, pictures: Sequence[str]) -> Judgement | None:
-        """What it thinks of one group; None if one of its pictures cannot be read."""
+        """The judgement of one group; None if one of its pictures cannot be read."""
         rows = self.features_of(pictures)
         return None if rows is None else self.judgement(rows)
 
@@ -167,11 +167,11 @@ class Learner:
 
     def report(self, sure: int, groups: int) -> str:
         """Its accuracy so far, for the panel, and of how many of the groups at hand it is sure."""
-        seen = self.accuracy
-        if not seen.votes:
+        accuracy = self.accuracy
+        if not accuracy.votes:
             return ""
-        interval = f"95 % interval {seen.low:.0%} to {seen.high:.0%}"
-        foretold = f"Learned from {self.votes} votes: {seen.mean:.0%} of them foretold ({interval})"
+        interval = f"95 % interval {accuracy.low:.0%} to {accuracy.high:.0%}"
+        foretold = f"Learned from {self.votes} votes: {accuracy.mean:.0%} of them foretold ({interval})"
         return f"{foretold}, and sure of {sure} of {groups} groups here."
 
     def features_of(self, pictures: Sequence[str]) -> np.ndarray | None:

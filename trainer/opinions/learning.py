@@ -77,22 +77,22 @@ def take(
     started = time.perf_counter()
     model.come_back()
     model.latent_shape(settings.height, settings.width)
-    each = 2 if form == PAIRS else 1
-    groups_taken = 2 * count // each
+    size = 2 if form == PAIRS else 1
+    groups_taken = 2 * count // size
     positions = tuple(range(index * groups_taken, (index + 1) * groups_taken))
     numbers = numbers_at(positions, len(plan.groups), seed if shuffle else None)
     groups = [plan.groups[number] for number in numbers]
     items = [item for group in groups for item in group.items]
     share = share_of(model, len(items))
-    mine = [items[row] for row in share.rows]
+    own = [items[row] for row in share.rows]
     images, final = _encoded(
-        model, plan, [(groups[row // each].prompt, items[row]) for row in share.rows], settings, on_step
+        model, plan, [(groups[row // size].prompt, items[row]) for row in share.rows], settings, on_step
     )
     prompts = Prompts(tuple(group.prompt for group in groups), positions)
-    of_rows = [row // each for row in share.rows]
+    of_rows = [row // size for row in share.rows]
     trajectories = _on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
     trajectories = replace(trajectories, seconds=time.perf_counter() - started)
-    liked = torch.tensor([(1 + item.value) / 2 for item in mine])
+    liked = torch.tensor([(1 + item.value) / 2 for item in own])
     advantages = _of_scores(trajectories, liked, rewards, _credit(trajectories, plan, items, settings))
     if index % CHECK_EVERY == 0 and plan.held_out:
         figures = agreement(model, plan, settings, seed)

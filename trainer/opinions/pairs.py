@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 def values_of(opinions: Iterable[Opinion]) -> dict[str, float]:
     """By picture the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1)."""
-    said: dict[str, list[float]] = {}
+    opinions_of: dict[str, list[float]] = {}
     for opinion in opinions:
         if opinion.kind in (THUMB, STARS):
             value = opinion.value if opinion.kind == THUMB else (opinion.value - 3) / 2
-            said.setdefault(opinion.picture, []).append(value)
-    return {name: float(np.mean(values)) for name, values in said.items()}
+            opinions_of.setdefault(opinion.picture, []).append(value)
+    return {name: float(np.mean(values)) for name, values in opinions_of.items()}
 
 
 def made_pairs(

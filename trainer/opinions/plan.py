@@ -1,4 +1,4 @@
-"""What opinions teach: which pictures are pulled to and which pushed away from, where in them, and which are held out.
+"""A training on opinions: which pictures are pulled to and which pushed away from, where in them, and which are held out.
 
 A folder of opinions, such as a bundle has, holds `opinions.jsonl` as it is exported, and the pictures by their paths in it.
 Imports no torch.
@@ -61,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Group:
-    """What is noised alike: of the form `pairs` the better picture and the worse one, of `pictures` one alone."""
+    """A group that is noised alike: of the form `pairs` the better picture and the worse one, of `pictures` one alone."""
 
     prompt: str
     items: tuple[Item, ...]
@@ -69,7 +69,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained on, and what is not: `held_out` are pairs, whatever the form. `said`: what was left out."""
+    """The groups that are trained on, and those that are not. `held_out` are pairs in every form. `said`: what was left out."""
 
     source: Source
     groups: tuple[Group, ...]
@@ -105,7 +105,11 @@ def read_source(folder: str, tag: str = "") -> Source:
         NotAllowed: a folder that workflows may not read.
         PairError: no such folder, a list that is not one of opinions, or not an opinion.
     """
-    source = _listed(_found(folder), source_state(folder)) if folder else _of_store()
+    if folder:
+        source = _listed(_found(folder), source_state(folder))
+    else:
+        store = Store(paths.opinions_folder() / STORE)
+        source = Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
     opinions = source.opinions
     if tag:
         tagged = {opinion.picture for opinion in opinions if opinion.kind == TAG and opinion.other == tag}
@@ -124,11 +128,6 @@ def source_state(folder: str) -> str:
     path = _found(folder)
     stat = os.stat(path / FILE)
     return f"{stat.st_mtime_ns}:{stat.st_size}"
-
-
-def _of_store() -> Source:
-    store = Store(paths.opinions_folder() / STORE)
-    return Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
 
 
 def _found(folder: str) -> Path:
@@ -174,7 +173,7 @@ def _listed(path: Path, state: str) -> Source:
 
 
 def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], None] = lambda: None) -> Plan:
-    """What to train on and what to hold out.
+    """Plans what to train on and what to hold out.
 
     A picture's value is the mean of its thumb (1, -1) and its stars (1 … 5 as -1 … 1). The form `pairs` has the pairs that were
     given, and from the other pictures of a prompt the best with the worst, the second best with the second worst and so on, where
@@ -208,21 +207,21 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     used = as_pairs if form == PAIRS else alone
     groups = tuple(group for group in used if not is_held(group))
     held = tuple(group for group in as_pairs if is_held(group))
-    said = f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
+    text = f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
     if gone:
-        said += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
+        text += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
-        said += (
+        text += (
             f"; {single} pictures have no other one of their prompt to compare with: learn_from = pictures takes them"
         )
     if len(groups) < LEAST:
         other = "give more opinions" + (
             ", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else ""
         )
-        raise PairError(f"{source.name}: {said}. That is too few to train on, which takes {LEAST}. Fix: {other}")
+        raise PairError(f"{source.name}: {text}. That is too few to train on, which takes {LEAST}. Fix: {other}")
     if len(groups) < FEW:
-        said += f". That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
-    return Plan(source, groups, held, said)
+        text += f". That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
+    return Plan(source, groups, held, text)
 
 
 _sizes: dict[tuple[str, str, int, int], tuple[int, int] | None] = {}  # by picture, path, time and bytes
@@ -237,28 +236,28 @@ def _size(source: Source, picture: Picture) -> tuple[int, int] | None:
             return _sizes[key]
         content = source.read(picture)
         same = picture_id(content) == picture.id
-        found = media.upright(content).size if same else None
+        size = media.upright(content).size if same else None
     except (OSError, ValueError, opening.Refused):
         return None
     if key:
-        _sizes[key] = found
-    return found
+        _sizes[key] = size
+    return size
 
 
 def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    said: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    regions: dict[str, tuple[Mapping[str, Any], ...]] = {}
     for opinion in opinions:
         if opinion.kind == REGION:
-            said[opinion.picture] = (*said.get(opinion.picture, ()), opinion.value)
-    return said
+            regions[opinion.picture] = (*regions.get(opinion.picture, ()), opinion.value)
+    return regions
 
 
 def _pairs(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:
-    given = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
+    pairs = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
     prompts = {name: picture.prompt for name, picture in there.items()}
     return [
         Group(prompts[better], (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))))
-        for better, worse in [*given, *made_pairs(values, prompts, set(itertools.chain.from_iterable(given)))]
+        for better, worse in [*pairs, *made_pairs(values, prompts, set(itertools.chain.from_iterable(pairs)))]
     ]
 
 
@@ -306,10 +305,10 @@ def places(item: Item, picture: Picture, size: tuple[int, int], grid: tuple[int,
     has any; those that disagree do not count. Without a place that is left, all count alike.
     """
     agree = item.value > 0
-    mine = [_drawn(region, picture) for region in item.regions if region["like"] == agree]
+    own = [_drawn(region, picture) for region in item.regions if region["like"] == agree]
     other = [_drawn(region, picture) for region in item.regions if region["like"] != agree]
     shape = (picture.height, picture.width)
-    weight = functools.reduce(np.maximum, mine) if mine else np.ones(shape, np.float32)
+    weight = functools.reduce(np.maximum, own) if own else np.ones(shape, np.float32)
     for drawn in other:
         weight = weight * (1 - drawn)
     # As `media.fit`, but with hard edges: a filter for photographs would let a region count a little outside of itself.

@@ -90,20 +90,20 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
         planned, learn_from = plans.plan(source, plans.PICTURES, 0.2), plans.PICTURES
     graph = _template(model)
     by_kind = {entry["class_type"]: entry["inputs"] for entry in graph.values()}
-    mine, update, run = by_kind[PICTURES_NODE], by_kind[MATCHING_NODE], by_kind[RUN_NODE]
-    each = mine["pairs_per_iteration"] if learn_from == plans.PAIRS else 2 * mine["pairs_per_iteration"]
-    iterations = min(max(math.ceil(PASSES * len(planned.groups) / each), ITERATIONS[0]), ITERATIONS[1])
-    mine |= {"learn_from": learn_from, "tag": tag, "folder": ""}
+    own, update, run = by_kind[PICTURES_NODE], by_kind[MATCHING_NODE], by_kind[RUN_NODE]
+    size = own["pairs_per_iteration"] if learn_from == plans.PAIRS else 2 * own["pairs_per_iteration"]
+    iterations = min(max(math.ceil(PASSES * len(planned.groups) / size), ITERATIONS[0]), ITERATIONS[1])
+    own |= {"learn_from": learn_from, "tag": tag, "folder": ""}
     update["loss"] = "dpo" if learn_from == plans.PAIRS else "nft"
     prompts = dict.fromkeys(group.prompt for group in (*planned.held_out, *planned.groups))
     lines = [" ".join(prompt.split()) for prompt in prompts if prompt.strip()]
     run |= {"iterations": iterations, "evaluation_prompts": "\n".join(lines[:MOST_EVALUATED])}
-    levels = min(update["sampled_steps"] or mine["levels"], mine["levels"])
+    levels = min(update["sampled_steps"] or own["levels"], own["levels"])
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
-    forwards = iterations * 2 * mine["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
+    forwards = iterations * 2 * own["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
     memory, unknown = _memory(graph) if model != TEMPLATE else (None, "")  # the tiny model fits everywhere
-    said = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
-    return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, said)
+    text = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
+    return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, text)
 
 
 def _tag(store: Store, chosen: list[str], tag: str) -> None:
@@ -123,16 +123,16 @@ def _template(model: str) -> dict[str, dict]:
     graph = _read(TEMPLATE)
     if model == TEMPLATE:
         return _without_judges(graph, {})
-    theirs = _read(model)
-    maker = next(number for number, entry in theirs.items() if entry["class_type"] == MAKE_NODE)
-    sampler = next(entry["inputs"] for entry in theirs.values() if entry["class_type"] in TRAJECTORY_NODES)
-    update = next(entry["inputs"] for entry in theirs.values() if "learning_rate" in entry["inputs"])
-    ours = next(number for number, entry in graph.items() if entry["class_type"] in MODEL_NODES)
-    for number in lineage.above(graph, ours).keys() - {ours}:
+    template = _read(model)
+    maker = next(number for number, entry in template.items() if entry["class_type"] == MAKE_NODE)
+    sampler = next(entry["inputs"] for entry in template.values() if entry["class_type"] in TRAJECTORY_NODES)
+    update = next(entry["inputs"] for entry in template.values() if "learning_rate" in entry["inputs"])
+    loader = next(number for number, entry in graph.items() if entry["class_type"] in MODEL_NODES)
+    for number in lineage.above(graph, loader).keys() - {loader}:
         del graph[number]
-    number_of = {number: str(100 + int(number)) for number in lineage.above(theirs, maker)} | {maker: ours}
+    number_of = {number: str(100 + int(number)) for number in lineage.above(template, maker)} | {maker: loader}
     for number, new in number_of.items():
-        entry = copy.deepcopy(theirs[number])
+        entry = copy.deepcopy(template[number])
         entry["inputs"] = {
             name: [number_of[value[0]], value[1]] if is_link(value) else value
             for name, value in entry["inputs"].items()

@@ -56,8 +56,8 @@ class VoteReward(GroupReward):
         self.folder = VoteFolder(paths.votes_folder() / plain_name(votes), fps, encoder if learn else "")
         if learn and not url:
             _ = self.folder.learner  # a wrong encoder is found now, and not after the first pictures
-        asked = {"timeout": WEEK, "retries": RETRIES, "batch_size": 0, "token_variable": token_variable, "fps": fps}
-        self.server = HTTPReward(name, url=url, **asked) if url else None
+        options = {"timeout": WEEK, "retries": RETRIES, "batch_size": 0, "token_variable": token_variable, "fps": fps}
+        self.server = HTTPReward(name, url=url, **options) if url else None
 
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> list[float | None]:
         if self.server is not None:
@@ -72,7 +72,7 @@ class VoteReward(GroupReward):
         return {"foretold": accuracy.mean} if accuracy and accuracy.votes else {}
 
     def for_other_pictures(self) -> Reward | None:
-        """What was learned, under the same name, once it is enough."""
+        """The taste that was learned, under the same name, once it is enough."""
         learner = None if self.server else self.folder.learner
         if learner is None or not learner.ready:
             return None

@@ -69,9 +69,9 @@ class Store:
             ValueError: one of them is wrong, says what; or a pair of pictures of different prompts.
         """
         opinions = [opinion_of(row) for row in rows]
-        known = [picture_of(row) for row in pictures]
+        records = [picture_of(row) for row in pictures]
         with self._writing() as open_file:
-            self._remember(open_file, known)
+            self._remember(open_file, records)
             for opinion in opinions:
                 if opinion.kind == PAIR and opinion.value:
                     _check_prompts(self._pictures(open_file, opinion.pictures), opinion)
@@ -89,10 +89,10 @@ class Store:
             It; None if that id is not there, or was taken back before.
         """
         which = "id = ?" if name is not None else "number = (SELECT max(number) FROM opinions WHERE taken_back IS NULL)"
-        given = () if name is None else (name,)
+        names = () if name is None else (name,)
         with self._writing() as open_file:
             rows = open_file.execute(
-                f"SELECT {_COLUMNS} FROM opinions WHERE taken_back IS NULL AND {which}", given
+                f"SELECT {_COLUMNS} FROM opinions WHERE taken_back IS NULL AND {which}", names
             ).fetchall()
             for row in rows:
                 open_file.execute("UPDATE opinions SET taken_back = ? WHERE id = ?", (time.time(), row[4]))
@@ -102,24 +102,24 @@ class Store:
 
     def of(self, pictures: Iterable[str]) -> dict[str, list[Opinion]]:
         """The standing opinions about each of these pictures, the earliest first; a pair is about both of its pictures."""
-        found: dict[str, list[Opinion]] = {name: [] for name in pictures}
+        lists: dict[str, list[Opinion]] = {name: [] for name in pictures}
         with self._reading() as open_file:
-            asked = f"{_STANDING} AND (one.picture IN ({_EACH}) OR one.other IN ({_EACH})) ORDER BY one.number"
-            rows = open_file.execute(asked, [json.dumps(list(found))] * 2).fetchall() if open_file and found else []
+            query = f"{_STANDING} AND (one.picture IN ({_EACH}) OR one.other IN ({_EACH})) ORDER BY one.number"
+            rows = open_file.execute(query, [json.dumps(list(lists))] * 2).fetchall() if open_file and lists else []
         for opinion in map(_opinion, rows):
-            for name in found.keys() & opinion.pictures:
-                found[name].append(opinion)
-        return found
+            for name in lists.keys() & opinion.pictures:
+                lists[name].append(opinion)
+        return lists
 
     def standing(self, kind: str | None = None) -> list[Opinion]:
         """All opinions that stand, the earliest first; of one kind, if one is given."""
-        which, given = (" AND one.kind = ?", (kind,)) if kind else ("", ())
+        which, values = (" AND one.kind = ?", (kind,)) if kind else ("", ())
         with self._reading() as open_file:
-            rows = open_file.execute(f"{_STANDING}{which} ORDER BY one.number", given).fetchall() if open_file else []
+            rows = open_file.execute(f"{_STANDING}{which} ORDER BY one.number", values).fetchall() if open_file else []
         return list(map(_opinion, rows))
 
     def pictures(self, names: Iterable[str] | None = None) -> dict[str, Picture]:
-        """What is known of these pictures by their ids, without those that are not known; None: of all."""
+        """The records of these pictures by their ids, without those that are not known; None: of all."""
         with self._reading() as open_file:
             if open_file is None:
                 return {}
@@ -135,8 +135,8 @@ class Store:
 
     def _state(self) -> tuple[int, int]:
         with self._reading() as open_file:
-            asked = "SELECT count(*), count(taken_back) FROM opinions"
-            return open_file.execute(asked).fetchone() if open_file else (0, 0)
+            query = "SELECT count(*), count(taken_back) FROM opinions"
+            return open_file.execute(query).fetchone() if open_file else (0, 0)
 
     # --- the file -------------------------------------------------------------------------------------------------
 
@@ -207,8 +207,8 @@ class Store:
     def _remember(self, open_file: Connection, pictures: Sequence[Picture]) -> None:
         before = self._pictures(open_file, [picture.id for picture in pictures])
         for picture in pictures:
-            known = before.get(picture.id, picture)
-            new = {name: value or getattr(known, name) for name, value in vars(picture).items()}
+            stored = before.get(picture.id, picture)
+            new = {name: value or getattr(stored, name) for name, value in vars(picture).items()}
             before[picture.id] = Picture(**new)
             row = {**new, "models": json.dumps(list(new["models"]), ensure_ascii=False)}
             open_file.execute(
@@ -216,11 +216,11 @@ class Store:
             )
 
     def _pictures(self, open_file: Connection, names: Sequence[str] | None) -> dict[str, Picture]:
-        asked = "SELECT id, prompt, path, models, width, height FROM pictures"
-        which, given = ("", []) if names is None else (f" WHERE id IN ({_EACH})", [json.dumps(list(names))])
+        query = "SELECT id, prompt, path, models, width, height FROM pictures"
+        which, values = ("", []) if names is None else (f" WHERE id IN ({_EACH})", [json.dumps(list(names))])
         return {
             name: Picture(name, prompt, path, tuple(json.loads(models)), *size)
-            for name, prompt, path, models, *size in open_file.execute(asked + which, given)
+            for name, prompt, path, models, *size in open_file.execute(query + which, values)
         }
 
 

@@ -28,7 +28,7 @@ _MOST_ASKED = 64  # pictures of a prompt among which the next pair is looked for
 
 
 class ClickedTaste:
-    """What is learned of a store's opinions. Each call asks the store first, and fits again if something was said meanwhile.
+    """A taste learned of a store's opinions. Each call asks the store first, and fits again if something was said meanwhile.
 
     Args:
         encoder: a folder, the name of one, or a hub id in the local cache.
@@ -55,7 +55,7 @@ class ClickedTaste:
             return len(self._pairs)
 
     def head(self) -> Head | None:
-        """As `otca taste fit` saves it, for Reward: My Taste; None before LEAST pairs."""
+        """The head as `otca taste fit` saves it, for Reward: My Taste; None before LEAST pairs."""
         with self._busy:
             self._learn()
             if self._fitted is None:
@@ -63,7 +63,7 @@ class ClickedTaste:
             return self._fitted.head(self._encoder, {"pairs": len(self._pairs)})
 
     def scores(self, names: Iterable[str]) -> dict[str, float]:
-        """What it would say of these pictures, in log-odds; without those that cannot be read. Empty before LEAST pairs."""
+        """The scores of these pictures, in log-odds; without those that cannot be read. Empty before LEAST pairs."""
         with self._busy:
             head, rows = self.head(), self._rows(names)
             if head is None or not rows:
@@ -85,11 +85,11 @@ class ClickedTaste:
             rows = self._rows(name for pair in self._pairs for name in pair)
             right, prompts = [], []
             for fold in map(set, folds(list(dict.fromkeys(units)))):
-                seen = [pair for pair, unit in zip(self._pairs, units, strict=True) if unit not in fold]
+                rest = [pair for pair, unit in zip(self._pairs, units, strict=True) if unit not in fold]
                 tested = [pair for pair, unit in zip(self._pairs, units, strict=True) if unit in fold]
-                if not seen or not tested:
+                if not rest or not tested:
                     continue
-                fitted = self._fit(seen)
+                fitted = self._fit(rest)
                 for better, worse in tested:
                     apart = (fitted.scaling(rows[better]) - fitted.scaling(rows[worse])) @ fitted.utility.mean
                     right.append(0.5 if apart == 0 else float(apart > 0))
@@ -127,9 +127,9 @@ class ClickedTaste:
         if state == self._state:
             return
         opinions = self.store.standing()
-        known = self._rows(name for opinion in opinions for name in opinion.pictures)
-        pictures = self.store.pictures(known)
-        self._prompts = {name: pictures.get(name, Picture(name)).prompt for name in known}
+        rows = self._rows(name for opinion in opinions for name in opinion.pictures)
+        pictures = self.store.pictures(rows)
+        self._prompts = {name: pictures.get(name, Picture(name)).prompt for name in rows}
         self._pairs = _all_pairs(opinions, self._prompts)
         self._fitted = self._fit(self._pairs) if len(self._pairs) >= LEAST else None
         self._state = state
@@ -161,10 +161,10 @@ class ClickedTaste:
 
 def _all_pairs(opinions: Sequence[Opinion], prompts: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all prompts."""
-    given = [
+    chosen = [
         opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()
     ]
-    pairs = [(better, worse) for better, worse in given]
+    pairs = [(better, worse) for better, worse in chosen]
     values = {name: value for name, value in values_of(opinions).items() if name in prompts}
     for groups in (prompts, dict.fromkeys(prompts, "")):
         used = {name for pair in pairs for name in pair}

@@ -1,4 +1,4 @@
-"""What choices say of a linear utility: the Bradley-Terry model with a Gaussian prior, and Laplace's approximation.
+"""A linear utility by choices: the Bradley-Terry model with a Gaussian prior, and Laplace's approximation.
 
 A picture is a row x of features, and its utility is w·x:
 

@@ -1,4 +1,4 @@
-"""What a person said of a group of pictures, the file that keeps it, and the scores that follow from it. Imports no torch.
+"""A person's answers about groups of pictures, the file that keeps them, and the scores that follow. Imports no torch.
 
 A folder of votes holds `votes.jsonl`, one object a line, and the pictures below `votes/`, each under its fingerprint:
 
@@ -46,7 +46,7 @@ FIX = "correct or remove that line"
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said: `kind` is one of KINDS; `order` is of "order" and "pair", best first, each level's pictures being alike."""
+    """An answer: `kind` is one of KINDS; `order` is of "order" and "pair", best first, each level's pictures being alike."""
 
     kind: str
     order: tuple[tuple[int, ...], ...] = ()
@@ -122,7 +122,7 @@ def append(path: Path, vote: Vote) -> None:
 
 
 def standing(votes: Iterable[Vote]) -> list[Vote]:
-    """Those that count: replaced by no later one, and not withdrawn."""
+    """The votes that count: replaced by no later one, and not withdrawn."""
     votes = list(votes)
     replaced = {vote.replaces for vote in votes}
     return [vote for vote in votes if vote.id not in replaced and vote.answer.kind != WITHDRAWN]
@@ -189,7 +189,7 @@ def picture_path(pixels: np.ndarray) -> str:
 
 
 def about(votes: Iterable[Vote], prompt: str, pictures: Collection[str]) -> list[Vote]:
-    """Those of the votes that stand and are about these pictures of one prompt, or some of them."""
+    """The votes that stand and are about these pictures of one prompt, or some of them."""
     return [vote for vote in standing(votes) if vote.prompt == prompt and set(vote.pictures) <= set(pictures)]
 
 

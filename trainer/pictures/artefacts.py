@@ -9,7 +9,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def figures(images: Tensor, periods: tuple[int, ...]) -> dict[str, list[float]]:
-    """What each of the pictures [N, H, W, 3] in [0, 1] comes to, by name:
+    """Figures of each of the pictures [N, H, W, 3] in [0, 1], by name:
 
         high_frequency   share of the luminance's energy above half of Nyquist's frequency, 0.25 cycles a pixel
         clipped          share of pixels of which a channel is 0 or 255
@@ -19,19 +19,19 @@ def figures(images: Tensor, periods: tuple[int, ...]) -> dict[str, list[float]]:
     Args:
         periods: of the grids, in pixels. One that is more than half of a side is left out.
     """
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for picture in images:
         picture = picture.float().clamp(0, 1)
         luma = picture @ picture.new_tensor(_LUMA)
-        one = {
+        row = {
             "high_frequency": _high_frequency(luma),
             "clipped": ((picture * 255).round() % 255 == 0).any(-1).float().mean().item(),
             "chroma": (picture.amax(-1) - picture.amin(-1)).mean().item(),
         }
-        one |= {f"grid/{period}": _peaks(luma, period) for period in periods if min(luma.shape) >= 2 * period > 2}
-        for name, value in one.items():
-            found.setdefault(name, []).append(round(value, 6))
-    return found
+        row |= {f"grid/{period}": _peaks(luma, period) for period in periods if min(luma.shape) >= 2 * period > 2}
+        for name, value in row.items():
+            values.setdefault(name, []).append(round(value, 6))
+    return values
 
 
 def _high_frequency(luma: Tensor) -> float:

@@ -88,7 +88,7 @@ def frame_rate(file: Path) -> float:
 
 
 def sent(media: str, contents: Sequence[bytes]) -> Iterator[np.ndarray]:
-    """What a stranger sent, one by one: uint8 [H, W, 3] of each `png`, [F, H, W, 3] of each `mp4`.
+    """Yields what a stranger sent, one by one: uint8 [H, W, 3] of each `png`, [F, H, W, 3] of each `mp4`.
 
     A file's first bytes must say that it is of this kind, and no other kind is tried. So a text that names other files, which
     some formats of videos are, is never followed. Sizes are read before anything is decoded.
@@ -177,9 +177,9 @@ def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS,
         if name and frames > 1 and picture.format != "MPO":  # the second one of a telephone's JPEG is not shown
             logger.warning("%s has %d pictures, of which the first is taken", name, frames)
         texts = {key: text for key, text in picture.info.items() if isinstance(text, str)}
-        seen = _on_white(_turned(picture))
-    seen.info |= texts
-    return seen
+        image = _on_white(_turned(picture))
+    image.info |= texts
+    return image
 
 
 def stored_size(file: BinaryIO) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""What is trained of a model: adapters, the policy, and the files that hold them."""
+"""The trained part of a model: adapters, the policy, and the files that hold them."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffusers.loaders import PeftAdapterMixin
 
     class Adaptable(ModelMixin, PeftAdapterMixin):
-        """What every network that is trained is in diffusers."""
+        """The base of every network that is trained in diffusers."""
 
     from peft.tuners.lora import LoraLayer
 
@@ -29,7 +29,7 @@ TRAINED = "default"  # the name of the adapter that is trained, as peft has it
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a LoRA adapter is made with. `targets`: comma-separated ends of module names; empty takes the model's own list."""
+    """The settings of a LoRA adapter. `targets`: comma-separated ends of module names; empty takes the model's own list."""
 
     rank: int
     alpha: float
@@ -107,7 +107,7 @@ class Adapters(ABC):
 
 
 class PeftAdapters(Adapters):
-    """Those that peft puts into a network of diffusers."""
+    """The adapters that peft puts into a network of diffusers."""
 
     def __init__(self, network: Adaptable, targets: Sequence[str]):
         self.network, self.targets = network, targets
@@ -177,13 +177,13 @@ class PeftAdapters(Adapters):
         }
 
     def shapes(self) -> Shapes:
-        found: dict[str, tuple[int, ...]] = {}
+        sizes: dict[str, tuple[int, ...]] = {}
         for name, layer in self.network.named_modules():
             if isinstance(layer, torch.nn.Linear):  # whose weight is packed where it is quantized
-                found[name] = layer.out_features, layer.in_features
+                sizes[name] = layer.out_features, layer.in_features
             elif isinstance(layer, torch.nn.modules.conv._ConvNd):
-                found[name] = tuple(layer.weight.shape)
-        return {name.removesuffix(".base_layer"): shape for name, shape in found.items() if ".lora_" not in name}
+                sizes[name] = tuple(layer.weight.shape)
+        return {name.removesuffix(".base_layer"): shape for name, shape in sizes.items() if ".lora_" not in name}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What trained models are kept in: the names of their files, and safetensors files read and written. Imports no torch."""
+"""Files of trained models: the names of their files, and safetensors files read and written. Imports no torch."""
 
 from __future__ import annotations
 

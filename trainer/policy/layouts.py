@@ -98,7 +98,7 @@ def _plain_pattern(pattern: str) -> str:
 
 
 class _Configuration(BaseModel):
-    """What peft's configuration says of an adapter's scale. Without an alpha it is 1."""
+    """The scale of an adapter in peft's configuration. Without an alpha it is 1."""
 
     lora_alpha: FiniteFloat | None = None
     alpha_pattern: dict[Annotated[str, AfterValidator(_plain_pattern)], FiniteFloat] = {}
@@ -126,9 +126,9 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
             f"{path}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
             "_high_noise and _low_noise"
         )
-    found, config, alphas = shapes(path), _configuration(path), _alphas(path)
+    tensors, config, alphas = shapes(path), _configuration(path), _alphas(path)
     pairs: dict[str, dict[str, str]] = {}
-    for key in found:
+    for key in tensors:
         if other := next((what for pattern, what in _OTHERS if pattern.search(key)), None):
             raise ValueError(f"{path} is {other} ({key}), and adapters are LoRAs here. Fix: {_INSTEAD}")
         if _TEXT.match(key):
@@ -143,7 +143,7 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
         raise ValueError(f"{path} is a DoRA, by its configuration, and adapters are LoRAs here. Fix: {_INSTEAD}")
     layers: dict[str, list[Part]] = {}
     for name, keys in pairs.items():
-        a, b = (found.get(keys.get(side, ""), ()) for side in "AB")
+        a, b = (tensors.get(keys.get(side, ""), ()) for side in "AB")
         if len(a) < 2 or len(a) != len(b) or not 0 < a[0] == b[1]:
             raise ValueError(f"{path} is not whole: {name} has A {list(a)} and B {list(b)}. Fix: copy that file again")
         scale = alphas[name] / a[0] if name in alphas else config.scale(name, a[0])
@@ -193,7 +193,7 @@ def _alphas(path: Path) -> dict[str, float]:
 
 
 def _configuration(path: Path) -> _Configuration:
-    """As diffusers writes it into the header, or peft beside the file. Raises ValueError for anything else."""
+    """The configuration that diffusers writes into the header, or peft beside the file. Raises ValueError for anything else."""
     text = read_metadata(path).get("lora_adapter_metadata")
     try:
         if text is None and path.name == PEFT:

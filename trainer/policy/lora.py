@@ -117,7 +117,7 @@ def load(model: FlowModel, path: Path) -> None:
 
 
 def put_on(model: FlowModel, path: Path, name: str = TRAINED) -> None:
-    """As `load`, but the model's adapter is replaced by one of the file's rank and layers.
+    """Loads a file, where the model's adapter is replaced by one of the file's rank and layers.
 
     Under another name it stands beside the model's own, and is active from now on.
     """

@@ -152,7 +152,7 @@ class Policy:
             distributed.shard_frozen(network)
 
     def make_fresh(self) -> None:
-        """As it was loaded: a new adapter from the same seed, or the untrained weights; no optimizer, no average."""
+        """Resets to what was loaded: a new adapter from the same seed, or the untrained weights; no optimizer, no average."""
         if self.adapter is not None:
             self.replace_adapter(self.adapter)
         else:
@@ -322,7 +322,7 @@ class Policy:
 
     @torch.no_grad()
     def keep_learned(self, factor: float) -> None:
-        """What was learned at `factor` times the alpha goes on at this adapter's: alpha/rank·B stays. B's gradient and its first
+        """Keeps what was learned at `factor` times the alpha of this adapter: alpha/rank·B stays. B's gradient and its first
         moment are proportional to alpha, the second moment to its square."""
         for number, (name, trained) in enumerate(self.trainable_named().items() if factor != 1 else ()):
             if "lora_B" in name:
@@ -348,7 +348,7 @@ class Policy:
     # -- its state, for a checkpoint -------------------------------------------------------------------------------------
 
     def trained_state(self) -> dict[str, Tensor]:
-        """What is trained, by name, whole, on the CPU.
+        """The trained tensors by name, whole, on the CPU.
 
         Where each process trains a part, all have to ask for it, here and below, and only the main one gets it.
         """

@@ -1,4 +1,4 @@
-"""What a run trained, in and out: its adapter, or all weights of a fully fine-tuned model."""
+"""Trained files, in and out: a run's adapter, or all weights of a fully fine-tuned model."""
 
 from __future__ import annotations
 

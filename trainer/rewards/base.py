@@ -87,9 +87,9 @@ class Reward(Resident, ABC):
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
-        seen = stills(videos)
-        texts = [prompt for prompt in prompts for _ in range(len(seen) // len(videos))]
-        means = as_column(self.score(seen, texts)).reshape(len(videos), -1).mean(1)
+        frames = stills(videos)
+        texts = [prompt for prompt in prompts for _ in range(len(frames) // len(videos))]
+        means = as_column(self.score(frames, texts)).reshape(len(videos), -1).mean(1)
         return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
     def of_files(self, fps: float) -> None:
@@ -251,9 +251,9 @@ def score_with_gradient(
             raise RewardError(f"reward {reward.name!r} compares the pictures of a group, and was told no groups")
         scores = reward.differentiable_groups(images, prompts, groups)
     else:
-        seen = images[:, seen_frames(images.shape[1])].flatten(0, 1) if images.ndim == 5 else images
-        texts = [prompt for prompt in prompts for _ in range(len(seen) // len(images))]
-        scores = reward.differentiable(seen, texts).unflatten(0, (len(images), -1)).mean(1)
+        frames = images[:, seen_frames(images.shape[1])].flatten(0, 1) if images.ndim == 5 else images
+        texts = [prompt for prompt in prompts for _ in range(len(frames) // len(images))]
+        scores = reward.differentiable(frames, texts).unflatten(0, (len(images), -1)).mean(1)
     return scores if reward.bounds is None else scores.clamp(*reward.bounds)
 
 
@@ -384,7 +384,7 @@ def _score_groups(
     values, seconds = {}, {}
     if rewards:
         everything, numbers = distributed.whole(images), distributed.whole(groups)
-        mine = distributed.rows(len(everything))
+        rows = distributed.rows(len(everything))
         texts = [prompts[int(number)] for number in numbers]
     for reward in rewards:
         on_step()
@@ -392,7 +392,7 @@ def _score_groups(
         column = torch.zeros(len(everything))
         if distributed.is_main():
             column = _column(reward, everything, texts, groups=numbers.tolist())
-        values[reward.name] = distributed.each(column)[0][mine.start : mine.stop]
+        values[reward.name] = distributed.each(column)[0][rows.start : rows.stop]
         seconds[reward.name] = time.perf_counter() - started
     return Columns(values, seconds)
 

@@ -34,7 +34,7 @@ class Asked:
     text: str
 
     def message(self, instruction: str) -> dict[str, Any]:
-        """What the user says. Pictures come first, so that a server which remembers how a message began has them already when the
+        """The user's message. Pictures come first, so that a server which remembers how a message began has them already when the
         next question is about the same ones."""
         frames = (
             f"These are {len(self.pictures)} frames of one video, in their order.\n" if len(self.pictures) > 1 else ""
@@ -60,7 +60,7 @@ class Reply:
 
 @dataclass(eq=False)
 class Abilities:
-    """What is known of a model on a server. `probabilities`: whether it gives log-probabilities; None before it was asked."""
+    """The abilities of a model on a server. `probabilities`: whether it gives log-probabilities; None before it was asked."""
 
     probabilities: bool | None = None
 
@@ -112,11 +112,11 @@ class ChatServer(Server):
         most = ANSWER_BYTES + TOKEN_BYTES * int(fields["max_tokens"])
         questions = [
             Question(
-                json.dumps({"model": self.model, "messages": [one.message(instruction)], **fields}).encode(),
+                json.dumps({"model": self.model, "messages": [question.message(instruction)], **fields}).encode(),
                 "one sample",
                 most,
             )
-            for one in asked
+            for question in asked
         ]
         return [self._read(text) for text in self.ask(questions)]
 
@@ -166,8 +166,8 @@ def alternatives(logprobs: object) -> list[list[tuple[str, float]]] | None:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not any(len(token.get("top_logprobs") or []) > 1 for token in content):
         return None
-    found = []
+    rows = []
     for token in content:
-        listed = {one["token"]: float(one["logprob"]) for one in [token, *(token.get("top_logprobs") or [])]}
-        found.append([*listed.items()])
-    return found
+        listed = {place["token"]: float(place["logprob"]) for place in [token, *(token.get("top_logprobs") or [])]}
+        rows.append([*listed.items()])
+    return rows

@@ -89,8 +89,8 @@ class ClipDirection(NetworkReward):
         applies = [number for number, prompt in enumerate(prompts) if _text(prompt, SOURCE_TEXT)]
         chosen = [prompts[number] for number in applies]
         points = self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
-        found = self._of(points[applies], images[applies], chosen).tolist() if applies else []
-        values = dict(zip(applies, found, strict=True))
+        scores = self._of(points[applies], images[applies], chosen).tolist() if applies else []
+        values = dict(zip(applies, scores, strict=True))
         return [values.get(number) for number in range(len(prompts))]
 
     def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -100,8 +100,8 @@ class ClipDirection(NetworkReward):
         if not applies:
             return values
         chosen = [prompts[number] for number in applies]
-        found = self._of(features[applies], images[applies], chosen)
-        return values.index_put((torch.tensor(applies, device=values.device),), found)
+        scores = self._of(features[applies], images[applies], chosen)
+        return values.index_put((torch.tensor(applies, device=values.device),), scores)
 
     def _of(self, features: Tensor, images: Tensor, prompts: Sequence[str]) -> Tensor:
         with torch.no_grad():

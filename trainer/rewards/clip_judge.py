@@ -117,11 +117,11 @@ class ClipJudge(Reward):
         return tuple(video[torch.linspace(0, len(video) - 1, count).round().long()])
 
     def _column(self, samples: Sequence[tuple[Tensor, ...]], prompts: Sequence[str]) -> list[float | None]:
-        asked = {n: self._asked(s, p) for n, (s, p) in enumerate(zip(samples, prompts, strict=True))}
-        applies = {number: one for number, one in asked.items() if one is not None}
+        questions = {n: self._asked(s, p) for n, (s, p) in enumerate(zip(samples, prompts, strict=True))}
+        applies = {number: question for number, question in questions.items() if question is not None}
         values = self._values(list(applies.values()))
-        found = dict(zip(applies, values, strict=True))
-        return [found.get(number) for number in range(len(samples))]
+        scores = dict(zip(applies, values, strict=True))
+        return [scores.get(number) for number in range(len(samples))]
 
     def _asked(self, pictures: tuple[Tensor, ...], prompt: str) -> Asked | None:
         """The question about that sample; None if the prompt lacks what the question asks for."""
@@ -143,7 +143,7 @@ class ClipJudge(Reward):
         Raises:
             RewardError: none is answered.
         """
-        keys = [_key(one) for one in asked]
+        keys = [_key(question) for question in asked]
         new = [number for number, key in enumerate(keys) if key not in self._known]
         step = stopping.progress(len(new))
         wrong: dict[int, Reading | str] = {}
@@ -166,8 +166,8 @@ class ClipJudge(Reward):
         """{number of the question: its value, or what its answer begins with or is instead}, as the forward passes end."""
         kind = self.template.answer
         if kind == WRITTEN:
-            for number, one in enumerate(asked):
-                written = self.answers.write(one)
+            for number, question in enumerate(asked):
+                written = self.answers.write(question)
                 yield {number: written if (value := lowest_written(written)) is None else value}
             return
         if kind in ("yes_no", "which"):
@@ -188,15 +188,15 @@ class ClipJudge(Reward):
     def _expected(self, asked: Sequence[Asked], digits: Sequence[str], place: int = 0) -> list[float | Reading]:
         """The expected number Σ P(digit)·(digit + what is expected behind it), as deep as the template has decimals. The highest
         of the first digits has none, and what is less likely than FOLLOWED is not followed."""
-        found: dict[int, float | Reading] = {}
+        values: dict[int, float | Reading] = {}
         owners, likely, deeper = [], [], []
         for part in self.answers.ask(asked, digits, self.batch_size):
             for number, reading in part.items():
                 if not is_answer(reading):
-                    found[number] = reading
+                    values[number] = reading
                     continue
                 chances = dict(zip(digits, shares(reading), strict=True))
-                found[number] = sum(chance * int(digit) for digit, chance in chances.items()) / 10**place
+                values[number] = sum(chance * int(digit) for digit, chance in chances.items()) / 10**place
                 for digit, chance in chances.items() if place < self.template.decimals else ():
                     if chance >= FOLLOWED and (place or digit != digits[-1]):
                         owners.append(number)
@@ -205,10 +205,10 @@ class ClipJudge(Reward):
                         deeper.append(replace(asked[number], begun=f"{asked[number].begun}{digit}{point}"))
         behind = self._expected(deeper, DIGITS, place + 1) if deeper else []
         for number, chance, value in zip(owners, likely, behind, strict=True):
-            before = found[number]
+            before = values[number]
             if isinstance(value, float) and isinstance(before, float):
-                found[number] = before + chance * value
-        return [found[number] for number in range(len(asked))]
+                values[number] = before + chance * value
+        return [values[number] for number in range(len(asked))]
 
     def _tell(self, wrong: Mapping[int, Reading | str], asked: Sequence[Asked]) -> None:
         """Says what is answered instead; the samples are masked as failed.
@@ -217,19 +217,19 @@ class ClipJudge(Reward):
             RewardError: no question is answered.
         """
         choices = " or ".join(CHOICES.get(self.template.answer, ()))
-        told = []
+        lines = []
         for number, reading in list(wrong.items())[:MOST_TOLD]:
             if isinstance(reading, str):
-                told.append(f"question {number}: it answered {shown(reading)}, which has no scores")
+                lines.append(f"question {number}: it answered {shown(reading)}, which has no scores")
                 continue
             total = sum(reading.mass)
             if math.isnan(total):
-                told.append(f"question {number}: the model's numbers are NaN")
+                lines.append(f"question {number}: the model's numbers are NaN")
             else:
-                said = self.answers.write(asked[number], LONGEST_TOLD)
-                told.append(f"question {number}: {choices} is only {total:.2f} probable, and it would answer {said!r}")
+                text = self.answers.write(asked[number], LONGEST_TOLD)
+                lines.append(f"question {number}: {choices} is only {total:.2f} probable, and it would answer {text!r}")
         more = ", …" if len(wrong) > MOST_TOLD else ""
-        message = f"{len(wrong)} of {len(asked)} questions are not answered: {'; '.join(told)}{more}"
+        message = f"{len(wrong)} of {len(asked)} questions are not answered: {'; '.join(lines)}{more}"
         if len(wrong) == len(asked):
             raise RewardError(
                 f"{message}. Fix: ask what can be answered so, or load a model that was trained to answer, not a base model"
@@ -262,16 +262,16 @@ class PairJudge(GroupReward, ClipJudge):
         if samples.ndim == 5:
             raise RewardError("it compares pictures, and these are videos. Fix: switch compare off")
         pairs = [pair for members in _members(groups).values() for pair in opponents(members)]
-        orders = [order for one, other in pairs for order in ((one, other), (other, one))]
+        orders = [order for first, other in pairs for order in ((first, other), (other, first))]
         pictures = list(samples)  # each once, so that it is looked at once
-        asked = {order: self._asked(tuple(pictures[n] for n in order), prompts[order[0]]) for order in orders}
-        applies = {order: one for order, one in asked.items() if one is not None}
+        questions = {order: self._asked(tuple(pictures[n] for n in order), prompts[order[0]]) for order in orders}
+        applies = {order: first for order, first in questions.items() if first is not None}
         chance = dict(zip(applies, self._values(list(applies.values())), strict=True))
         won: dict[int, list[float]] = {}
-        for one, other in pairs:
-            if (one, other) in chance:
-                wins = (chance[one, other] + 1 - chance[other, one]) / 2
-                won.setdefault(one, []).append(wins)
+        for first, other in pairs:
+            if (first, other) in chance:
+                wins = (chance[first, other] + 1 - chance[other, first]) / 2
+                won.setdefault(first, []).append(wins)
                 won.setdefault(other, []).append(1 - wins)
         return [_mean(won[number]) if number in won else None for number in range(len(samples))]
 
@@ -294,8 +294,8 @@ def _members(groups: Sequence[int]) -> dict[int, list[int]]:
 
 def _mean(values: Sequence[float]) -> float:
     """The mean of those comparisons that were answered; NaN if none was."""
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def is_answer(reading: Reading) -> bool:
@@ -309,8 +309,8 @@ def shares(reading: Reading) -> list[float]:
 
 
 def _key(asked: Asked) -> bytes:
-    found = hashlib.blake2b(f"{asked.text}\0{asked.begun}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{asked.text}\0{asked.begun}".encode(), digest_size=16)
     for picture in asked.pictures:
-        found.update(str(tuple(picture.shape)).encode())
-        found.update(picture.contiguous().cpu().numpy().tobytes())
-    return found.digest()
+        digest.update(str(tuple(picture.shape)).encode())
+        digest.update(picture.contiguous().cpu().numpy().tobytes())
+    return digest.digest()

@@ -1,4 +1,4 @@
-"""What an edit keeps of its source and what it changes, read off the pixels. Both have a gradient.
+"""Rewards of edits: what an edit keeps of its source and what it changes, by pixels. Both have a gradient.
 
 With x a picture and s its source, both blurred by a box of a 32nd of the shorter side, so that noise and a shift by a pixel count
 little, the difference of pixel p is

@@ -52,7 +52,7 @@ class Found:
 
 
 class RankedFolder(NamedTuple):
-    """What was made of a folder.
+    """The ranking of a folder.
 
     Attributes:
         images: [B, H, W, 3], the pictures that could be read in the first one's shape: scaled until they cover it, and cropped
@@ -92,9 +92,9 @@ def find(name: str, limit: int) -> Found:
 
 def state(name: str, limit: int) -> list[tuple[str, int, int]]:
     """Changes when a picture does. Raises as `find`."""
-    found = find(name, limit)
-    stats = opening.in_time(lambda: [os.stat(found.folder / each) for each in found.names])
-    return [(each, stat.st_mtime_ns, stat.st_size) for each, stat in zip(found.names, stats, strict=True)]
+    folder = find(name, limit)
+    stats = opening.in_time(lambda: [os.stat(folder.folder / file) for file in folder.names])
+    return [(file, stat.st_mtime_ns, stat.st_size) for file, stat in zip(folder.names, stats, strict=True)]
 
 
 def read(folder: Path, name: str) -> Image.Image:
@@ -166,10 +166,10 @@ def rank(
         )
     batch = _floats(images)
     ranked = ranking.rank(rewards, batch, [of_name[name] for name in names], stopping.check_stop, parts)
-    said = [f"Left out, since it {wrong}: {name}" for name, wrong in unread.items()]
+    notes = [f"Left out, since it {wrong}: {name}" for name, wrong in unread.items()]
     if found.left:
-        said.append(f"{found.left} more pictures, by name, are beyond the limit of {len(found.names)}.")
-    return RankedFolder(batch, ranked, tuple(names), said)
+        notes.append(f"{found.left} more pictures, by name, are beyond the limit of {len(found.names)}.")
+    return RankedFolder(batch, ranked, tuple(names), notes)
 
 
 def _floats(pictures: Sequence[np.ndarray]) -> Tensor:

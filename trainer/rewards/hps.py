@@ -134,13 +134,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Its tensors, in open_clip's layout."""
     content = FILE.read(path)
     state = content.get("state_dict", content)
-    ours = {key: tensor for key, tensor in state.items() if key.startswith(tuple(_NAMES))}
-    FILE.check(path, ours, _MEASURED)
-    return ours
+    own = {key: tensor for key, tensor in state.items() if key.startswith(tuple(_NAMES))}
+    FILE.check(path, own, _MEASURED)
+    return own
 
 
 def clean(text: str) -> str:
-    """What open_clip does to a text before its tokenizer, but for spaces and capitals, which the tokenizer sees to.
+    """Cleans a text as open_clip does before its tokenizer, but for spaces and capitals, which the tokenizer sees to.
 
     Raises:
         MissingPackage: ftfy is not here, and might change this text: it has other than printable ASCII letters, or an &.
@@ -160,8 +160,8 @@ def is_comfyuis(tokenizer: str) -> bool:
 
 def find_tokenizer(name: str) -> Path:
     """The folder of a CLIP tokenizer, as `search.model` finds it. Raises FileNotFoundError."""
-    ours = paths.clip_tokenizers() if is_comfyuis(name) else []
-    return TOKENIZER.find_folder(name, "tokenizer_config.json", *ours)
+    folders = paths.clip_tokenizers() if is_comfyuis(name) else []
+    return TOKENIZER.find_folder(name, "tokenizer_config.json", *folders)
 
 
 class HPSv2Package(Network):

@@ -142,23 +142,23 @@ class ScoreServer(Server):
 
 def _sources(prompts: Sequence[str]) -> tuple[list[str], list[int | None]]:
     """The pictures that prompts work on, the first of each, as a request has them; and which of them is each prompt's."""
-    found: dict[str, tuple[int, str]] = {}  # by digest
+    sources: dict[str, tuple[int, str]] = {}  # by digest
     places: list[int | None] = []
     for prompt in prompts:
         picture = next(iter(given.pictures(prompt)), None)
-        if picture is not None and picture.digest not in found:
+        if picture is not None and picture.digest not in sources:
             image = Image.fromarray(picture.pixels.numpy())
             image.thumbnail((MOST_SIDE, MOST_SIDE))
-            found[picture.digest] = len(found), base64.b64encode(png(np.asarray(image))).decode()
-        places.append(None if picture is None else found[picture.digest][0])
-    return [data for _, data in found.values()], places
+            sources[picture.digest] = len(sources), base64.b64encode(png(np.asarray(image))).decode()
+        places.append(None if picture is None else sources[picture.digest][0])
+    return [data for _, data in sources.values()], places
 
 
 def _sample(prompt: str, data: bytes, group: int | None, source: int | None) -> dict[str, Any]:
     """One of a request's samples."""
     more = {"metadata": dict(metadata_of(prompt)) or None, "group": group, "source": source}
-    said = {name: value for name, value in more.items() if value is not None}
-    return {"prompt": prompt, **said, "data": base64.b64encode(data).decode()}
+    fields = {name: value for name, value in more.items() if value is not None}
+    return {"prompt": prompt, **fields, "data": base64.b64encode(data).decode()}
 
 
 def _question(request: Mapping[str, Any]) -> Question:
@@ -167,7 +167,7 @@ def _question(request: Mapping[str, Any]) -> Question:
 
 
 def _score(value: float | str | None) -> float | None:
-    """As rewards give scores: NaN is what could not be scored, or no sum could hold; None what the reward does not apply to."""
+    """The score as rewards give it: NaN is a failure, or a number that no sum could hold; None: the reward does not apply."""
     if value == LEFT_OUT:
         return None
     try:

@@ -40,8 +40,8 @@ _VISION_NAMES = (
 def vision_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for key, tensor in _under(_VISION, state).items():
-        for theirs, ours in _VISION_NAMES:
-            key = key.replace(theirs, ours)
+        for name, layer in _VISION_NAMES:
+            key = key.replace(name, layer)
         renamed[key] = tensor
     return renamed
 
@@ -95,15 +95,15 @@ class Blip(Network):
         return self._judged(preprocess.centre_crop_with_gradient(images, self.vision.config.image_size), prompts)
 
     def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
-        seen = self.vision(pixel_values=pixels.to(self.device, self.dtype)).last_hidden_state
+        hidden = self.vision(pixel_values=pixels.to(self.device, self.dtype)).last_hidden_state
         words = self.tokenizer(
             list(prompts), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="pt"
         ).to(self.device)
         read = self.text(
             input_ids=words.input_ids,
             attention_mask=words.attention_mask,
-            encoder_hidden_states=seen,
-            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self.device),
+            encoder_hidden_states=hidden,
+            encoder_attention_mask=torch.ones(hidden.shape[:2], dtype=torch.long, device=self.device),
         ).last_hidden_state
         return (self.head(read[:, 0].float().cpu())[:, 0] - MEAN) / STD
 

@@ -101,8 +101,8 @@ class VLMJudge(ServerReward):
         texts = [filled(self.question, prompt) for prompt in prompts]
         pictures = self.server.once(batch, ("pictures", self.frames), lambda: data_urls(batch, self.frames))
         applies = [sample for sample, text in enumerate(texts) if text is not None]
-        asked = [Asked(pictures[sample], str(texts[sample])) for sample in applies]
-        replies, score_of = self._replies(asked) if asked else ([], self._number)
+        questions = [Asked(pictures[sample], str(texts[sample])) for sample in applies]
+        replies, score_of = self._replies(questions) if questions else ([], self._number)
         scores: list[float | None] = [None] * len(texts)
         wrong = {}
         for sample, reply in zip(applies, replies, strict=True):
@@ -137,16 +137,16 @@ class VLMJudge(ServerReward):
 
     def _tell(self, wrong: Mapping[int, str], count: int) -> None:
         """Names what was answered instead of a score; the samples are masked as failed."""
-        told = "; ".join(f"sample {sample}: {why}" for sample, why in [*wrong.items()][:MOST_TOLD])
+        text = "; ".join(f"sample {sample}: {why}" for sample, why in [*wrong.items()][:MOST_TOLD])
         more = ", …" if len(wrong) > MOST_TOLD else ""
-        logger.warning("reward %r: %d of %d answers are not scores: %s%s", self.name, len(wrong), count, told, more)
+        logger.warning("reward %r: %d of %d answers are not scores: %s%s", self.name, len(wrong), count, text, more)
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
 
 
 def number_instruction(low: float, high: float) -> str:
-    """What follows a question that a number shall answer."""
+    """The instruction behind a question that a number shall answer."""
     return (
         f"Answer with one number from {low:g} to {high:g} and nothing else. "
         f"{low:g} means not at all, {high:g} means fully."
@@ -172,13 +172,13 @@ def parse_questions(text: str, most: int) -> list[str]:
     Raises:
         ValueError: no line, more than `most`, one that cannot be asked, or two with the same label.
     """
-    found = [check_question(question) for _, question in _lines(text)] or [check_question("")]
+    questions = [check_question(question) for _, question in _lines(text)] or [check_question("")]
     labels = [label for label, _ in _lines(text) if label]
-    if len(found) > most:
-        raise ValueError(f"{len(found)} questions are too many. Fix: at most {most} lines; more on a second node")
+    if len(questions) > most:
+        raise ValueError(f"{len(questions)} questions are too many. Fix: at most {most} lines; more on a second node")
     if len(set(labels)) < len(labels):
         raise ValueError(f"two questions share a label: {', '.join(labels)}. Fix: give each line another")
-    return found
+    return questions
 
 
 def names_of(text: str, name: str, count: int) -> list[str]:
@@ -231,9 +231,9 @@ def parse_extra(text: str) -> dict[str, Any]:
     except ValueError:
         extra = None
     if not isinstance(extra, dict) or (own := [name for name in OURS if name in extra]):
-        told = f"sets {', '.join(own)}" if isinstance(extra, dict) else "is not a JSON object"
+        problem = f"sets {', '.join(own)}" if isinstance(extra, dict) else "is not a JSON object"
         fix = 'other fields, as in {"chat_template_kwargs": {"enable_thinking": false}}'
-        raise ValueError(f"{text[:SHOWN]!r} {told}. Fix: {fix}")
+        raise ValueError(f"{text[:SHOWN]!r} {problem}. Fix: {fix}")
     return extra
 
 
@@ -269,8 +269,8 @@ def probability_of_yes(reply: Reply) -> float:
         raise ValueError(f"it answered {shown(reply.text)}, which begins with neither yes nor no")
     listed = next((listed for listed in reply.tokens or () if listed[0][0].strip(AROUND)), ())
     mass = {
-        meant: sum(math.exp(min(logprob, 0.0)) for token, logprob in listed if _plain(token) == meant)
-        for meant in (YES, NO)
+        answer: sum(math.exp(min(logprob, 0.0)) for token, logprob in listed if _plain(token) == answer)
+        for answer in (YES, NO)
     }
     if not listed or _plain(listed[0][0]) not in mass or not (total := mass[YES] + mass[NO]) > 0:
         raise ValueError(f"it answered {shown(reply.text)}, and the probability of its first word is not known")

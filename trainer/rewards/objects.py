@@ -45,7 +45,7 @@ class Clause(Counted):
 
 
 class Wish(BaseModel):
-    """What a prompt asks for: every clause of `include`, and fewer than the count of each of `exclude`."""
+    """The objects that a prompt asks for: every clause of `include`, and fewer than the count of each of `exclude`."""
 
     include: tuple[Clause, ...] = ()
     exclude: tuple[Counted, ...] = ()
@@ -56,22 +56,22 @@ class Wish(BaseModel):
 
 
 def wish(prompt: str) -> Wish | None:
-    """What the metadata of a prompt ask for; None if they ask for no objects.
+    """The objects that a prompt's metadata ask for; None if they ask for no objects.
 
     Raises:
         RewardError: names the prompt and the key, and what should stand there.
     """
     metadata = metadata_of(prompt)
     try:
-        asked = Wish(**{key: metadata[key] for key in ("include", "exclude") if metadata.get(key)})
+        objects = Wish(**{key: metadata[key] for key in ("include", "exclude") if metadata.get(key)})
     except ValidationError as error:
         wrong = error.errors()[0]
         raise _refusal(prompt, wrong["loc"], wrong["input"], wrong["msg"]) from None
-    for place, clause in enumerate(asked.include):
+    for place, clause in enumerate(objects.include):
         if clause.position and not 0 <= clause.position[1] < place:
             message = "The number should be that of a clause before it in include, from 0"
             raise _refusal(prompt, ("include", place, "position"), clause.position, message)
-    return asked if asked.names else None
+    return objects if objects.names else None
 
 
 def _refusal(prompt: str, where: Sequence[int | str], given: Any, message: str) -> RewardError:
@@ -190,18 +190,18 @@ class Objects(NetworkReward):
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         wishes = [wish(prompt) for prompt in prompts]
-        for prompt, asked in zip(prompts, wishes, strict=True):
-            self._check_colors(prompt, asked)
+        for prompt, wanted in zip(prompts, wishes, strict=True):
+            self._check_colors(prompt, wanted)
         alike: dict[tuple[str, ...], list[int]] = {}  # which pictures are asked for the same names
-        for row, asked in enumerate(wishes):
-            if asked:
-                alike.setdefault(asked.names, []).append(row)
+        for row, wanted in enumerate(wishes):
+            if wanted:
+                alike.setdefault(wanted.names, []).append(row)
         scores: list[float | None] = [None] * len(prompts)
         for names, rows in alike.items():
             size = self.batch_size or len(rows)
             for part in (rows[start : start + size] for start in range(0, len(rows), size)):
-                for row, found in zip(part, self.network.find(images[part], names, self.threshold), strict=True):
-                    scores[row] = self._share(images[row], wishes[row], found)
+                for row, objects in zip(part, self.network.find(images[part], names, self.threshold), strict=True):
+                    scores[row] = self._share(images[row], wishes[row], objects)
         return scores
 
     def _check_colors(self, prompt: str, asked: Wish | None) -> None:

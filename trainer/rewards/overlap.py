@@ -21,7 +21,7 @@ STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 
 
 class Overlap:
-    """What a sampler and Reward Stack below it share from one iteration to the next.
+    """The rewards that a sampler and Reward Stack below it share from one iteration to the next.
 
     The sampler runs before the stack, so it knows the rewards from the stack's last run; in the first iteration it asks none.
     It holds weak references: a reward whose node has changed is gone, with its network.

@@ -67,7 +67,7 @@ def samples_of(images: Tensor, frames: int | None) -> Tensor:
 
 
 def as_pictures(samples: Tensor) -> Tensor:
-    """What rewards are shown: red, green and blue in [0, 1], without transparency, on the CPU."""
+    """The pictures that rewards are shown: red, green and blue in [0, 1], without transparency, on the CPU."""
     return samples[..., :3].float().clamp(0, 1).cpu()
 
 
@@ -116,15 +116,15 @@ def rank(
     """
     check(rewards)
     keys = list(map(key, prompts))
-    numbers = {one: number for number, one in enumerate(dict.fromkeys(keys))}
-    groups = torch.tensor([numbers[one] for one in keys])
-    texts = [prompts[keys.index(one)] for one in numbers]
+    numbers = {prompt_key: number for number, prompt_key in enumerate(dict.fromkeys(keys))}
+    groups = torch.tensor([numbers[prompt_key] for prompt_key in keys])
+    texts = [prompts[keys.index(prompt_key)] for prompt_key in numbers]
     scores = score_stack(rewards, samples, texts, groups, on_step, scored=scored)
     standings = standing(replace(scores, groups=torch.zeros_like(groups)))
-    ours = standings[:, : len(scores.names)]
+    own = standings[:, : len(scores.names)]
     left_out = scores.values == LEFT_OUT
-    coefficients = torch.tensor(scores.coefficients, dtype=ours.dtype)
-    totals = (torch.where(left_out, 0.0, ours) * coefficients).sum(1)
+    coefficients = torch.tensor(scores.coefficients, dtype=own.dtype)
+    totals = (torch.where(left_out, 0.0, own) * coefficients).sum(1)
     totals[left_out.all(1)] = torch.nan
     _say_unscored(scores, totals)
     order = totals.nan_to_num(-torch.inf).argsort(descending=True, stable=True)

@@ -40,14 +40,14 @@ _CAPTION = re.compile(rf"\ba {_OBJECTS}(?: ({'|'.join(RELATIONS)}) a {_OBJECTS})
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption asks for: one or two objects (colour, shape) and how they stand, None for one object or two alike."""
+    """The scene of a caption: one or two objects (colour, shape) and how they stand, None for one object or two alike."""
 
     objects: tuple[tuple[str, str], ...]
     relation: str | None = None
 
     @property
     def category(self) -> str:
-        """What kind of caption it is: "single", "two", or the relation."""
+        """The kind of caption: "single", "two", or the relation."""
         return self.relation or ("two" if len(self.objects) == 2 else "single")
 
     @property
@@ -93,23 +93,23 @@ def regions(image: np.ndarray) -> list[Region]:
     away = np.linalg.norm(colors - paper, axis=-1)
     labels, count = ndimage.label(away > _BACKGROUND)  # pyright: ignore[reportGeneralTypeIssues] its stub says a number
     sizes = np.bincount(labels.ravel())
-    found = [label for label in range(1, count + 1) if sizes[label] >= _SPECK * labels.size]
-    return [_region(colors, labels == label, away) for label in found]
+    kept = [label for label in range(1, count + 1) if sizes[label] >= _SPECK * labels.size]
+    return [_region(colors, labels == label, away) for label in kept]
 
 
 def judge(image: np.ndarray, caption: str) -> float | None:
     """1.0 where exactly the objects that were asked for are there, and stand as asked, else 0.0; None for other captions."""
-    asked = parse_caption(caption)
-    if asked is None:
+    scene = parse_caption(caption)
+    if scene is None:
         return None
-    seen = regions(image)
-    if len(seen) != len(asked.objects):
+    objects = regions(image)
+    if len(objects) != len(scene.objects):
         return 0.0
     return float(
         any(
-            all((region.color, region.shape) == one for region, one in zip(order, asked.objects, strict=True))
-            and (asked.relation in (None, "and") or _apart(order, asked.relation) >= _APART)
-            for order in itertools.permutations(seen)
+            all((region.color, region.shape) == thing for region, thing in zip(order, scene.objects, strict=True))
+            and (scene.relation in (None, "and") or _apart(order, scene.relation) >= _APART)
+            for order in itertools.permutations(objects)
         )
     )
 
@@ -120,14 +120,14 @@ def grade(image: np.ndarray, caption: str) -> float | None:
     The mean of each object's grade, half for its colour and half for its shape, and of the relation's, by the assignment of
     regions to objects that is best; divided by 1 + the number of regions that were not asked for.
     """
-    asked = parse_caption(caption)
-    if asked is None:
+    scene = parse_caption(caption)
+    if scene is None:
         return None
-    seen: list[Region | None] = list(regions(image))
-    missing = max(0, len(asked.objects) - len(seen))
-    orders = itertools.permutations(seen + [None] * missing, len(asked.objects))
-    surplus = max(0, len(seen) - len(asked.objects))
-    return max(_graded(asked, order) for order in orders) / (1 + surplus)
+    objects: list[Region | None] = list(regions(image))
+    missing = max(0, len(scene.objects) - len(objects))
+    orders = itertools.permutations(objects + [None] * missing, len(scene.objects))
+    surplus = max(0, len(objects) - len(scene.objects))
+    return max(_graded(scene, order) for order in orders) / (1 + surplus)
 
 
 class Scenes(Reward):
@@ -202,6 +202,6 @@ def _overlaps(mask: np.ndarray) -> list[float]:
     height, width = int(rows[-1] - rows[0] + 1), int(columns[-1] - columns[0] + 1)
     if max(height, width) > _ASPECT * min(height, width):
         return [0.0] * len(SHAPES)
-    seen = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    crop = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     every = ideal_masks(height, width)
-    return [float((seen & every[shape]).sum() / (seen | every[shape]).sum()) for shape in SHAPES]
+    return [float((crop & every[shape]).sum() / (crop | every[shape]).sum()) for shape in SHAPES]

@@ -1,4 +1,4 @@
-"""What rewards that ask a server share: which hosts may be asked, tokens, sessions, further tries, limits and Stop.
+"""Parts of rewards that ask a server: which hosts may be asked, tokens, sessions, further tries, limits and Stop.
 
 A `Server` posts JSON and gives back the text of good answers. What is asked, and what an answer means, is its subclass's.
 """
@@ -162,7 +162,7 @@ class Server(OncePerBatch):
         raise RewardError(f"{self.url} {problem}{tries}. Fix: {fix}")
 
     def _remedy(self, status: int, target: str) -> str:
-        """What to do about an answer of that status; `target`: where a redirect leads."""
+        """The fix for an answer of that status; `target`: where a redirect leads."""
         if 300 <= status < 400:
             return f"redirects are not followed; if you trust {target[:SHOWN]!r}, give that as url"
         if status in (401, 403):

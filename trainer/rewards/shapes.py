@@ -45,7 +45,7 @@ _STAYS = 0.7  # intersection over union of a shape before and after it got anoth
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption asks for, or what the judge saw (`None` where it could not tell)."""
+    """The shape that a caption asks for, or what the judge saw (`None` where it could not tell)."""
 
     color: str | None
     shape: str | None
@@ -62,7 +62,7 @@ def _article(word: str | None) -> str:
 
 @dataclass(frozen=True)
 class Edit:
-    """What an instruction asks of a picture of the world: another colour for its shape, or on plain ground a shape."""
+    """The edit that an instruction asks of a picture of the world: another colour for its shape, or on plain ground a shape."""
 
     color: str
     shape: str | None = None
@@ -99,7 +99,7 @@ def recognise(image: np.ndarray) -> Scene:
 
 
 def _seen(image: np.ndarray) -> tuple[Scene, np.ndarray]:
-    """What `recognise` reads, and where the shape is, [H, W]."""
+    """The shape that `recognise` reads, and where the shape is, [H, W]."""
     lab = cie_lab(image)
     palette = cie_lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
     names = list(PALETTE)
@@ -120,8 +120,8 @@ def _seen(image: np.ndarray) -> tuple[Scene, np.ndarray]:
 
 def accuracy(image: np.ndarray, caption: str) -> float | None:
     """1.0 where colour, shape and background are all as asked, else 0.0; None for a caption that is not of this world."""
-    asked = parse_caption(caption)
-    return None if asked is None else float(recognise(image) == asked)
+    scene = parse_caption(caption)
+    return None if scene is None else float(recognise(image) == scene)
 
 
 def followed(image: np.ndarray, source: np.ndarray, edit: Edit) -> float:
@@ -166,9 +166,9 @@ def _shape(mask: np.ndarray) -> str | None:
     height, width = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
     if max(height, width) > _ASPECT * min(height, width):
         return None
-    seen = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    crop = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     overlap = {
-        shape: (seen & ideal).sum() / (seen | ideal).sum() for shape, ideal in ideal_masks(height, width).items()
+        shape: (crop & ideal).sum() / (crop | ideal).sum() for shape, ideal in ideal_masks(height, width).items()
     }
     best = max(overlap, key=overlap.__getitem__)
     return best if overlap[best] >= _OVERLAP else None

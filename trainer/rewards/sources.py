@@ -46,13 +46,13 @@ class Sources:
             )
         if self.pictures:
             return self.pictures[0]
-        found = self._pictures(prompt, self.name)
-        if found is None:
+        pictures = self._pictures(prompt, self.name)
+        if pictures is None:
             raise RewardError(
                 f"it looks at the picture that was edited, and {place_of(prompt)} has no {given.KEY}. Fix: name one in that "
                 'line: {"prompt": "…", "image": "start.png"}, or connect source'
             )
-        return found
+        return pictures
 
     def fitted(self, prompts: Sequence[str], like: Tensor) -> Tensor:
         """The sources [B, H, W, 3] of pictures [B, H, W, 3], each in their size, on their device. Raises as `of`."""
@@ -71,8 +71,8 @@ class Sources:
 
     def _pictures(self, prompt: str, name: str = "") -> Tensor | None:
         """The picture of that name, else the first that the prompt's line names, if it does."""
-        asked = Prompt(prompt, {given.KEY: name}, place_of(prompt)) if name else prompt
-        for picture in given.pictures(asked)[:1]:
+        line = Prompt(prompt, {given.KEY: name}, place_of(prompt)) if name else prompt
+        for picture in given.pictures(line)[:1]:
             if picture.digest not in self._read:
                 for oldest in list(self._read)[: 1 - REMEMBERED]:
                     del self._read[oldest]
@@ -84,15 +84,15 @@ class Sources:
 def beside(prompts: Sequence[str], rewards: Sequence[Reward]) -> tuple[list[Tensor], list[int | None]]:
     """The pictures that were edited, each once, and which of them is each prompt's: its line's, else the one that a reward of
     edits has for all; None for a prompt without one."""
-    known = [held for reward in rewards if isinstance(held := getattr(reward, "sources", None), Sources)]
-    connected = next((sources.pictures[0] for sources in known if sources.pictures), None)
-    reader, found, places = Sources(), [], []
+    readers = [held for reward in rewards if isinstance(held := getattr(reward, "sources", None), Sources)]
+    connected = next((sources.pictures[0] for sources in readers if sources.pictures), None)
+    reader, distinct, places = Sources(), [], []
     for prompt in prompts:
         picture = reader._pictures(prompt) if given.named(prompt) else connected
-        if picture is not None and not any(picture is each for each in found):
-            found.append(picture)
-        places.append(next((place for place, each in enumerate(found) if each is picture), None))
-    return found, places
+        if picture is not None and not any(picture is source for source in distinct):
+            distinct.append(picture)
+        places.append(next((place for place, source in enumerate(distinct) if source is picture), None))
+    return distinct, places
 
 
 def covering(picture: Tensor, height: int, width: int) -> Tensor:

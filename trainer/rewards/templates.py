@@ -15,7 +15,7 @@ MOST = 25  # of a score in such a list
 
 @dataclass(frozen=True)
 class Template:
-    """What is asked of a picture or of two, and how the answer is read.
+    """The question about a picture or of two, and how the answer is read.
 
     Attributes:
         text: {prompt} stands for the prompt, {source} for the picture that was edited.
@@ -184,9 +184,9 @@ def lowest_written(text: str) -> float | None:
 
     The lowest, as VIEScore does, whose questions these are (Ku et al., 2312.14867).
     """
-    found = LIST.findall(text)
+    numbers = LIST.findall(text)
     try:
-        scores = [float(part) for part in found[-1].split(",")] if found else []
+        scores = [float(part) for part in numbers[-1].split(",")] if numbers else []
     except ValueError:
         return None
     return min(scores) / MOST if len(scores) == 2 and all(0 <= score <= MOST for score in scores) else None

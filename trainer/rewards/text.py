@@ -125,11 +125,11 @@ def wanted(prompt: str) -> list[str]:
 
 def _listed(metadata: Mapping[str, Any], prompt: str) -> list[str]:
     key = "text" if "text" in metadata else "words"
-    given = metadata[key]
-    texts = [given] if isinstance(given, str) else given
+    value = metadata[key]
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise RewardError(
-            f"the metadata of the prompt {prompt!r} say {key} = {given!r}. Fix: one text, or a list of texts, in its line"
+            f"the metadata of the prompt {prompt!r} say {key} = {value!r}. Fix: one text, or a list of texts, in its line"
         )
     return list(texts)
 

@@ -17,7 +17,7 @@ from .base import NetworkReward
 
 
 class VideoNetwork(Network, ABC):
-    """What scores videos."""
+    """A network that scores videos."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
         extras.check("A reward for videos", "rewards", "transformers")

@@ -143,8 +143,8 @@ class VideoAlignNetwork(VideoNetwork):
             video_grid_thw=torch.tensor([grid] * len(videos), device=self.device),
             use_cache=False,
         ).last_hidden_state
-        asked = torch.isin(tokens.input_ids, self.reward_ids.to(self.device))
-        raw = self.model.rm_head(hidden[asked].float()).unflatten(0, (len(videos), 3)).cpu()
+        is_reward = torch.isin(tokens.input_ids, self.reward_ids.to(self.device))
+        raw = self.model.rm_head(hidden[is_reward].float()).unflatten(0, (len(videos), 3)).cpu()
         raw = raw.diagonal(dim1=1, dim2=2) if raw.shape[2] == 3 else raw[:, :, 0]
         return (raw - self.mean) / self.std
 
@@ -185,7 +185,7 @@ def resized(videos: Tensor, factor: int, most_pixels: int) -> Tensor:
 
 
 def patches(frames: Tensor, patch: int, merge: int, stack: int) -> tuple[Tensor, tuple[int, int, int]]:
-    """What Qwen2-VL's video processor makes of frames [B, n, 3, h, w] in 0…255, without torchvision.
+    """The patches that Qwen2-VL's video processor makes of frames [B, n, 3, h, w] in 0…255, without torchvision.
 
     Returns:
         Patches [B · n/stack · h/patch · w/patch, 3 · stack · patch²], those that are merged side by side, and one video's

@@ -1,4 +1,4 @@
-"""What a training uses, and a budget that ends it instead of a number of iterations: forwards, or seconds.
+"""The use of a training, and a budget that ends it instead of a number of iterations: forwards, or seconds.
 
 A comparison gives trainings of unequal iterations the same budget. It lies in the run's folder as budget.json, so a resumed run
 has it too, and whether it is used up is read off metrics.jsonl alone.
@@ -50,7 +50,7 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """What a run says that ended by it."""
+        """The sentence about a run that ended by it."""
         return f"its budget of {self} is used up"
 
     def share(self, history: Sequence[Mapping], evaluations: Sequence[Mapping] = (), without: int = 0) -> float:
@@ -79,7 +79,7 @@ def read(folder: Path) -> Budget | None:
 
 
 def cost(row: Mapping, unit: str) -> float | None:
-    """What one iteration used, from its row of metrics.jsonl; None if that was not measured."""
+    """The use of one iteration, from its row of metrics.jsonl; None if that was not measured."""
     weights = {"forwards/all": 1.0, "forwards/with_gradient": BACKWARD} if unit == FORWARDS else {USED: 1.0}
     if not all(measured(row.get(key)) for key in weights):
         return None
@@ -87,7 +87,7 @@ def cost(row: Mapping, unit: str) -> float | None:
 
 
 def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> list[float]:
-    """What was used until the end of each of these iterations, 0 for 0.
+    """The use until the end of each of these iterations, 0 for 0.
 
     An iteration that was not measured, or whose line was lost, counts as the mean of the others. NaN if none was measured.
     """
@@ -102,7 +102,7 @@ def slowest(seconds: float) -> float:
 
 
 class Meter:
-    """What the iterations of a run use in this process, and how far that is through its budget.
+    """Measures what the iterations of a run use in this process, and how far that is through its budget.
 
     Args:
         folder: of the run; None on the canvas, where a person says when it ends, and whose process does other things too.
@@ -118,7 +118,7 @@ class Meter:
         self._began = time.process_time() if self._measures else None
 
     def take(self, seconds: float, on_cpu: bool) -> dict[str, float]:
-        """What the iteration used that just ended, in all processes together, as one figure of metrics.jsonl.
+        """The use of the iteration that just ended, in all processes together, as one figure of metrics.jsonl.
 
         On the CPU that is seconds of computing, of all threads, so that it does not matter what else the machine does. What
         waits for an accelerator computes nothing, so there it is `seconds`, those by the clock. A process' first iteration is not

@@ -98,9 +98,9 @@ def save(
             state["old_policy"] = {"steps": policy.old_steps, "differs": policy.old is not None}
         state["sha256"] = {path.name: sha256(open_plain(path)) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
-    whole = [place for place in ours if (place / STATE).is_file() and int(place.name) <= iteration]
-    for other in set(ours).difference(whole[-keep:]):
+    own = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
+    whole = [place for place in own if (place / STATE).is_file() and int(place.name) <= iteration]
+    for other in set(own).difference(whole[-keep:]):
         remove_own(other)
     return target
 
@@ -172,8 +172,7 @@ def _verified(checkpoint: Path) -> dict:
             check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
             raise Damaged(path, f"has an {name} that {error}", _FIX) from error
-    if "memos" not in state:
-        state["memos"] = _memos_before_0_2(state)
+    state = _from_0_1(state)
     try:
         check(state["memos"], dict, {})
         for name, memo in state["memos"].items():
@@ -184,7 +183,7 @@ def _verified(checkpoint: Path) -> dict:
     optional = {
         OPTIMIZER: state["optimizer"],
         AVERAGE: "ema" in state,
-        OLD_POLICY: _old_policy(state)["differs"],
+        OLD_POLICY: state["old_policy"]["differs"],
         **{f"{name}.safetensors": memo["tensors"] for name, memo in state["memos"].items()},
     }
     for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
@@ -199,35 +198,36 @@ def _verified(checkpoint: Path) -> dict:
     return state
 
 
-def _memos_before_0_2(state: Mapping) -> dict[str, Any]:
-    """The memos of a checkpoint that named each of them by itself."""
-    memos = {
-        "next_rollout": {"values": [state.get("unconditional_gradient"), state.get("uses_graphs")], "tensors": False}
-    }
+def _from_0_1(state: dict[str, Any]) -> dict[str, Any]:
+    """Upgrades a state that named each memo by itself, and had no policy beside the trained one."""
+    graph = {"values": [state.get("unconditional_gradient"), state.get("uses_graphs")], "tensors": False}
     tensors = {"credit": True, "step_noise": True, "reward_spread": False}
-    return memos | {name: {"values": state[name], "tensors": has} for name, has in tensors.items() if name in state}
+    memos = {name: {"values": state[name], "tensors": has} for name, has in tensors.items() if name in state}
+    return {"memos": {"next_rollout": graph, **memos}, "old_policy": {"steps": 0, "differs": False}, **state}
 
 
-def _old_policy(state: Mapping) -> Mapping:
-    """How many steps the old policy of a checkpoint's state has followed, and whether it differs from the trained one."""
-    return state.get("old_policy", {"steps": 0, "differs": False})
+def _from_before_names(state: dict[str, Any], model: FlowModel) -> dict[str, Any]:
+    """Upgrades a state that said neither its base model nor its alpha: both are taken for those of `model`."""
+    adapter = model.policy.adapter
+    return {"base": model.identity, "lora_alpha": adapter.alpha if adapter is not None else None, **state}
 
 
 def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     policy, adapter = model.policy, read_tensors(checkpoint / ADAPTER)
+    state = _from_before_names(state, model)
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in policy.trainable_named().items()}:
         raise ValueError(f"{checkpoint} was made with another model or adapter")
-    alpha = state.get("lora_alpha", policy.adapter.alpha) if policy.adapter is not None else 1.0
+    alpha = state["lora_alpha"] if policy.adapter is not None else 1.0
     if not NUMBER[1](alpha) or alpha <= 0:
         raise Damaged(checkpoint / STATE, f"has lora_alpha = {alpha!r}, which is not a number above 0", _FIX)
-    if state.get("base", model.identity) != model.identity:  # of equal shapes; files of before did not say
+    if state["base"] != model.identity:  # of equal shapes
         raise ValueError(f"{checkpoint} was made with another base model than {model.source}")
     policy.load_trained_state(adapter)
     if state["optimizer"]:
         policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
     if "ema" in state:
         policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
-    old = _old_policy(state)
+    old = state["old_policy"]
     policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
     if policy.adapter is not None:
         policy.keep_learned(alpha / policy.adapter.alpha)

@@ -32,7 +32,7 @@ NOISE = "seed and prompt"  # what a picture's noise depends on; rows without tha
 
 
 def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Report) -> list[str]:
-    """Those that the settings name; else those of the first evaluation, so that the points of one curve are comparable; at the
+    """The prompts of the settings; else those of the first evaluation, so that the points of one curve are comparable; at the
     first one, those of the iteration."""
     if chosen := lines(settings.evaluation_prompts):
         return chosen
@@ -71,8 +71,8 @@ def evaluate(
     calls = rollout.model_calls(settings.steps, len(share), settings.batch_size)
     with model.forwards.apart() as counted:
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], progress(calls))
-    asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
-    judges = [judge for _, judge in asked]
+    asking = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
+    judges = [judge for _, judge in asking]
     alone = one_by_one(judges)
     columns = dict(zip(alone, distributed.whole(score(alone, images, texts)[: len(rows)]).T, strict=True))
     images = distributed.whole(images[: len(rows)])
@@ -80,14 +80,14 @@ def evaluate(
         judge for judge in judges if judge not in alone
     ]:  # those see a prompt's pictures of all seeds together
         groups = [number % len(prompts) for number in range(len(pairs))]
-        seen = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
-        columns |= zip(compared, seen.T, strict=True)
+        scores = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
+        columns |= zip(compared, scores.T, strict=True)
     values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
     row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "count": len(pairs), "rewards": {}}
     row |= model.forwards.of_all(counted)
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
-    for k, (reward, judge) in enumerate(asked):
+    for k, (reward, judge) in enumerate(asking):
         figures = {**_figures(values[:, k], prompts), "held_out": reward.held_out, "values": values[:, k].tolist()}
         # What has learned since the last evaluation measures by another scale: it is shown, and nothing is decided by it.
         row.setdefault("rewards" if judge is reward else "learned", {})[reward.name] = figures
@@ -146,7 +146,7 @@ def _before_after(folder: Path, images: Tensor, captions: list[str], iteration: 
 
 
 def _pictures_before(path: Path, like: Tensor) -> Tensor | None:
-    """Those of before training; None where they are of another number or size, or where the file is damaged, with a warning."""
+    """The pictures of before training; None if they are of another number or size, or if the file is damaged, with a warning."""
     try:
         os.close(files.open_plain(path))  # refuses a pipe, which would be waited for
         before = read_tensors(path).get("images")

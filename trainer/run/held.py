@@ -121,7 +121,7 @@ def hold(
         Damaged: a file that the run cannot do without.
     """
     try:
-        taken = claim.take(folder, take_over=take_over, say=say, place=place)
+        claimed = claim.take(folder, take_over=take_over, say=say, place=place)
     except OSError as error:
         raise not_writable(folder, error) from error
     try:
@@ -129,17 +129,17 @@ def hold(
         written = status.read(folder)
         if not resume:
             judge(folder, written)
-        held = read(folder, taken, resume, written)
+        held = read(folder, claimed, resume, written)
     except BaseException:
-        if not taken.kept:
-            taken.release(leave_nothing=not resume)
+        if not claimed.kept:
+            claimed.release(leave_nothing=not resume)
         raise
-    taken.kept = True
+    claimed.kept = True
     return held
 
 
 def read(folder: Path, taken: claim.Claim | None, resume: bool, written: status.Status | None = None) -> Held:
-    """What a folder holds that this process, or the one that writes, has claimed. `written`: its status, where that is known."""
+    """Reads a folder that this process, or the one that writes, has claimed. `written`: its status, where that is known."""
     writes = distributed.is_main()
     if taken is not None:
         put_back(folder)
@@ -196,7 +196,7 @@ def on_record(folder: Path) -> bool:
 
 
 def in_the_way(folder: Path, written: status.Status) -> list[str]:
-    """What a new run would write over; nothing where one of ours was begun or prepared, which its status.json says."""
+    """The files that a new run would write over; nothing where one of ours was begun or prepared, which its status.json says."""
     names = [name for name in WRITTEN if files.present(folder / name)]
     return names if written.status == status.UNKNOWN else []
 

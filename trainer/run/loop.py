@@ -1,4 +1,7 @@
-"""The training loop: runs an exported graph N times, and is where stopping and resuming are decided."""
+"""The training loop: runs an exported graph N times, and is where stopping and resuming are decided.
+
+What one iteration computes: docs/one_iteration.py. On 8 GPUs: `otca train WORKFLOW --gpus 8`.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,7 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
 def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
     workflow, total, say = prepared.workflow, prepared.iterations, quiet.say
     folder, resume = run.folder, run.held.resume
+    # 1. The model, as the graph loads it, and its last checkpoint.
     if run.settings.best_metric:
         run.check_metric(_rewards(workflow))
     begins = _begins(prepared, run, quiet)
@@ -99,16 +103,20 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
     elif resume:
         lost = f", and the {run.iteration} iterations on record are made again" if run.iteration else ""
         say(f"{folder} has no checkpoint yet: starting from the beginning{lost}")
+    # 2. The record begins, or goes on, at that iteration.
     run.begin(start)
     run.who = _who(workflow, model)
     say(f"{run.who}; {folder}, after iteration {start}")
     run.apply_brake(model)  # of an evaluation after which its process was killed
-    every, at_end = _targets(workflow)
+    outputs = workflow.output_nodes()
+    at_end = [node for node in outputs if getattr(workflow.node_class(node), "RUN_AT_END", False)]
+    every = [node for node in outputs if node not in at_end]
     advancing = workflow.advancing()
 
     def at(iteration: int) -> dict:
         return {(node, name): value + iteration for node, name, value in advancing}
 
+    # 3. The graph once for each iteration, and once more what runs at the end.
     began = time.monotonic()
     try:
         for iteration in range(start, total):
@@ -116,12 +124,13 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
                 break
             workflow.run(overrides=at(iteration), targets=every, on_node=begins)
             say(_line(run, total, began, start))
-        outputs = {}
+        results = {}
         if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
             run.save_weights(model)
-            outputs = {only(workflow, *STEP_NODES): (model,)}
+            results = {only(workflow, *STEP_NODES): (model,)}
         if at_end:
-            workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
+            workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=results)
+    # 4. Stopped or failed: what was learned is saved.
     except stopping.Stopped as stopped:
         lost = distributed.announce(stopped)
         code = _stopped(run, model, stopped, (lambda line: None) if lost else say)
@@ -139,6 +148,7 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
     finally:
         with _as_well_as_can_be():
             run.close()
+    # 5. Finished, in all processes.
     distributed.meet()  # nobody leaves while another may still fail
     run.mark("finished", total, reason=(run.spent() if run.iteration < total else None) or run.reason)
     _summary(run, total, say)
@@ -164,8 +174,8 @@ def _samples(workflow: Workflow) -> int | None:
     counts = [values.get(DATASET_NODE, {}).get("prompts_per_iteration"), values.get(SAMPLER_NODE, {}).get("group_size")]
     for kind in filter(values.__contains__, GIVEN_NODES):
         counts = [2, values[kind].get("pairs_per_iteration")]
-    known = [count for count in counts if isinstance(count, int)]
-    return math.prod(known) if len(known) == len(counts) else None
+    numbers = [count for count in counts if isinstance(count, int)]
+    return math.prod(numbers) if len(numbers) == len(counts) else None
 
 
 def _begins(prepared: Prepared, run: Run, quiet: Silence) -> Callable[[str, bool], None]:
@@ -226,18 +236,11 @@ def trained_model(workflow: Workflow, on_node: Callable[[str, bool], None] | Non
 
 
 def _rewards(workflow: Workflow) -> list[Reward]:
-    """What the stacks, and pairs, are connected to."""
+    """The rewards that the stacks, and pairs, are connected to."""
     stacks = [workflow.nodes[stack] for kind in ASKING_NODES for stack in workflow.find(kind)]
     links = [link for stack in stacks for name, link in stack.links.items() if name.startswith("reward_")]
     made = workflow.run(targets=[node for node, _ in links])
     return [made[node][output] for node, output in links]
-
-
-def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
-    """Output nodes of every iteration, and those that run once at the end."""
-    outputs = workflow.output_nodes()
-    last = [node for node in outputs if getattr(workflow.node_class(node), "RUN_AT_END", False)]
-    return [node for node in outputs if node not in last], last
 
 
 def differences(before: Mapping, now: Mapping) -> list[str]:
@@ -254,7 +257,7 @@ def differences(before: Mapping, now: Mapping) -> list[str]:
 
 
 def _summary(run: Run, total: int, say: Say) -> None:
-    """What the run came to: every reward on the fixed prompts and seeds, before and after."""
+    """Tells the run's result: every reward on the fixed prompts and seeds, before and after."""
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0]["rewards"], run.final_evaluation["rewards"]
         for name, before in first.items():
@@ -290,7 +293,7 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
 
 
 def _line(run: Run, total: int, began: float, start: int) -> str:
-    """What the last iteration came to, and how long the rest may take. `began`: `time.monotonic()` at iteration `start`."""
+    """The line of the last iteration, and how long the rest may take. `began`: `time.monotonic()` at iteration `start`."""
     row, budget = run.history[-1], run.meter.budget
     means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
     shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)

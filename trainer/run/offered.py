@@ -1,4 +1,4 @@
-"""What the page offers for inputs whose good values follow from the graph: metrics of its rewards, layers of its model.
+"""Values that the page offers for inputs whose good values follow from the graph: metrics of its rewards, layers of its model.
 
 A graph that is still being put together is not an error here: what it does not say yet is not offered. Loads no weights, only
 the headers of their files.
@@ -34,9 +34,9 @@ def metrics(workflow: Workflow, run: str) -> list[str]:
 
 def rewards_asked(nodes: Mapping[str, Node], run: str) -> str | None:
     """The node that the rewards of what is recorded are connected to; None where nothing leads there."""
-    node_id, seen = run, set()
-    while node_id in nodes and node_id not in seen:
-        seen.add(node_id)
+    node_id, visited = run, set()
+    while node_id in nodes and node_id not in visited:
+        visited.add(node_id)
         if nodes[node_id].class_type in ASKING_NODES:
             return node_id
         links = nodes[node_id].links
@@ -77,12 +77,12 @@ def _of_loader(workflow: Workflow, node: Node) -> list[str]:
     """By the file that a loader above the model's link names, or by the embedded model."""
     from ..native import lora
 
-    waiting, seen = [node.links[name][0] for name in ("model",) if name in node.links], set()
+    waiting, visited = [node.links[name][0] for name in ("model",) if name in node.links], set()
     while waiting:
         source = workflow.nodes.get(waiting.pop())
-        if source is None or source.id in seen:
+        if source is None or source.id in visited:
             continue
-        seen.add(source.id)
+        visited.add(source.id)
         if source.class_type == EMBEDDED_NODE:
             name = _values(source).get("model")
             if isinstance(name, str) and name in paths.list_models(PIPELINE):

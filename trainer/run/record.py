@@ -96,7 +96,7 @@ class Run:
         return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.policy.version
 
     def warnings(self) -> dict[str, str]:
-        """What a human should know of the run as it stands, by kind."""
+        """The warnings about the run as it stands, by kind."""
         return verdicts.warnings(self.history, self.evaluations)
 
     def brake(self, settings: Mapping[str, object] | None = None) -> verdicts.Brake | None:
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def final_evaluation(self) -> dict:
-        """That of the adapter which the run has, or else the last one."""
+        """The evaluation of the adapter which the run has, or else the last one."""
         rows = {row["iteration"]: row for row in self.evaluations}
         return rows.get(self.adapter_iteration, self.evaluations[-1])
 
@@ -345,9 +345,9 @@ class Run:
         first = next((other for other in self.evaluations if other["iteration"] == 0), row)
         alike = verdicts.same_beginnings(first, row)
         evaluation.save_pictures(self.folder, images, captions, row["iteration"], alike)
-        found = verdicts.artefact(self.evaluations)
-        if found is not None:
-            evaluation.save_artefact(self.folder, images, captions, found)
+        artefact = verdicts.artefact(self.evaluations)
+        if artefact is not None:
+            evaluation.save_artefact(self.folder, images, captions, artefact)
         self._open_trackers().write(row["iteration"], means)
 
     @writing
@@ -373,7 +373,7 @@ class Run:
     # --- what is saved --------------------------------------------------------------------------------------------------
 
     def save_once(self, model: FlowModel) -> None:
-        """As `save`, where this iteration is not saved yet."""
+        """Saves, where this iteration is not saved yet."""
         if self._saved != self.iteration:
             self.save(model)
 

@@ -12,13 +12,13 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
     """Gathers the metrics of one iteration from the values that took part in it. `update`: those of the update itself."""
     scores = advantages.scores
     metrics: dict[str, float] = {}
-    given = {OPINION} - {reward.name for reward in scores.rewards}
+    opinions = {OPINION} - {reward.name for reward in scores.rewards}
     for kind, names, values in (
         (keys.REWARD, scores.names, scores.values),
         (keys.HELD_OUT, scores.held_out_names, scores.held_out),
     ):
         for k, name in enumerate(names):
-            if name in given:
+            if name in opinions:
                 continue  # what was said of a picture, and not what a reward finds in it: training cannot change it
             column = values[:, k][values[:, k].isfinite()]
             metrics[keys.mean(kind, name)] = column.mean().item()

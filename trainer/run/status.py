@@ -57,7 +57,7 @@ class Status:
 
 
 def read(folder: Path, say: Callable[[str], None] = logger.warning) -> Status:
-    """What was last written about the run in that folder. Where it cannot be read it is UNKNOWN, and `say` gets the reason."""
+    """Reads the status of the run in that folder. Where it cannot be read it is UNKNOWN, and `say` gets the reason."""
     content = read_own(folder, STATUS, say) or {}
     fields = {name: content.get(name) for name in Status.__dataclass_fields__}
     return Status(**{name: value for name, value in fields.items() if value is not None})
@@ -84,7 +84,7 @@ def following(before: Status, status: str, pid: int | None, *, total: int | None
 
 
 def killed(status: Status) -> str | None:
-    """What a headless process was at that ended without a word; None where it said how it ended, or lives."""
+    """The node that a headless process was at when it ended without a word; None where it said how it ended, or lives."""
     if status.status != "running" or not status.at or status.process_lives:
         return None
     return f"its last process was killed while it was at {status.at}. The system kills so where main memory runs out"
@@ -93,7 +93,7 @@ def killed(status: Status) -> str | None:
 def now(
     folder: Path, status: Status, *, done: int = 0, planned: int | None = None, executing: bool | None = None
 ) -> str:
-    """What a status means at this moment: one of `folder.STATES`.
+    """The state that a status means at this moment: one of `folder.STATES`.
 
     A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there. Where
     status.json is lost or damaged, the iterations decide.

@@ -42,7 +42,7 @@ class Trackers:
         self._tensorboard = _begin_tensorboard(self._folder, start + 1 if start else 0)
 
     def write(self, iteration: int, values: Mapping[str, float | None]) -> None:
-        """What could not be measured was NaN, and is None where it was read back."""
+        """Writes a row. A figure that could not be measured was NaN, and is None where it was read back."""
         if self._tensorboard is not None and not self._folder.is_dir():  # it was removed: the writer would fail
             self._tensorboard.close()
             self._tensorboard = _begin_tensorboard(self._folder, iteration)

@@ -1,4 +1,4 @@
-"""What the rows of a run say about it: does it hack its rewards, do its pictures spoil, which evaluation was the best, should it
+"""Verdicts on a run by its rows: does it hack its rewards, do its pictures spoil, which evaluation was the best, should it
 end early.
 
 Nothing is looked at but metrics.jsonl and evaluation.jsonl, so a resumed run comes to the same verdicts. Imports no torch.
@@ -71,7 +71,7 @@ def by_prompt(prompts: Sequence[str] | None, count: int) -> list[int]:
 
 
 def measured(value: float | None) -> bool:
-    """What is NaN in a running process was read back from the file as null."""
+    """The value as a number: NaN of a running process was read back from the file as null."""
     return value is not None and math.isfinite(value)
 
 
@@ -90,9 +90,9 @@ RISE, FALL = 2.0, -3.5
 
 
 def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> dict[str, str]:
-    """What a human should know of a run, by kind: reward hacking, and artefacts of its pictures."""
-    found = {"hacking": warning(history, evaluations), "artefacts": artefact(evaluations)}
-    return {kind: str(told) for kind, told in found.items() if told is not None}
+    """The warnings about a run, by kind: reward hacking, and artefacts of its pictures."""
+    problems = {"hacking": warning(history, evaluations), "artefacts": artefact(evaluations)}
+    return {kind: str(text) for kind, text in problems.items() if text is not None}
 
 
 def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
@@ -210,7 +210,7 @@ def held_out(row: Mapping) -> list[str]:
 
 
 def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
-    """What an evaluation came to; None where it was not measured.
+    """The metric of an evaluation; None where it was not measured.
 
     A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
     standard deviation there. A reward that was the same for all samples then has no unit and is left out. Where an evaluation's
@@ -234,7 +234,7 @@ def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> f
 
 
 def last_evaluation(evaluations: Sequence[Mapping], metric: str) -> dict | None:
-    """What the last evaluation came to, as best.json has it; None where that was not measured."""
+    """The metric of the last evaluation, as best.json has it; None where that was not measured."""
     value = metric_value(evaluations, evaluations[-1], metric)
     if value is None:
         return None
@@ -305,11 +305,11 @@ class Artefact:
 
 
 def artefact(evaluations: Sequence[Mapping]) -> Artefact | None:
-    """What the last evaluation's pictures show that those of before training did not."""
+    """The artefact that the last evaluation's pictures show and those of before training did not."""
     first, last = next((row for row in evaluations if row["iteration"] == 0), None), (evaluations or [{}])[-1]
     if first is None or not same_beginnings(first, last):
         return None
-    found = []
+    parts = []
     for name in first.get("artefacts", {}).keys() & last.get("artefacts", {}).keys():
         pairs = list(zip(first["artefacts"][name], last["artefacts"][name], strict=False))
         limit, least = LIMITS.get(name.partition("/")[0], (math.inf, 1.0))
@@ -323,10 +323,10 @@ def artefact(evaluations: Sequence[Mapping]) -> Artefact | None:
             before, now = (statistics.fmean(values) for values in zip(*pairs, strict=True))
             most = max(range(len(logs)), key=logs.__getitem__)
             errors = mean / error if error else math.inf
-            found.append(
+            parts.append(
                 (mean / math.log(limit), Artefact(name, last["iteration"], before, now, math.exp(mean), errors, most))
             )
-    return max(found, key=lambda one: (one[0], one[1].figure))[1] if found else None
+    return max(parts, key=lambda one: (one[0], one[1].figure))[1] if parts else None
 
 
 # --- brakes -----------------------------------------------------------------------------------------------------------
@@ -368,8 +368,8 @@ def brakes(settings: RunSettings) -> bool:
 
 def brake_on_record(evaluations: Sequence[Mapping], settings: Mapping[str, object]) -> Brake | None:
     """The brake that ended the run at its last evaluation, while its input is as it was then."""
-    found = evaluations[-1].get("brake") if evaluations else None
-    brake = Brake(**found) if found else None
+    row = evaluations[-1].get("brake") if evaluations else None
+    brake = Brake(**row) if row else None
     return brake if brake is not None and settings.get(brake.input) == brake.value else None
 
 
@@ -378,8 +378,8 @@ def brake_due(evaluations: Sequence[Mapping], settings: RunSettings) -> Brake | 
     if not evaluations or "brake" in evaluations[-1]:
         return None
     by = settings.best_metric or (kept_by(settings, evaluations[-1]) or [""])[0]
-    if settings.artefacts == STOP and (seen := artefact(evaluations)):
-        return Brake("artefacts", STOP, str(seen).partition(" Fix: ")[0].removesuffix("."), by)
+    if settings.artefacts == STOP and (problem := artefact(evaluations)):
+        return Brake("artefacts", STOP, str(problem).partition(" Fix: ")[0].removesuffix("."), by)
     fallen = decline(evaluations, settings.stop_after_decline)
     if fallen is None:
         return None

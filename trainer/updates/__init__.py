@@ -1,1 +1,1 @@
-"""What updates of the policy are made of."""
+"""The parts of updates of the policy."""

@@ -81,7 +81,7 @@ def matching_loss(
 
 @dataclass(frozen=True)
 class Point:
-    """What a kind's loss is made of: residuals v - v* [B, …] of three policies, two of them without gradient."""
+    """The residuals that a kind's loss is made of: v - v* [B, …] of three policies, two of them without gradient."""
 
     residual: Tensor
     old: Tensor

@@ -1,4 +1,4 @@
-"""What every update of a policy shares: its optimizer steps, the sums of its figures, the distance from the reference."""
+"""Parts of every update of a policy: its optimizer steps, the sums of its figures, the distance from the reference."""
 
 from __future__ import annotations
 
@@ -201,12 +201,12 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, version: 
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([number for number, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     size = batch_size or trajectories.settings.batch_size or max(1, len(first))
-    asked = list(first.split(size)) if len(first) else []
+    batches = list(first.split(size)) if len(first) else []
     if model.policy.is_sharded:  # to keep pace with the others
-        most = int(distributed.each(torch.tensor([len(asked)])).max())
-        asked += [torch.zeros(1, dtype=torch.int64)] * (most - len(asked))
-    policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    with model.policy.reference() if asked else contextlib.nullcontext():
-        untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
+        most = int(distributed.each(torch.tensor([len(batches)])).max())
+        batches += [torch.zeros(1, dtype=torch.int64)] * (most - len(batches))
+    policy = [velocity_at(model, trajectories, step, rows) for rows in batches]
+    with model.policy.reference() if batches else contextlib.nullcontext():
+        untrained = [velocity_at(model, trajectories, step, rows) for rows in batches]
     apart = [(v - v_ref).square().flatten(1).mean(1) for v, v_ref in zip(policy, untrained, strict=True)]
     return torch.cat(apart)[: len(first)] if apart else torch.zeros(0, device=model.device)

@@ -1,4 +1,4 @@
-"""What an update has no use for, by settings alone: said before a graph runs, and again by the update itself.
+"""Refusals of an update, by settings alone: said before a graph runs, and again by the update itself.
 
 Imports no torch: nodes and the checks of a graph ask this too.
 """
@@ -12,14 +12,14 @@ from ..workflow.problem import Misfit
 
 
 def of_ratios(sampler: SamplerSettings) -> Iterator[Misfit]:
-    """What of a sampler GRPO Step cannot train."""
+    """The settings of a sampler that GRPO Step cannot train."""
     if sampler.kind == "ode":
         message = "kind = ode adds no noise, so its steps have no probabilities whose ratio GRPO Step could train"
         yield Misfit("kind", message, "another kind on SDE Sampler, or Matching Step as the update")
 
 
 def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]:
-    """What of a sampler means nothing to Matching Step. `keeps_graph`: whether a graph was asked for."""
+    """The settings of a sampler that mean nothing to Matching Step. `keeps_graph`: whether a graph was asked for."""
     if sampler.window is not None:
         message = (
             "window_start and window_length choose the steps whose ratios are trained, and Matching Step trains noise levels, "
@@ -88,7 +88,7 @@ def of_decoder() -> Misfit:
 
 
 def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Misfit]:
-    """What is wrong with the inputs of Reward Gradient Step alone, for a sampler of so many steps."""
+    """The problems of the inputs of Reward Gradient Step alone, for a sampler of so many steps."""
     if settings.mode != "last_steps" and settings.steps < 1:
         message = f"steps = {settings.steps}: only mode = last_steps takes 0, which means all steps"
         yield Misfit("steps", message, f"1 or more for mode = {settings.mode}")

@@ -1,4 +1,4 @@
-"""What is wrong with a graph by what its node classes declare: classes, links, choices, ranges, cycles, VALIDATE_INPUTS."""
+"""The problems of a graph by what its node classes declare: classes, links, choices, ranges, cycles, VALIDATE_INPUTS."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]
     read_from = {source for node in readers for source, _ in node.links.values()} | set(foreign.foreign(graph.entries))
     lacking: dict[str, list[str]] = {}
     for node_id, entry in graph.entries.items():
-        class_type, known = entry["class_type"], node_id in graph.nodes
-        ours = is_ours(entry)
-        if known and not foreign.wants_comfyui(graph.nodes[node_id].cls):
+        class_type, is_known = entry["class_type"], node_id in graph.nodes
+        is_own = is_ours(entry)
+        if is_known and not foreign.wants_comfyui(graph.nodes[node_id].cls):
             continue
-        if not comfy_loaded() and (known or node_id in read_from and not ours):
+        if not comfy_loaded() and (is_known or node_id in read_from and not is_own):
             lacking.setdefault(class_type, []).append(node_id)
-        elif not known and (ours or node_id in read_from):
-            fix = REPLACED.get(class_type) or suggest(class_type, graph.node_classes) if ours else OF_A_PACK
+        elif not is_known and (is_own or node_id in read_from):
+            fix = REPLACED.get(class_type) or suggest(class_type, graph.node_classes) if is_own else OF_A_PACK
             yield graph.problem(node_id, None, None, f"unknown node class {class_type}", fix)
-        elif not known:
+        elif not is_known:
             message = f"left out, since class {class_type} is not known here and no known node needs it"
             yield graph.problem(node_id, None, None, message, "", "warning")
     if lacking:
@@ -77,10 +77,10 @@ def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
             if not is_ours(node.entry) or name not in GONE:
                 fix = suggest(name, node.declared)
                 problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
-            elif value != (meant := GONE[name])[0]:
-                message = f"this input was removed, and is {meant[0]!r} for everybody"
-                severity = "error" if meant[1] else "warning"  # what would train otherwise than it did does not run
-                problems.append(graph.problem(node.id, name, value, message, meant[1], severity))
+            elif value != (gone := GONE[name])[0]:
+                message = f"this input was removed, and is {gone[0]!r} for everybody"
+                severity = "error" if gone[1] else "warning"  # what would train otherwise than it did does not run
+                problems.append(graph.problem(node.id, name, value, message, gone[1], severity))
         elif name in node.unreadable:
             fix = node.declared[name].wanted
             problems.append(graph.problem(node.id, name, value, node.unreadable[name], fix))
@@ -111,7 +111,7 @@ def _link_problems(graph: DeclaredGraph, node: Node, name: str) -> Iterator[Prob
 
 
 def value_problems(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Iterator[Problem]:
-    """What is wrong with the value of an input by its declaration alone: its choices and its range."""
+    """The problems of the value of an input by its declaration alone: its choices and its range."""
     declaration = node.declared[name]
     if not declaration.offers(value):
         yield not_a_choice(graph, node, name, value)
@@ -138,7 +138,7 @@ def not_a_choice(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Pro
 
 
 def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
-    """What VALIDATE_INPUTS says, called the way ComfyUI calls it; one problem, where ComfyUI marks every input it takes."""
+    """The problem that VALIDATE_INPUTS tells, called as ComfyUI calls it; one, where ComfyUI marks every input it takes."""
     if not node.validates and not node.validates_all:
         return
     arguments = {name: value for name, value in graph.static_arguments(node).items() if node.judges(name)}

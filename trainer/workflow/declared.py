@@ -49,7 +49,7 @@ class Declaration:
 
     @property
     def wanted(self) -> str:
-        """What this input takes, in words."""
+        """The values that this input takes, in words."""
         if self.choices is not None:
             return suggest("", self.choices)
         if self.type not in CONVERSIONS:
@@ -222,7 +222,7 @@ class DeclaredGraph:
         return Problem(node_id, self.title(node_id), input_name, value, message, fix, severity)
 
     def static_arguments(self, node: Node) -> dict[str, Any]:
-        """What ComfyUI hands to IS_CHANGED and VALIDATE_INPUTS: constants, hidden inputs, and None for links."""
+        """The arguments that ComfyUI hands to IS_CHANGED and VALIDATE_INPUTS: constants, hidden inputs, and None for links."""
         return {**node.constants, **dict.fromkeys(node.links), **self.hidden_values(node)}
 
     def hidden_values(self, node: Node) -> dict[str, Any]:

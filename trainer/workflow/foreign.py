@@ -1,4 +1,4 @@
-"""What a graph in API form needs of ComfyUI: node classes that are not ours, files of its model folders, custom packs.
+"""Needs of a graph in API form from ComfyUI: node classes that are not ours, files of its model folders, custom packs.
 
 A training runs our output nodes and what they need. The rest of a canvas, as a KSampler with its preview, is not run.
 """
@@ -18,7 +18,7 @@ MOST_ADDRESSES = 1000  # of model files in one canvas
 
 @dataclass(frozen=True)
 class Needs:
-    """What ComfyUI has to bring for a graph.
+    """The things that ComfyUI has to bring for a graph.
 
     Attributes:
         classes: the names of the node classes.
@@ -51,8 +51,8 @@ def headless(graph: Mapping[str, Mapping]) -> dict[str, Mapping]:
 
 def needs_comfyui(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[str]:
     """Names of the classes for which a graph needs ComfyUI's packages; of ours, those that say NEEDS_COMFYUI."""
-    ours = [kind for kind in (entry["class_type"] for entry in graph.values()) if wants_comfyui(node_classes.get(kind))]
-    return list(dict.fromkeys([*(graph[id_]["class_type"] for id_ in foreign(graph)), *ours]))
+    own = [kind for kind in (entry["class_type"] for entry in graph.values()) if wants_comfyui(node_classes.get(kind))]
+    return list(dict.fromkeys([*(graph[id_]["class_type"] for id_ in foreign(graph)), *own]))
 
 
 def wants_comfyui(node_class: type | None) -> bool:
@@ -88,22 +88,22 @@ def folder_of(node_class: type, input_name: str) -> Any:
 def addresses(canvas: Any) -> dict[str, str]:
     """{name of a model file: its address}, as the nodes of a canvas have them in `properties.models`. A stranger's canvas may
     hold anything; what is not an address is left out. Nothing is ever fetched from there."""
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for node in canvas_nodes(canvas):
         properties = node.get("properties")
         models = properties.get("models") if isinstance(properties, Mapping) else None
         for model in models if isinstance(models, list) else ():
             name, url = (model.get("name"), model.get("url")) if isinstance(model, Mapping) else (None, None)
-            if isinstance(name, str) and isinstance(url, str) and _is_address(url) and len(found) < MOST_ADDRESSES:
-                found.setdefault(name, url)
-    return found
+            if isinstance(name, str) and isinstance(url, str) and _is_address(url) and len(urls) < MOST_ADDRESSES:
+                urls.setdefault(name, url)
+    return urls
 
 
 def canvas_nodes(canvas: Any) -> Iterator[Mapping]:
     graphs = [canvas] if isinstance(canvas, Mapping) else []
     definitions = graphs[0].get("definitions") if graphs else None
     subgraphs = definitions.get("subgraphs") if isinstance(definitions, Mapping) else None
-    graphs += [one for one in subgraphs if isinstance(one, Mapping)] if isinstance(subgraphs, list) else []
+    graphs += [part for part in subgraphs if isinstance(part, Mapping)] if isinstance(subgraphs, list) else []
     for graph in graphs:
         nodes = graph.get("nodes")
         yield from (node for node in (nodes if isinstance(nodes, list) else ()) if isinstance(node, Mapping))

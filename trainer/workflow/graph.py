@@ -54,7 +54,7 @@ def told_apart(titles: Mapping[str, str]) -> dict[str, str]:
 
 
 def planned_iterations(graph: Mapping[str, Mapping]) -> int | None:
-    """What Training Run asks for; None where the graph has none, or says no number."""
+    """The iterations that Training Run asks for; None where the graph has none, or says no number."""
     planned = [entry["inputs"].get("iterations") for entry in graph.values() if entry["class_type"] == RUN_NODE]
     return planned[0] if planned and isinstance(planned[0], int) else None
 

@@ -1,4 +1,4 @@
-"""What a node's value comes from: the nodes above it in a graph in API form, their structure and their values.
+"""The origin of a node's value: the nodes above it in a graph in API form, their structure and their values.
 
 Two graphs have the same structure where they make the same kind of thing: the same node classes, wired alike, with the same
 rewards, model and adapter. Ids, titles and everything that a user tunes while training (w_min, a coefficient, a learning rate)
@@ -119,7 +119,7 @@ def fingerprint(graph: Graph, node_id: str) -> str:
 
 
 def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str, Any]]:
-    """What differs in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
+    """The differences in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
     with class names, None if a graph lacks the node. `node` in them is a title. Seeds that advance, names, and what decides how
     long and where a run is kept do not count as a difference.
 
@@ -139,8 +139,8 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
         values = _tuned(old), _tuned(new)
         for name in sorted(values[0].keys() | values[1].keys()):
             if values[0].get(name) != values[1].get(name):
-                one = {"node": title_of(new), "input": name}
-                differences.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
+                change = {"node": title_of(new), "input": name}
+                differences.append({**change, "before": values[0].get(name), "now": values[1].get(name)})
     return differences
 
 
@@ -156,7 +156,7 @@ def as_begun(graph: Graph, done: int) -> dict[str, dict]:
 
 
 def stands_at(begun: Graph, done: int, graph: Graph, node: str) -> tuple[tuple[str, str, int], ...]:
-    """What the advancing inputs of `graph` are after `done` iterations of a run that began with a graph of the same structure.
+    """The values of `graph`'s advancing inputs after `done` iterations of a run that began with a graph of the same structure.
 
     Args:
         begun: as `as_begun` gives it.
@@ -165,12 +165,12 @@ def stands_at(begun: Graph, done: int, graph: Graph, node: str) -> tuple[tuple[s
     Returns:
         (id in `graph`, input, value), those nearest to the Training Run first.
     """
-    before, found = _by_path(begun, node), []
+    before, advanced = _by_path(begun, node), []
     for path, id_ in _by_path(graph, node).items():
         values = constants(begun[before[path]]) if path in before else {}
         names = ADVANCING.get(graph[id_]["class_type"], set()) & constants(graph[id_]).keys()
-        found += [(id_, name, values[name] + done) for name in sorted(names) if isinstance(values.get(name), int)]
-    return tuple(found)
+        advanced += [(id_, name, values[name] + done) for name in sorted(names) if isinstance(values.get(name), int)]
+    return tuple(advanced)
 
 
 def change_line(change: Mapping[str, Any]) -> str:

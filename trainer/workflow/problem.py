@@ -1,4 +1,4 @@
-"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes anywhere."""
+"""Problems of a workflow, as text of bounded length: a stranger's graph may hold megabytes anywhere."""
 
 from __future__ import annotations
 

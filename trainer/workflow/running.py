@@ -111,7 +111,7 @@ class Workflow:
 
     @property
     def ours(self) -> Mapping[str, Node]:
-        """Those of them that are ours: what is asked or set by an input's name is asked of these alone."""
+        """The nodes that are ours: what is asked or set by an input's name is asked of these alone."""
         return {node_id: node for node_id, node in self.nodes.items() if is_ours(node.entry)}
 
     def node_class(self, node_id: str) -> type:
@@ -162,7 +162,7 @@ class Workflow:
         return problems
 
     def check_value(self, node: Node, name: str, value: Any) -> Iterable[Problem]:
-        """What is wrong with the value of an input by its declaration alone: its choices and its range."""
+        """The problem of the value of an input by its declaration alone: its choices and its range."""
         return value_problems(self._declared, node, name, value)
 
     def problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
@@ -310,7 +310,7 @@ class Workflow:
             raise WorkflowError(errors(problems))
 
     def _signatures(self, graph: DeclaredGraph, order: list[str]) -> dict[str, str]:
-        """What a node's result depends on: itself, its constants, its IS_CHANGED and its ancestors' signatures."""
+        """The signature of a node's result: of the node itself, its constants, its IS_CHANGED and its ancestors' signatures."""
         signatures: dict[str, str] = {}
         for node_id in order:
             node = graph.nodes[node_id]
