@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` trains the embedded model, `make test` lints and tests. Both set up what they need.
+# `make help` lists the targets. Each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,9 +6,13 @@ QUICKSTART := runs/quickstart
 TYPES := $(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-.PHONY: setup quickstart lint test test-train test-comfyui test-all
+.PHONY: help setup quickstart fix lint test test-train test-comfyui test-all
 
-setup: $(VENV)/.ready
+help: ## these lines
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@echo "one test: $(BIN)/python -m pytest tests/trainer/test_sde.py -k cps"
+
+setup: $(VENV)/.ready ## an environment of its own, .venv
 
 $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,11 +20,17 @@ $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-quickstart: setup
+quickstart: setup ## trains the embedded model: 4 minutes on two cores
 	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART) $(if $(wildcard $(QUICKSTART)/workflow.json),--resume)
 
-# Style, layers of imports, types (also as they are on Windows), phrases that are read twice, budgets of lines, unused code, generated files.
-lint: setup
+fix: setup ## mends what a program can: style, imports, generated pages and locales
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python -m comfyui_otca.tools.locales
+	$(BIN)/python -m comfyui_otca.tools.knobs
+
+# Style, layers of imports, types (also as they are on Windows), words that are read twice, budgets of lines, unused code, generated files.
+lint: setup ## style, layers, types, budgets, unused code, generated files: under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -31,19 +41,19 @@ lint: setup
 	$(PYTEST) -q tests/test_house.py tests/test_locales.py
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
-test: lint
+test: lint ## lint, and the first layer of tests: 4 minutes
 	$(PYTEST) --layer test
 
 # Real networks of every family, several processes, and the pretend accelerator.
-test-train: setup
+test-train: setup ## real networks, several processes, the pretend accelerator: 7 minutes
 	$(PYTEST) --device pretend:0 tests/device
 	$(PYTEST) --layer train
 
-# The newest ComfyUI and page that are there, and whether the pack works in the oldest (CONTRIBUTING.md).
-test-comfyui: setup
+# The newest ComfyUI and page that are there, and whether the pack works in the oldest (docs/maintaining.md).
+test-comfyui: setup ## the pack in a ComfyUI that is there, and its page: 12 minutes
 	$(PYTEST) --layer comfyui -rs tests/comfyui
 
 # All of it, with the long forms of the tests that have one, in every ComfyUI, renderer and page that is there: for a night.
-test-all: lint
+test-all: lint ## all of these with their long forms: a night
 	$(PYTEST) --everything -rs
 	$(PYTEST) --device pretend:0

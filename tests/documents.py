@@ -1,5 +1,5 @@
 """What a page of documentation claims about this project, and what of that is wrong. `CHECKS` are its functions: each takes a
-page and gives a line for everything that does not hold. How to write so that they understand it is in CONTRIBUTING.md.
+page and gives a line for everything that does not hold. How to write so that they understand it is in docs/maintaining.md.
 """
 
 from __future__ import annotations

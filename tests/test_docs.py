@@ -8,6 +8,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.documents import CHECKS, HELP, ROOT, Page, subcommands
 from comfyui_otca.trainer.rewards import REWARDS
 from comfyui_otca.trainer.run.folder import WRITTEN
+from comfyui_otca.trainer.types import GONE
 
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *sorted(HELP.glob("*.md"))]
@@ -16,18 +17,8 @@ MOST_BYTES = 300_000
 MARKER = "<!-- one_iteration.py -->\n```python\n"
 
 
-def named(path):
-    return str(path.relative_to(ROOT))
-
-
-# --- what pages claim ---------------------------------------------------------------------------------------------------
-
-
 def test_what_pages_say_holds():
-    assert not [f"{named(path)}: {line}" for path in PAGES for check in CHECKS for line in check(Page.read(path))]
-
-
-# --- what pages must have -----------------------------------------------------------------------------------------------
+    assert not [f"{path.name}: {line}" for path in PAGES for check in CHECKS for line in check(Page.read(path))]
 
 
 def test_the_readme_leads_to_every_guide():
@@ -51,6 +42,11 @@ def test_every_command_is_explained():
     assert not [name for name in subcommands() if f"otca {name}" not in text]
 
 
+def test_every_input_that_is_gone_is_named():
+    inline = Page.read(ROOT / "docs" / "earlier.md").inline
+    assert not [name for name in GONE if name not in inline and f"{re.sub('_[a-z0-9]+$', '', name)}_…" not in inline]
+
+
 def test_every_reward_of_the_command_line_is_named():
     assert set(REWARDS) <= set(Page.read(ROOT / "docs" / "studies.md").inline)
 
@@ -70,12 +66,7 @@ def test_sections_of_the_method_that_code_cites_are_there():
 def test_one_iteration_is_shown_as_it_is():
     file, page = ROOT / "docs" / "one_iteration.py", ROOT / "docs" / "architecture.md"
     shown = page.read_text(encoding="utf-8").split(MARKER)[1].split("```\n")[0]
-    assert shown == file.read_text(encoding="utf-8"), (
-        f"copy {named(file)} into the block below its marker in {named(page)}"
-    )
-
-
-# --- help pages ---------------------------------------------------------------------------------------------------------
+    assert shown == file.read_text(encoding="utf-8"), f"copy {file.name} below its marker in {page.name}"
 
 
 def page(node):
@@ -86,10 +77,6 @@ def table(text, section):
     """The names in the first column of that section's table."""
     part = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
     return [name for row in re.findall(r"^\| (`.*?`) \|", part, re.M) for name in re.findall(r"`(\w+)`", row)]
-
-
-def pictures(text):
-    return re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text)
 
 
 def test_a_help_page_has_its_title_all_sections_and_every_input_and_output():
@@ -104,7 +91,7 @@ def test_a_help_page_has_its_title_all_sections_and_every_input_and_output():
 def test_pictures_are_there_described_and_small():
     shown = set()
     for node in NODE_CLASS_MAPPINGS:
-        for description, path in pictures(page(node)):
+        for description, path in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page(node)):
             # The panel puts the pack's own address before a relative path, and before nothing else.
             assert description and path.startswith("pictures/") and (HELP / path).is_file(), (node, path)
             assert (HELP / path).stat().st_size <= MOST_BYTES, (node, path)

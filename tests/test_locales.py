@@ -8,7 +8,7 @@ import re
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tools import locales
+from comfyui_otca.tools import knobs, locales
 from comfyui_otca.tools.locales import FILES, LANGUAGE, LOCALES, WEB, as_text, content, english, page_table, page_texts
 
 LANGUAGES = ["de", "es", "fr", "ja", "ko", "zh"]
@@ -26,6 +26,7 @@ def texts(code):
 
 def test_english_is_what_the_classes_and_the_scripts_say():
     now = english()
+    assert knobs.PAGE.read_text(encoding="utf-8") == knobs.page(), "run python -m comfyui_otca.tools.knobs"
     for file in FILES:
         assert (LOCALES / "en" / f"{file}.json").read_text(encoding="utf-8") == as_text(now[file]), RENEW
     assert len(now["settings"]) == 7 and len(now["commands"]) >= len(now["main"]["menuLabels"]) == 6

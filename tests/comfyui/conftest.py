@@ -80,7 +80,7 @@ def need_diffusers(installation: Installation) -> None:
         [installation.python, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     if lacking:
-        pytest.skip(f"ComfyUI {installation.name}'s Python lacks {', '.join(lacking)} (CONTRIBUTING.md)")
+        pytest.skip(f"ComfyUI {installation.name}'s Python lacks {', '.join(lacking)} (docs/maintaining.md)")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from comfyui_otca.tests.comfyui.fed import RUN, answering, feed, feed_heatmap, f
 from comfyui_otca.tests.comfyui.server import ROOT
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
-HOW = "name axe.min.js by AXE_CORE, or install it beside the repository (CONTRIBUTING.md)"
+HOW = "name axe.min.js by AXE_CORE, or install it beside the repository (docs/maintaining.md)"
 
 # Only what hinders somebody. Rules about whole pages are ComfyUI's affair.
 AXE = """async selector => {
