@@ -24,7 +24,7 @@ else:  # pytest brings it
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = {".ci", ".github", "bench", "findings", "tests", "tools", "Makefile", "constraints.txt"}
+LEFT_OUT = {".ci", ".github", "bench", "findings", "tests", "tools", "CITATION.cff", "Makefile", "constraints.txt"}
 OF_ASSETS = {"assets/pictures"}
 # What both ComfyUI 0.3.64 and 0.33 install: by their requirements.txt, and by torch's and transformers' own.
 OF_COMFYUI = set(

@@ -22,7 +22,7 @@ ADVANTAGE_LIMIT = 5.0  # A_k is clipped to ± this before it is scaled by its co
 def exploration_strength(
     contribution: Tensor, advantages: Tensor, groups: Tensor, mode: str = "literal", valid: Tensor | None = None
 ) -> Tensor:
-    """λ of MOCA (OTCA Eq. 12-13), [B]: 0 where the objectives' sum is not positive, else tanh(e).
+    """λ of MOCA (OTCA Eq. 12, Eq. 13), [B]: 0 where the objectives' sum is not positive, else tanh(e).
 
     e = |q| / (std_group(q) + ε) measures how far a trajectory moved, compared with its group. Taken literally it is nearly
     always tens to hundreds, hence tanh(e) ≈ 1; "centered" takes |q - mean_group(q)| instead.
