@@ -22,6 +22,11 @@ from comfyui_otca.trainer.run.loop import Say
 from comfyui_otca.trainer.types import Scores, StepCredit, Trajectories
 from comfyui_otca.trainer.workflow import Workflow
 
+# Nodes of workflows/api/otca.json.
+MODEL, PROMPTS, SAMPLER = "1", "2", "3"
+STACK, CREDIT, FUSION = "8", "9", "10"
+STEP, RUN, SAVE = "11", "12", "13"
+
 
 def train(
     workflow: Workflow,
@@ -53,10 +58,7 @@ def untimed(folder: Path, name: str = "metrics.jsonl") -> list[str]:
 
 def assert_same_tensors(one: Path, other: Path) -> None:
     """Two .safetensors files hold the same to the bit."""
-    ours, theirs = load_file(one), load_file(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    torch.testing.assert_close(load_file(one), load_file(other), rtol=0, atol=0)
 
 
 def whole_and_resumed(workflow: Path, place: Path, parts: tuple[int, ...] = (1, 2)) -> list[dict]:

@@ -17,15 +17,16 @@ from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart
+from comfyui_otca.tests.training import CREDIT, FUSION, MODEL, PROMPTS, RUN, SAMPLER, SAVE, STACK, STEP, rows, untimed
 from comfyui_otca.trainer.families import configured
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import held
-from comfyui_otca.trainer.run.folder import RunError, read_lines
+from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
 
-UNIFORM = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["3", 0], "method": "uniform"}}
+UNIFORM = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": [SAMPLER, 0], "method": "uniform"}}
 RARELY = {
     "checkpoint_every": 100,
     "evaluate_every": 100,
@@ -48,7 +49,7 @@ class Tab:
     """A workflow on the canvas; `hold` keeps prompts and noise, as ComfyUI's cache then keeps the trajectories."""
 
     def __init__(self, workflow, model):
-        self.workflow, self.given, self.prompts = workflow, {"1": (model,)}, 0
+        self.workflow, self.given, self.prompts = workflow, {MODEL: (model,)}, 0
 
     def queue(self, hold=False, targets=None):
         self.prompts += not hold
@@ -70,10 +71,6 @@ def tabs(small_workflow, comfyui, monkeypatch, model):
     return open_tab
 
 
-def figures(folder):
-    return [{k: v for k, v in row.items() if "second" not in k} for row in read_lines(folder / "metrics.jsonl")]
-
-
 def owner(comfyui):
     """What Load Flow Model shows."""
     return [data["data"]["text"] for _, data in comfyui.events if data["kind"] == "owner"]
@@ -83,7 +80,7 @@ def test_another_name_begins_with_a_fresh_adapter(tabs, runs, comfyui):
     """R1: after an iteration of one run, another's first iteration is a fresh process's, to the bit."""
     tabs("one").queue()
     tabs("two").queue()
-    assert figures(runs / "one") == figures(runs / "two")
+    assert untimed(runs / "one") == untimed(runs / "two")
     assert owner(comfyui) == ["new run one", "one, iteration 1", "new run two", "two, iteration 1"]
     assert read_object(runs / "two" / "checkpoints" / "000001" / "state.json")["otca_run"] == "two"
 
@@ -95,8 +92,8 @@ def test_two_tabs_in_turns_are_two_runs(tabs, runs, comfyui):
         tab.queue()
     for _ in range(3):
         alone.queue()
-    assert figures(runs / "one") == figures(runs / "two") == figures(runs / "alone")
-    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
+    assert untimed(runs / "one") == untimed(runs / "two") == untimed(runs / "alone")
+    assert [row["iteration"] for row in rows(runs / "one")] == [1, 2, 3]
     assert sorted(path.name for path in runs.iterdir()) == ["alone", "one", "two"]
 
 
@@ -106,9 +103,9 @@ def test_all_weights_belong_to_a_run_too(tabs, runs, load_model):
     shared = load_model(training="full")
     one, two = (Tab(tabs(name, full).workflow, shared) for name in ("one", "two"))
     for tab in (one, one, two, one):
-        tab.queue(targets=["12"])
-    assert figures(runs / "one")[:1] == figures(runs / "two")
-    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
+        tab.queue(targets=[RUN])
+    assert untimed(runs / "one")[:1] == untimed(runs / "two")
+    assert [row["iteration"] for row in rows(runs / "one")] == [1, 2, 3]
 
 
 def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, load_model):
@@ -122,8 +119,8 @@ def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, 
     one.queue()
     for _ in range(3):
         alone.queue()
-    assert figures(runs / "one") == figures(runs / "alone")
-    assert held.run_of(again.given["1"][0]) is None and held.run_of(one.given["1"][0]).folder.name == "alone"
+    assert untimed(runs / "one") == untimed(runs / "alone")
+    assert held.run_of(again.given[MODEL][0]) is None and held.run_of(one.given[MODEL][0]).folder.name == "alone"
 
 
 def test_somebody_elses_files_are_not_written_over(tabs, runs):
@@ -133,7 +130,7 @@ def test_somebody_elses_files_are_not_written_over(tabs, runs):
     tabs("one").queue()
     assert [path.name for path in (runs / "one").iterdir()] == ["lora.safetensors"]
     assert (runs / "one" / "lora.safetensors").read_bytes() == b"mine"
-    assert len(figures(runs / "one-2")) == 1
+    assert len(rows(runs / "one-2")) == 1
 
 
 def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, comfyui, monkeypatch, model):
@@ -160,9 +157,9 @@ def test_the_canvas_itself_is_saved_with_the_first_iteration(small_workflow, run
     workflow = small_workflow({"OTCA_TrainingRun": RARELY})
     with torch.inference_mode():
         made = workflow.run(targets=workflow.find("GRPOStep"))
-        inputs = {**workflow.graph["12"]["inputs"], "model": made["11"][0], "report": made["11"][1]}
+        inputs = {**workflow.graph[RUN]["inputs"], "model": made[STEP][0], "report": made[STEP][1]}
         canvas = {"workflow": {"id": "a", "nodes": [1]}}
-        record_node().record(**inputs, prompt=workflow.graph, extra_pnginfo=canvas, node_id="12")
+        record_node().record(**inputs, prompt=workflow.graph, extra_pnginfo=canvas, node_id=RUN)
     assert read_object(runs / "otca" / "canvas.json") == canvas["workflow"]
 
 
@@ -190,31 +187,29 @@ def test_a_changed_value_is_an_event_of_the_same_run(tabs, runs):
     tab.queue()
     tab.queue()
     assert sorted(path.name for path in runs.iterdir()) == ["one"]
-    (event,) = read_lines(runs / "one" / "changes.jsonl")
+    (event,) = rows(runs / "one", "changes.jsonl")
     assert event["iteration"] == 2
     assert event["changes"] == [
         {"node": "GRPO Step", "input": "learning_rate", "before": 1e-3, "now": 5e-4},
         {"node": "TCD Weights", "input": "w_min", "before": 0.5, "now": 0.125},
     ]
     saved = read_object(runs / "one" / "workflow.json")
-    assert saved["9"]["inputs"]["w_min"] == 0.125, "the graph that ran"
-    assert saved["3"]["inputs"]["seed"] == tab.workflow.graph["3"]["inputs"]["seed"], "as the run began with it"
+    assert saved[CREDIT]["inputs"]["w_min"] == 0.125, "the graph that ran"
+    assert saved[SAMPLER]["inputs"]["seed"] == tab.workflow.graph[SAMPLER]["inputs"]["seed"], "as the run began with it"
 
 
 def test_another_structure_is_another_run(tabs, runs, comfyui):
     tab = tabs("one")
     tab.queue()
     graph = tab.workflow.graph
-    graph["9"] = UNIFORM
-    other = Tab(type(tab.workflow)(graph, tab.workflow.node_classes), tab.given["1"][0])
+    graph[CREDIT] = UNIFORM
+    other = Tab(type(tab.workflow)(graph, tab.workflow.node_classes), tab.given[MODEL][0])
     other.queue()
     tab.queue()
-    assert [len(figures(runs / name)) for name in ("one", "one-2")] == [2, 1]
+    assert [len(rows(runs / name)) for name in ("one", "one-2")] == [2, 1]
     assert "new run one-2" in owner(comfyui)
-    assert read_object(runs / "one-2" / "workflow.json")["9"]["class_type"] == "OTCA_StepCredit"
-    assert (
-        figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
-    )
+    assert read_object(runs / "one-2" / "workflow.json")[CREDIT]["class_type"] == "OTCA_StepCredit"
+    assert rows(runs / "one-2")[0]["reward/colorfulness/mean"] == rows(runs / "one")[0]["reward/colorfulness/mean"]
 
 
 def linked(tab, target, value, through=None):
@@ -230,10 +225,10 @@ def linked(tab, target, value, through=None):
 @pytest.mark.parametrize("through", [None, "ComfySwitchNode"])
 def test_a_linked_value_that_decides_what_is_trained_is_structure(tabs, through):
     """Seen before: one run went on over another base model, whose path came through a link. What is tuned is none."""
-    decides = [("1", "path"), ("1", "lora_rank"), ("5", "held_out"), ("3", "model")]
-    for target in [*decides, ("9", "w_min"), ("11", "learning_rate"), ("2", "prompts"), ("4", "coefficient")]:
+    decides = [(MODEL, "path"), (MODEL, "lora_rank"), ("5", "held_out"), (SAMPLER, "model")]
+    for target in [*decides, (CREDIT, "w_min"), (STEP, "learning_rate"), (PROMPTS, "prompts"), ("4", "coefficient")]:
         tab = tabs("one")
-        one, other = (lineage.structure(linked(tab, target, value, through), "12") for value in ("a", "b"))
+        one, other = (lineage.structure(linked(tab, target, value, through), RUN) for value in ("a", "b"))
         assert (one != other) == (target in decides), target
 
 
@@ -276,8 +271,8 @@ def test_a_graph_that_records_nothing_writes_over_no_run_s_adapter(tabs, tmp_pat
     tab.queue()
     file = tmp_path / "loras" / "otca_lora.safetensors"
     before = file.read_bytes()
-    comfyui.running[0] = (1, "id", tab.workflow.graph, {}, ["13"])  # Training Run is muted, or was refused
-    tab.queue(targets=["13"])
+    comfyui.running[0] = (1, "id", tab.workflow.graph, {}, [SAVE])  # Training Run is muted, or was refused
+    tab.queue(targets=[SAVE])
     assert file.read_bytes() == before and (tmp_path / "loras" / "otca_lora-2.safetensors").is_file()
 
 
@@ -291,19 +286,19 @@ def is_run_s_own(folder, loras):
 def test_a_run_s_file_goes_on_whatever_the_numbers_of_its_nodes_are(tabs, runs, tmp_path, comfyui):
     """In a subgraph, a copy and a paste they are others: another file was written, and the run's own stayed as it was."""
     one = tabs("one")
-    comfyui.running[0] = (1, "id", one.workflow.graph, {}, ["12", "13"])
+    comfyui.running[0] = (1, "id", one.workflow.graph, {}, [RUN, SAVE])
     one.queue()
     for prefix in ("5:", "7"):
         graph = json.loads(re.sub(r'"(\d+)"', rf'"{prefix}\1"', json.dumps(one.workflow.graph)))
         comfyui.running[0] = (1, "id", graph, {}, [f"{prefix}12", f"{prefix}13"])
         pasted = Tab(type(one.workflow)(graph, one.workflow.node_classes), None)
-        pasted.given, pasted.prompts = {f"{prefix}1": one.given["1"]}, one.prompts
+        pasted.given, pasted.prompts = {f"{prefix}1": one.given[MODEL]}, one.prompts
         pasted.queue()
         one.prompts = pasted.prompts
         assert is_run_s_own(runs / "one", tmp_path / "loras")
-    comfyui.running[0] = (1, "id", one.workflow.graph, {}, ["12", "13"])
+    comfyui.running[0] = (1, "id", one.workflow.graph, {}, [RUN, SAVE])
     one.queue()
-    assert is_run_s_own(runs / "one", tmp_path / "loras") and len(figures(runs / "one")) == 4
+    assert is_run_s_own(runs / "one", tmp_path / "loras") and len(rows(runs / "one")) == 4
 
 
 def test_a_file_of_another_name_says_why(tabs, tmp_path):
@@ -311,13 +306,13 @@ def test_a_file_of_another_name_says_why(tabs, tmp_path):
     one, two = tabs("one"), tabs("two")
     one.queue()
     two.queue()
-    shown = two.workflow.ui["13"]
+    shown = two.workflow.ui[SAVE]
     assert shown["text"] == [str(tmp_path / "loras" / "otca_lora-two.safetensors")]
     assert shown["otca_elsewhere"] == [
         "otca_lora stays as it is, since it is not of run two; otca_lora-two was written. Fix: give another filename, or move "
         "that file elsewhere"
     ]
-    assert "otca_elsewhere" not in one.workflow.ui["13"]
+    assert "otca_elsewhere" not in one.workflow.ui[SAVE]
 
 
 def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
@@ -326,7 +321,7 @@ def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
     status = {"status": "queued", "pid": own.pid, "process_started": own.create_time(), "total": 3}
     (runs / "one" / "status.json").write_text(json.dumps(status))
     tabs("one").queue()
-    assert read_object(runs / "one" / "status.json") == status and len(figures(runs / "one-2")) == 1
+    assert read_object(runs / "one" / "status.json") == status and len(rows(runs / "one-2")) == 1
 
 
 def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs, comfyui):
@@ -336,7 +331,7 @@ def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs, c
         tab.queue()
     tab.workflow.set("RewardSharpness.name", "other")
     tab.queue()
-    assert sorted(path.name for path in runs.iterdir()) == ["one"] and len(figures(runs / "one")) == 1
+    assert sorted(path.name for path in runs.iterdir()) == ["one"] and len(rows(runs / "one")) == 1
     tab.workflow.set("RewardSharpness.name", "twin")
     with pytest.raises(NodeError, match="share a name"):
         tab.queue()
@@ -353,8 +348,8 @@ def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
     tab.queue()
     tab.workflow.set("9.w_min", 0.25)
     tab.queue(hold=True)
-    assert len(sampled) == 1 and len(figures(runs / "one")) == 2
-    tab.queue(hold=True, targets=["10"])  # GRPO Step and what follows are muted
+    assert len(sampled) == 1 and len(rows(runs / "one")) == 2
+    tab.queue(hold=True, targets=[FUSION])  # GRPO Step and what follows are muted
     assert len(sampled) == 1
 
 
@@ -362,16 +357,16 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     """Nor is anything trained: the samples are the first run's."""
     tab = tabs("one")
     tab.queue()
-    model = tab.given["1"][0]
+    model = tab.given[MODEL][0]
     before = {name: value.clone() for name, value in model.policy.trainable_named().items()}
-    del tab.workflow._graph["8"]["inputs"]["reward_3"]
+    del tab.workflow._graph[STACK]["inputs"]["reward_3"]
     tab.workflow._read_nodes()
     with pytest.raises(NodeError, match="these samples belong to run one.*Fix: let the seed of SDE Sampler move on"):
         tab.queue(hold=True)
     assert all(torch.equal(before[name], value) for name, value in model.policy.trainable_named().items())
-    assert len(figures(runs / "one")) == 1
+    assert len(rows(runs / "one")) == 1
     tab.queue()
-    assert len(figures(runs / "one-2")) == 1
+    assert len(rows(runs / "one-2")) == 1
 
 
 def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
@@ -379,13 +374,13 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
 
     def said(tab, resume_run="", **names):
         graph = {id_: {**entry, "inputs": {**entry["inputs"]}} for id_, entry in tab.workflow.graph.items()}
-        graph["1"]["inputs"]["resume_run"] = resume_run
-        graph["12"]["inputs"] |= names
-        return results.coming(graph).get("12")
+        graph[MODEL]["inputs"]["resume_run"] = resume_run
+        graph[RUN]["inputs"] |= names
+        return results.coming(graph).get(RUN)
 
     def told(run, iteration=0, other=None):
         """The inputs that advance stand, after so many iterations, at what they were plus that many."""
-        at = (("3", "seed", 7 + iteration), ("2", "index", iteration)) if iteration else ()
+        at = ((SAMPLER, "seed", 7 + iteration), (PROMPTS, "index", iteration)) if iteration else ()
         return {"run": run, "iteration": iteration, "other": other, "at": at, "still": False}
 
     seeds = {"OTCA_SDESampler": {"seed": 7}}
@@ -407,10 +402,10 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     assert said(one) == told("one", 2), "and a copy by hand is not its run"
     shutil.rmtree(runs / "one-2")
     bypassed = tabs("one", seeds)
-    del bypassed.workflow._graph["8"]["inputs"]["reward_3"]
+    del bypassed.workflow._graph[STACK]["inputs"]["reward_3"]
     assert said(bypassed) == told("one-2", other=("one", 2)), "it asks: its adapter fits, its method is another"
     one.queue()
-    assert len(figures(runs / "one")) == 3 and said(bypassed) == told("one-2", other=("one", 3))
+    assert len(rows(runs / "one")) == 3 and said(bypassed) == told("one-2", other=("one", 3))
     (runs / "one" / "workflow.json").write_text('{"1": {"class_type": "KSampler", "inputs": {}}}')
     assert said(bypassed) == told("one-2"), "a run of another graph by that name"
     (runs / "one" / "workflow.json").write_text("[]")
@@ -436,11 +431,11 @@ def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):
     """What the graph samples, it samples from what the last one left."""
     one = tabs("one")
     one.queue()
-    model = one.given["1"][0]
+    model = one.given[MODEL][0]
     learned = {name: value.clone() for name, value in model.policy.trainable_named().items()}
     graph = tabs("two").workflow.graph
-    del graph["11"], graph["12"], graph["13"]
-    Tab(type(one.workflow)(graph, one.workflow.node_classes), model).queue(targets=["9"])
+    del graph[STEP], graph[RUN], graph[SAVE]
+    Tab(type(one.workflow)(graph, one.workflow.node_classes), model).queue(targets=[CREDIT])
     assert all(torch.equal(learned[name], value) for name, value in model.policy.trainable_named().items())
     assert owner(comfyui)[-1] == "one, iteration 1: no Training Run records it"
     assert not (runs / "two").exists()
@@ -452,26 +447,26 @@ def test_an_update_that_nothing_records_is_undone(tabs, runs, caplog):
     one.queue()
     one.prompts += 1
     graph = one.workflow.graph
-    del graph["12"], graph["13"]
-    loose = Tab(type(one.workflow)(graph, one.workflow.node_classes), one.given["1"][0])
-    loose.queue(targets=["11"])
+    del graph[RUN], graph[SAVE]
+    loose = Tab(type(one.workflow)(graph, one.workflow.node_classes), one.given[MODEL][0])
+    loose.queue(targets=[STEP])
     one.prompts -= 1
     one.queue()
     assert "an update that no iteration records is undone" in caplog.text
     for _ in range(2):
         alone.queue()
-    assert figures(runs / "one") == figures(runs / "alone")
+    assert untimed(runs / "one") == untimed(runs / "alone")
 
 
 def test_a_name_has_to_be_known_before_sampling(tabs, runs):
     """F2: a linked name was never checked, and whole run folders were written anywhere."""
     tab = tabs("one")
-    graph, model = tab.workflow.graph, tab.given["1"][0]
+    graph, model = tab.workflow.graph, tab.given[MODEL][0]
     graph["20"] = {"class_type": "PrimitiveString", "inputs": {"value": "../x"}}
     for name in (["20", 0], "../x", "/tmp/x", "a/b", "..", "", "C:\\x", "x\\y", "NUL", 7, None):
-        graph["12"]["inputs"]["run_name"] = name
+        graph[RUN]["inputs"]["run_name"] = name
         with pytest.raises(RunError, match=r"Training Run \(node 12\), input run_name = .*Fix: "):
-            ownership.take_up(model, graph, "3")
+            ownership.take_up(model, graph, SAMPLER)
         assert held.run_of(model) is None and not runs.exists()
 
 
@@ -483,13 +478,13 @@ def test_a_lora_file_to_start_from(tabs, small_workflow, load_model, perturb, tm
         {"OTCA_LoadFlowModel": {"start_from": "mine.safetensors"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     )
     with torch.inference_mode():
-        model = workflow.run(targets=["1"])["1"][0]
-        workflow.run(targets=["9"])
+        model = workflow.run(targets=[MODEL])[MODEL][0]
+        workflow.run(targets=[CREDIT])
     for name, value in trained.policy.trainable_named().items():
         torch.testing.assert_close(value, model.policy.trainable_named()[name], rtol=0, atol=1e-6)
     assert owner(comfyui) == ["new run one, from mine.safetensors"]
     other = Tab(tabs("two").workflow, model)
-    other.queue(targets=["9"])
+    other.queue(targets=[CREDIT])
     assert torch.equal(model.policy.trainable_named()[name], value) or torch.allclose(
         model.policy.trainable_named()[name], value, atol=1e-6
     )
@@ -519,11 +514,11 @@ def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, tm
 def test_a_run_overwrites_its_own_adapter_only(tabs, runs, tmp_path):
     """Also after ComfyUI was started again, and never another run's, though the model is the same."""
     one, two = tabs("one"), tabs("two")
-    begun = one.workflow.graph["3"]["inputs"]["seed"]
+    begun = one.workflow.graph[SAMPLER]["inputs"]["seed"]
     one.queue()
     one.queue()
     two.queue()
     files = {path.name: read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
     assert files == {"otca_lora.safetensors": "one", "otca_lora-two.safetensors": "two"}
     # A headless training adds the number of its iteration to the seeds in the saved graph.
-    assert read_object(runs / "one" / "workflow.json")["3"]["inputs"]["seed"] == begun
+    assert read_object(runs / "one" / "workflow.json")[SAMPLER]["inputs"]["seed"] == begun
