@@ -1,4 +1,4 @@
-"""What the benchmarks share: the workflow that they time, its tiny variants, waiting for the device, and tables."""
+"""Parts of the benchmarks: the workflow that they time, its tiny variants, waiting for the device, and tables."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def take_turns(
 ) -> tuple[dict[Any, float], dict[Any, Any]]:
     """Median seconds of each way, until the device has done it, and what it returned last. The first round warms up."""
     seconds: dict[Any, list[float]] = {way: [] for way in ways}
-    found = {}
+    results = {}
     for number in range(rounds + 1):
         for way, run in ways.items():
             if device is not None:
                 wait(device)
             started = time.perf_counter()
-            found[way] = run()
+            results[way] = run()
             if device is not None:
                 wait(device)
             if number:
                 seconds[way].append(time.perf_counter() - started)
-    return {way: statistics.median(times) for way, times in seconds.items()}, found
+    return {way: statistics.median(times) for way, times in seconds.items()}, results
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -88,12 +88,12 @@ def durations(report: Path, most: int = 300) -> str:
         for case in cases
     }
     folders: defaultdict[str, float] = defaultdict(float)
-    for (file, _), taken in seconds.items():
-        folders[file.partition("/test_")[0]] += taken
+    for (file, _), spent in seconds.items():
+        folders[file.partition("/test_")[0]] += spent
     slowest = sorted(seconds.items(), key=lambda case: -case[1])[:most]
     most_first = sorted(folders.items(), key=lambda folder: -folder[1])
-    sums = table(("folder", "s"), [(folder, f"{taken:.0f}") for folder, taken in most_first])
-    rows = [(f"{taken:.2f}", f"`{file}::{cell(name)}`") for (file, name), taken in slowest]
+    sums = table(("folder", "s"), [(folder, f"{spent:.0f}") for folder, spent in most_first])
+    rows = [(f"{spent:.2f}", f"`{file}::{cell(name)}`") for (file, name), spent in slowest]
     return f"{len(seconds)} tests, {sum(seconds.values()):.0f} s\n\n{sums}\n\n{table(('s', 'test'), rows)}"
 
 

@@ -327,8 +327,8 @@ def rewards(options: argparse.Namespace) -> None:
     for folder in sorted(options.folder.glob("*/lr*/seed*")):
         run, (*_, method, rate, seed) = read(folder), folder.parts
         means = {name: np.round(values, 4).tolist() for name, values in run.means.items()}
-        known = {"method": method, "rate": float(rate[2:]), "seed": int(seed[4:]), "iterations": run.iterations}
-        lines.append(json.dumps(known | {"forwards": run.used["forwards"].tolist(), **means}) + "\n")
+        method_row = {"method": method, "rate": float(rate[2:]), "seed": int(seed[4:]), "iterations": run.iterations}
+        lines.append(json.dumps(method_row | {"forwards": run.used["forwards"].tolist(), **means}) + "\n")
     (options.folder / "trainings.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
@@ -433,8 +433,8 @@ def learned(name: str, folders: list[Path]) -> str:
     mean, error = mean_and_error(total.reshape(by_prompt))
     lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in folders]
     seconds = [sum(json.loads(line)["seconds/iteration"] for line in of_one) for of_one in lines]
-    each = ", ".join(f"{value:+.2f}" for value in total.mean(1))
-    rise = f"**{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {each})"
+    by_seed = ", ".join(f"{value:+.2f}" for value in total.mean(1))
+    rise = f"**{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {by_seed})"
     rows.append(["**sum of the trained rewards**", "", "", rise])
     title = f"**{name}**, {len(folders)} seeds x {total.shape[1]} pairs, {np.mean(seconds) / 60:.1f} minutes each\n"
     return f"{title}\n{table(('reward', 'before', 'after', 'rise in std before'), rows)}"
@@ -477,9 +477,9 @@ def main() -> None:
     methods.add_argument("folder", type=Path)
     methods.add_argument("--world", choices=list(REWARDS), default="scenes")
     methods.set_defaults(work=write_methods)
-    told = parts.add_parser("rewards")
-    told.add_argument("folder", type=Path)
-    told.set_defaults(work=rewards)
+    command = parts.add_parser("rewards")
+    command.add_argument("folder", type=Path)
+    command.set_defaults(work=rewards)
     shows = parts.add_parser("strip")
     shows.add_argument("folder", type=Path)
     shows.add_argument("methods", nargs="+")

@@ -207,19 +207,19 @@ def print_waits(path: Path) -> None:
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS)
     for address, value in FEW.items():
         workflow.set(address, value)
-    seen: list[pretend.Waits] = []
+    waits: list[pretend.Waits] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as watching, pretend.active():
 
         def say(line: str) -> None:
             if line.startswith("iteration 1"):
-                seen.append(watching.enter_context(pretend.watched()))
+                waits.append(watching.enter_context(pretend.watched()))
             elif line.startswith("iteration 2"):
                 watching.close()
 
         train(workflow, Path(folder) / "run", say=say)
-    [found] = seen
-    rows = [(count, line) for line, count in sorted(found.waits.items())]
-    print(table(("waits", "where, and what"), [*rows, (f"**{sum(found.waits.values())}**", "in all")]))
+    [total] = waits
+    rows = [(count, line) for line, count in sorted(total.waits.items())]
+    print(table(("waits", "where, and what"), [*rows, (f"**{sum(total.waits.values())}**", "in all")]))
 
 
 class Peak:

@@ -97,8 +97,8 @@ def templates(families: list[str]) -> None:
         phases = counted.totals.keys() & rehearsed.totals.keys()
         ratios = [counted.totals[phase] / rehearsed.totals[phase] for phase in phases]
         both = [
-            f"{ours / GB:.1f} / {theirs / GB:.1f} = {ours / theirs:.2f}"
-            for ours, theirs in ((counted.total, rehearsed.total), (counted.totals[UPDATE], rehearsed.totals[UPDATE]))
+            f"{own / GB:.1f} / {peer / GB:.1f} = {own / peer:.2f}"
+            for own, peer in ((counted.total, rehearsed.total), (counted.totals[UPDATE], rehearsed.totals[UPDATE]))
         ]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(f"| {name} | {both[0]} | {counted.phase} | {both[1]} | {spread} |", flush=True)
@@ -123,7 +123,7 @@ def allocations(families: list[str], cases: list[str]) -> None:
                 with pretend.active():
                     counted = heavy.counted(checkpoint, training)
                 pairs = [(estimated[phase], counted[phase]) for phase in heavy.PHASES]
-                ratios += [ours / theirs for ours, theirs in pairs]
+                ratios += [estimate / measured for estimate, measured in pairs]
                 print(f"| {family} | {name} | {' | '.join(_ratio(*pair) for pair in pairs)} |", flush=True)
     print(f"{len(ratios)} ratios from {min(ratios):.2f} to {max(ratios):.2f}")
 
@@ -139,9 +139,9 @@ def gradients(families: list[str], cases: list[str], side: int) -> None:
             of_decoder = {"decoder": 32 if "wan" in family else 64, "levels": 4 if side else 2}
             checkpoint = heavy.make(family, Path(folder) / family, **of_decoder)
             for name in cases or heavy.PULLS:
-                one = {"sampling_batch": 1, "size": (side, side, 1)} if side else {}
+                sample = {"sampling_batch": 1, "size": (side, side, 1)} if side else {}
                 pull = heavy.PULLS[name] | ({"batch_size": 1} if side else {})
-                training = heavy.Training(family, pull=pull, **one)
+                training = heavy.Training(family, pull=pull, **sample)
                 estimated = heavy.estimated(checkpoint, training)
                 with pretend.active():
                     counted = heavy.counted(checkpoint, training)
@@ -171,7 +171,7 @@ def narrow(**how):
         torch.randn(shape, dtype=torch.bfloat16) for shape in ((1, TEXT, 64), (1, 64), (1, TEXT, 128))
     )
     time, guidance, picture = torch.tensor([0.5]), torch.tensor([3.5]), (SIDE // 2) ** 2
-    one = partial(flux, WIDTH, 4, vec_in_dim=64, context_in_dim=64, **FLUX, **how)
+    blocks = partial(flux, WIDTH, 4, vec_in_dim=64, context_in_dim=64, **FLUX, **how)
     klein = partial(flux, WIDTH, 4, context_in_dim=64, **KLEIN, **how)
     small = dict(n_heads=4, n_kv_heads=4, n_refiner_layers=1, **LUMINA, **how)
     qwen = partial(
@@ -187,8 +187,8 @@ def narrow(**how):
         return m(x, time, text, pooled, guidance)
 
     return {
-        "FLUX.1 double": (both, one(1, 1), one(2, 1), call_flux),
-        "FLUX.1 single": (both, one(1, 1), one(1, 2), call_flux),
+        "FLUX.1 double": (both, blocks(1, 1), blocks(2, 1), call_flux),
+        "FLUX.1 single": (both, blocks(1, 1), blocks(1, 2), call_flux),
         "klein double": (both, klein(1, 1), klein(2, 1), lambda m: m(packed, time, text, None, None)),
         "klein single": (both, klein(1, 1), klein(1, 2), lambda m: m(packed, time, text, None, None)),
         "Z-Image": (
@@ -236,8 +236,8 @@ def architectures(comfyui: Path) -> None:
         per_rank = sum(layer.in_features + layer.out_features for layer in of_blocks(model).values())
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, {per_rank:,} for each unit of rank")
     comfy.model_management.in_training = True
-    for name, (tokens, one, two, call) in narrow(device="cpu", **how).items():
-        vectors = (kept_bytes(two, call) - kept_bytes(one, call)) / (tokens * WIDTH * 2)
+    for name, (tokens, single, two, call) in narrow(device="cpu", **how).items():
+        vectors = (kept_bytes(two, call) - kept_bytes(single, call)) / (tokens * WIDTH * 2)
         print(f"{name}: {vectors:.1f} vectors a token and block")
 
 
@@ -252,10 +252,10 @@ def main() -> None:
         parser_of.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
     kinds.add_parser("templates").add_argument("--families", nargs="+", default=[], metavar="TEMPLATE")
     kinds.add_parser("architectures").add_argument("comfyui", type=Path)
-    given = vars(parser.parse_args())
+    options = vars(parser.parse_args())
     torch.set_num_threads(1)
     kind = {"allocations": allocations, "gradients": gradients, "templates": templates, "architectures": architectures}
-    kind[given.pop("kind")](**given)
+    kind[options.pop("kind")](**options)
 
 
 if __name__ == "__main__":

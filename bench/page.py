@@ -170,9 +170,9 @@ def entry(name: str) -> str:
 
 
 def work(session) -> dict[str, float]:
-    """What the page's main thread has done so far, in milliseconds."""
-    found = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
-    return {name: 1000 * found[f"{name}Duration"] for name in ("Task", "Script", "Layout", "RecalcStyle")}
+    """The work of the page's main thread so far, in milliseconds."""
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    return {name: 1000 * metrics[f"{name}Duration"] for name in ("Task", "Script", "Layout", "RecalcStyle")}
 
 
 class Training:
@@ -195,7 +195,7 @@ class Training:
 
 def tick_work(page: Page, session, training: Training, rounds: int, seen: bool) -> list[dict[str, float]]:
     """The main thread's work while one line comes and is shown, for each round."""
-    found = []
+    work_of = []
     for _ in range(rounds):
         before = work(session)
         training.tick()
@@ -203,8 +203,8 @@ def tick_work(page: Page, session, training: Training, rounds: int, seen: bool) 
         if seen:  # a busy machine may be one behind
             page.wait_for_function(SHOWS_ITERATION, arg=training.iteration - 1, timeout=1000 * TICK)
         after = work(session)
-        found.append({name: after[name] - before[name] for name in after})
-    return found
+        work_of.append({name: after[name] - before[name] for name in after})
+    return work_of
 
 
 def measure(page: Page, session, training: Training, count: int, rounds: int) -> dict[str, list[float]]:
@@ -255,19 +255,18 @@ def _ticks(page: Page, session, training: Training, rounds: int, listed: str) ->
     page.wait_for_timeout(5000)
     cases["trains"] = tick_work(page, session, training, rounds, seen=True)
     quiet = {
-        case: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for case, found in cases.items()
+        case: {name: statistics.median(row[name] for row in rows) for name in rows[0]} for case, rows in cases.items()
     }
     polls = (TICK + SETTLE) / TICK  # a poll each TICK: so many fall into the time that a line was given
-    found = {
-        f"a tick: {name}": [(one[name] - quiet["open"][name]) / polls for one in cases["trains"]]
+    rows = {
+        f"a tick: {name}": [(row[name] - quiet["open"][name]) / polls for row in cases["trains"]]
         for name in quiet["open"]
     }
     seconds = TICK + SETTLE
-    found["a second of the open sidebar: Task"] = [
-        (one["Task"] - quiet["closed"]["Task"]) / seconds for one in cases["open"]
+    rows["a second of the open sidebar: Task"] = [
+        (row["Task"] - quiet["closed"]["Task"]) / seconds for row in cases["open"]
     ]
-    return found
+    return rows
 
 
 def fluid(options: argparse.Namespace) -> None:
@@ -411,12 +410,12 @@ def imports(options: argparse.Namespace) -> None:
             comfyui.wait_until_up()
         finally:
             comfyui.stop()
-        told = re.findall(r"([\d.]+) seconds(?: \([^)]*\))?: .*[/\\](\S+)$", comfyui.log(), re.MULTILINE)
-        for taken, name in told:
+        lines = re.findall(r"([\d.]+) seconds(?: \([^)]*\))?: .*[/\\](\S+)$", comfyui.log(), re.MULTILINE)
+        for spent, name in lines:
             if name in seconds:
-                seconds[name].append(float(taken))
+                seconds[name].append(float(spent))
     print(f"load {psutil.getloadavg()[0]:.1f} in the last minute\n")
-    print(table(("custom node", "seconds"), [(name, spread(taken)) for name, taken in seconds.items()]))
+    print(table(("custom node", "seconds"), [(name, spread(spent)) for name, spent in seconds.items()]))
 
 
 # --- the gallery ------------------------------------------------------------------------------------------------------
@@ -499,13 +498,13 @@ def first_view(page: Page, url: str) -> float:
 def indexed(comfyui) -> float:
     """Seconds until all pictures are read."""
     begun = time.monotonic()
-    while (told := comfyui.get("/otca/gallery/state"))["small"] < told["pictures"] or not told["pictures"]:
+    while (state := comfyui.get("/otca/gallery/state"))["small"] < state["pictures"] or not state["pictures"]:
         time.sleep(1)
     return time.monotonic() - begun
 
 
 def say(page: Page, comfyui, count: int, kills: int) -> None:
-    """That many opinions by the keyboard; meanwhile ComfyUI's process is killed and started again `kills` times."""
+    """Gives so many opinions by the keyboard; meanwhile ComfyUI's process is killed and started again `kills` times."""
     every = count // kills if kills else count + 1
     for number in range(count):
         page.keyboard.press("ArrowUp" if number % 3 else "12345"[number % 5])
@@ -548,14 +547,14 @@ def gallery(options: argparse.Namespace) -> None:
             page.wait_for_timeout(3000)
             before = page.evaluate("longest")
             page.evaluate("() => { longest.length = 0 }")
-            frames, seen, tiles = page.evaluate(SCROLL)
+            frames, share, tiles = page.evaluate(SCROLL)
             page.wait_for_timeout(500)
             scrolling = page.evaluate("longest")
             times |= {
                 "longest task while it opens, ms": max(before, default=0),
                 "longest task while it scrolls, ms": max(scrolling, default=0),
             }
-            times |= {"frames scrolled": frames, "share of the list scrolled": seen, "tiles in the page": tiles}
+            times |= {"frames scrolled": frames, "share of the list scrolled": share, "tiles in the page": tiles}
             page.keyboard.press("Home")
             page.locator(".otca-gallery-list").focus()
             page.keyboard.press("Home")
@@ -575,12 +574,12 @@ def gallery(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
-    one = parts.add_parser("fluid")
-    one.add_argument("--runs", type=int, default=200)
-    one.add_argument("--iterations", type=int, default=10_000)
-    one.add_argument("--rounds", type=int, default=9)
-    one.add_argument("--pack", type=Path, default=ROOT, help="the checkout of the pack that is measured")
-    one.set_defaults(work=fluid)
+    command = parts.add_parser("fluid")
+    command.add_argument("--runs", type=int, default=200)
+    command.add_argument("--iterations", type=int, default=10_000)
+    command.add_argument("--rounds", type=int, default=9)
+    command.add_argument("--pack", type=Path, default=ROOT, help="the checkout of the pack that is measured")
+    command.set_defaults(work=fluid)
     other = parts.add_parser("first-curve")
     other.add_argument("template", nargs="?", choices=TEMPLATES, default="quickstart", metavar="TEMPLATE")
     other.add_argument("--comfyui", type=Path, required=True, help="a ComfyUI with its environment in .venv")

@@ -1,4 +1,4 @@
-"""What a training survives: damaged files of its folder, and kills at random moments.
+"""Damage that a training survives: damaged files of its folder, and kills at random moments.
 
     python -m comfyui_otca.bench.reliability damages [--jobs 2] [--files NAME …]
     python -m comfyui_otca.bench.reliability kills [--kills 200] [--processes 2] [--iterations 12]
@@ -174,7 +174,7 @@ def make_run(folder: Path) -> Path:
 
 
 def outcome(run: Path, name: str, damage: str, scratch: Path) -> tuple[str, str]:
-    """What came of resuming a copy of the run in which one file is damaged; and what was printed."""
+    """The outcome of resuming a copy of the run in which one file is damaged; and what was printed."""
     folder = scratch / "run"
     shutil.copytree(run, folder)
     DAMAGES[damage](folder / name)
@@ -290,7 +290,7 @@ def attempt(folder: Path, options: argparse.Namespace, after: float | None, vict
 
 
 def stage(folder: Path) -> str:
-    """What a run is at, by its folder."""
+    """The stage of a run, by its folder."""
     if not (folder / "metrics.jsonl").is_file():
         return "loading"
     if list((folder / "checkpoints").glob(".[0-9]*")):
@@ -316,7 +316,7 @@ def kills_of(options: argparse.Namespace) -> int:
     assert attempt(base / "undisturbed", options, None, 0)[0]
     whole = time.monotonic() - began
     expected, adapter = figures(base / "undisturbed"), load_file(base / "undisturbed" / "lora.safetensors")
-    found: dict[str, list[float]] = defaultdict(list)
+    stages: dict[str, list[float]] = defaultdict(list)
     kills = trainings = 0
     while kills < options.kills:
         folder = base / f"training-{trainings}"
@@ -326,7 +326,7 @@ def kills_of(options: argparse.Namespace) -> int:
             done, doing, seconds = attempt(folder, options, after, chance.randrange(options.processes))
             if not done:
                 kills += 1
-                found[doing].append(seconds)
+                stages[doing].append(seconds)
                 print(f"kill {kills}: {doing}, the others ended after {seconds:.1f} s", file=sys.stderr, flush=True)
         trainings += 1
         assert figures(folder) == expected, f"{folder}: other figures than those of the undisturbed training"
@@ -335,7 +335,7 @@ def kills_of(options: argparse.Namespace) -> int:
         shutil.rmtree(folder)
     rows = [
         (doing, len(s), f"{statistics.median(s):.1f} s, {max(s):.1f} s", "nothing")
-        for doing, s in sorted(found.items())
+        for doing, s in sorted(stages.items())
     ]
     print(table(("killed while", "kills", "the others ended after: median, most", "lost"), rows))
     print(

@@ -167,13 +167,13 @@ def published(options: argparse.Namespace) -> None:
         except FileNotFoundError as error:
             missing.append(f"{kind}: {error}")
             continue
-        ours = _each(reward, pictures, texts)
+        scores = _each(reward, pictures, texts)
         for name, implementation in _references(kind, reward):
             with torch.no_grad():
-                theirs = torch.stack([implementation(*one) for one in zip(pictures, texts, strict=True)])
-            apart = (ours - theirs).abs().max()
+                reference = torch.stack([implementation(*pair) for pair in zip(pictures, texts, strict=True)])
+            apart = (scores - reference).abs().max()
             print(
-                f"| {kind} | {name} | {len(ours)} | {theirs.min():.4f} to {theirs.max():.4f} | {apart:.1e} |",
+                f"| {kind} | {name} | {len(scores)} | {reference.min():.4f} to {reference.max():.4f} | {apart:.1e} |",
                 flush=True,
             )
     for line in missing:
@@ -183,7 +183,7 @@ def published(options: argparse.Namespace) -> None:
 def _each(reward: Reward, pictures: Sequence[Image.Image], texts: Sequence[str]) -> torch.Tensor:
     """[B] scores of B pictures of any sizes."""
     tensors = [torch.from_numpy(np.array(picture))[None] / 255 for picture in pictures]
-    return torch.cat([score([reward], *one)[:, 0] for one in zip(tensors, [[text] for text in texts], strict=True)])
+    return torch.cat([score([reward], *pair)[:, 0] for pair in zip(tensors, [[text] for text in texts], strict=True)])
 
 
 def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.Image, str], torch.Tensor]]]:
@@ -298,8 +298,8 @@ def written(word: str, size: int, number: int) -> torch.Tensor:
 def detectors(options: argparse.Namespace) -> None:
     count = int(options.pictures[0]) if options.pictures else 4
     pictures = torch.cat([written(WORDS[number], 64, number) for number in range(count)])
-    asked = [{"class": "cup", "count": 2}, {"class": "dog", "count": 1}]
-    prompts = [Prompt(word, {"text": word, "include": asked}) for word in WORDS[:count]]
+    wishes = [{"class": "cup", "count": 2}, {"class": "dog", "count": 1}]
+    prompts = [Prompt(word, {"text": word, "include": wishes}) for word in WORDS[:count]]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         user_named(folder)

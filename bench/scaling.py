@@ -49,18 +49,18 @@ def measured(turns: int, rounds: int) -> None:
         for _ in range(turns):
             for (processes, prompts), own in seconds.items():
                 measured = together(processes, iterations, training, prompts, rounds)
-                for error in (one for one in measured if isinstance(one, Exception)):
+                for error in (result for result in measured if isinstance(result, Exception)):
                     raise error
                 own.append(statistics.median(measured[0][0]))
                 counted = measured[0][1]
-        half, one, two = (statistics.median(own) for own in seconds.values())
+        half, result, two = (statistics.median(own) for own in seconds.values())
         halves, ones, twos = seconds.values()
         strong = spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
         weak = spread([a / b for a, b in zip(halves, twos, strict=True)])
         calls = sum(number for (_, what), number in counted.items() if what == "calls")
         sent = sum(number for (_, what), number in counted.items() if what == "sent")
         print(
-            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {strong} | {weak} | "
+            f"| {training} | {4 * GROUP} | {result:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {strong} | {weak} | "
             f"{calls} | {sent / 1e6:.2f} MB |",
             flush=True,
         )

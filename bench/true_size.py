@@ -99,27 +99,27 @@ def theirs(expert, call: tuple) -> tuple[Callable[[], Tensor], list[torch.nn.Par
     ids, text_ids = torch.zeros(side * side, 4), torch.zeros(tokens, 4)
     ids[:, 1], ids[:, 2] = torch.arange(side).repeat_interleave(side), torch.arange(side).repeat(side)
     text_ids[:, 3] = torch.arange(tokens)
-    given = dict(hidden_states=x.flatten(2).transpose(1, 2), encoder_hidden_states=text, timestep=time_)
-    given |= dict(img_ids=ids, txt_ids=text_ids, guidance=None, return_dict=False)
-    return lambda: network.train()(**given)[0], [p for p in network.parameters() if p.requires_grad]
+    inputs = dict(hidden_states=x.flatten(2).transpose(1, 2), encoder_hidden_states=text, timestep=time_)
+    inputs |= dict(img_ids=ids, txt_ids=text_ids, guidance=None, return_dict=False)
+    return lambda: network.train()(**inputs)[0], [p for p in network.parameters() if p.requires_grad]
 
 
 def peer(file: Path, text: int, side: int, rounds: int) -> None:
     import comfy.sd
 
-    ours = Ours(comfy.sd.load_diffusion_model(str(file), model_options={"dtype": torch.float32}), text, side)
-    call, trained = theirs(ours.expert, ours.call)
+    model = Ours(comfy.sd.load_diffusion_model(str(file), model_options={"dtype": torch.float32}), text, side)
+    call, trained = theirs(model.expert, model.call)
     ways = {
-        "ComfyUI, bare": ours.bare,
-        "forward": ours.forward,
+        "ComfyUI, bare": model.bare,
+        "forward": model.forward,
         "forward, diffusers and peft": torch.no_grad()(call),
-        "forward and backward": ours.backward,
+        "forward and backward": model.backward,
         "forward and backward, diffusers and peft": lambda: call().square().mean().backward(),
     }
     seconds, memory = {name: [] for name in ways}, dict.fromkeys(ways, 0.0)
     for number in range(rounds + 1):  # the first one is not counted: it fills caches
         for name in list(ways)[:: 1 if number % 2 else -1]:
-            for parameter in (*ours.parameters.values(), *trained):
+            for parameter in (*model.parameters.values(), *trained):
                 parameter.grad = None
             gc.collect()
             before, started = _resident("VmRSS", forget=True), time.process_time()
@@ -144,14 +144,14 @@ def forms(file: Path, text: int, side: int, gguf: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         exact = None
         for name, patcher in _loaded(file, Path(folder), gguf):
-            ours = Ours(patcher, text, side)
-            velocity, gradient = ours.forward().flatten().double(), ours.gradient().double()
+            model = Ours(patcher, text, side)
+            velocity, gradient = model.forward().flatten().double(), model.gradient().double()
             exact = exact or (velocity, gradient)
             apart = float((velocity - exact[0]).norm() / exact[0].norm())
             angle, size = cosine_similarity(gradient, exact[1], dim=0), gradient.norm() / exact[1].norm()
-            few = sum(type(p.data) is not Tensor or p.element_size() < 2 for p in ours.expert.network.parameters())
+            few = sum(type(p.data) is not Tensor or p.element_size() < 2 for p in model.expert.network.parameters())
             print(f"| {name} | {few} | {apart:.1e} | {angle:.5f} | {size:.4f} |", flush=True)
-            del ours, patcher
+            del model, patcher
             gc.collect()
 
 
@@ -178,7 +178,7 @@ def _loaded(file: Path, folder: Path, gguf: Path | None) -> Iterator[tuple[str, 
 
 
 def _quantized(state: dict[str, Tensor], layers: list[str], form: str) -> dict[str, Tensor]:
-    """As ComfyUI stores what its own quantizer makes of these layers."""
+    """The layers as ComfyUI's own quantizer stores them."""
     from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 
     scale = {} if form == "int8_tensorwise" or form == "mxfp8" else {"scale": "recalculate"}

@@ -78,7 +78,7 @@ def is_done(file: Path, device: str, tiny: bool) -> bool:
 
 
 def run(name: str, device: str, tiny: bool, seconds: float, folder: Path) -> dict:
-    """What a part's process came to: its result, or how it failed; its output is beside its file."""
+    """The outcome of a part's process: its result, or how it failed; its output is beside its file."""
     command = [sys.executable, "-m", "comfyui_otca.bench.gpu", "--here", "--only", name, "--device", device]
     command += ["--parts", str(folder), *(["--tiny"] if tiny else [])]
     content: dict = {"part": name, "device": device, "tiny": tiny, "state": "failed"}
@@ -114,10 +114,10 @@ def answer(name: str, place: Place) -> None:
             pretend.register()
             active.enter_context(pretend.active())
         try:
-            said = {"state": "done", "result": PARTS[name].measure(place)}
+            result = {"state": "done", "result": PARTS[name].measure(place)}
         except Skipped as reason:
-            said = {"state": "skipped", "reason": str(reason)}
-    (place.folder / f"{name}.answer").write_text(json.dumps(said), encoding="utf-8")
+            result = {"state": "skipped", "reason": str(reason)}
+    (place.folder / f"{name}.answer").write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

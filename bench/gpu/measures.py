@@ -1,4 +1,4 @@
-"""What `python -m comfyui_otca.bench.gpu` measures, and for how many seconds at most."""
+"""The measures of `python -m comfyui_otca.bench.gpu`, and for how many seconds at most."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TIMES = 10
 
 
 def rate(place: Place) -> dict:
-    """What the device is, and how many multiplications and additions of bfloat16 matrices it does in a second."""
+    """The device, and how many multiplications and additions of bfloat16 matrices it does in a second."""
     device = torch.device(place.device)
 
     def product(size: int) -> Callable[[], torch.Tensor]:
@@ -72,7 +72,7 @@ def rate(place: Place) -> dict:
 
 
 def tests(place: Place, files: Sequence[str], tiny: Sequence[str] = ()) -> dict:
-    """Those of our tests that this device is for; `tiny`: the files of a rehearsal."""
+    """The tests that this device is for; `tiny`: the files of a rehearsal."""
     results = place.folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", *(ROOT / "tests" / file for file in (place.tiny and tiny) or files)]
     command += [] if place.device == "cpu" else ["--device", place.device]
@@ -129,8 +129,8 @@ def processes(place: Place) -> dict:
         seconds[number] = time.perf_counter() - began
         [log] = output.rglob("metrics.jsonl")
         rows[number] = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    one, all_of_them = (row[0]["gradient_norm"] for row in rows.values())
-    return {"processes": count, "seconds": seconds, "gradient_norm": {"1": one, str(count): all_of_them}}
+    single, all_of_them = (row[0]["gradient_norm"] for row in rows.values())
+    return {"processes": count, "seconds": seconds, "gradient_norm": {"1": single, str(count): all_of_them}}
 
 
 # --- an iteration -----------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Case:
         return counts[0], counts[1]
 
     def estimated(self) -> int:
-        """What `otca memory` says of it, with the weights as they are held."""
+        """The estimate of `otca memory`, with the weights as they are held."""
         settings = self.settings
         iteration = Iteration(
             (settings.width, settings.height, 1),
@@ -262,8 +262,8 @@ class Case:
             guided=self.model.guides(settings.guidance),
             keep_graph=self.keep_graph,
         )
-        found = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration).needs
-        return found.total + self.about["weights_bytes"] - found.parts["weights"]
+        needs = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration).needs
+        return needs.total + self.about["weights_bytes"] - needs.parts["weights"]
 
 
 def _share(place: Place, operations: float, seconds: float) -> float | None:

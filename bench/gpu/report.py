@@ -56,10 +56,10 @@ def page(parts: Parts) -> str:
     blocks += [*_tests(done), *_iterations(done), *_profile(done)]
     words = {"decode": "decoded", "rewards": "judged"}
     rates = {name: done[name]["pictures_per_second"] for name in words if name in done}
-    rows = [(words[name], how, f"{rate:.1f}") for name, found in rates.items() for how, rate in found.items()]
+    rows = [(words[name], how, f"{rate:.1f}") for name, figures in rates.items() for how, rate in figures.items()]
     blocks += _section("Pictures a second", ("", "", "pictures a second"), rows)
-    if found := done.get("processes"):
-        rows = [(count, f"{norm:.6g}") for count, norm in found["gradient_norm"].items()]
+    if figures := done.get("processes"):
+        rows = [(count, f"{norm:.6g}") for count, norm in figures["gradient_norm"].items()]
         blocks += _section("Several GPUs: the embedded model", ("processes", "the first gradient's norm"), rows)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
@@ -88,9 +88,9 @@ def _top(parts: Parts, machine: Mapping | None) -> list[str]:
 
 def _tests(done: Parts) -> list[str]:
     words = {"gpu_tests": "marked `gpu`", "anywhere_tests": "marked `anywhere`, on this device"}
-    found = {text: done[name] for name, text in words.items() if name in done}
-    rows = [(text, *(counts[state] for state in ("passed", "failed", "skipped"))) for text, counts in found.items()]
-    failures = "\n".join(f"- failed: `{failure}`" for counts in found.values() for failure in counts["failures"])
+    results = {text: done[name] for name, text in words.items() if name in done}
+    rows = [(text, *(counts[state] for state in ("passed", "failed", "skipped"))) for text, counts in results.items()]
+    failures = "\n".join(f"- failed: `{failure}`" for counts in results.values() for failure in counts["failures"])
     backend = (
         f"Collectives of a process alone: {done['collectives']['backend']}, right." if "collectives" in done else ""
     )
@@ -98,21 +98,21 @@ def _tests(done: Parts) -> list[str]:
 
 
 def _iterations(done: Parts) -> list[str]:
-    found = {words: done[name] for name, words in ITERATIONS.items() if name in done}
+    results = {words: done[name] for name, words in ITERATIONS.items() if name in done}
     times, memory = [], []
-    for words, one in found.items():
-        seconds = one["seconds"]
-        ratio = (seconds["sampling"] + seconds["update"]) / one["floor_seconds"]
-        shares = (_percent(one[f"{phase}_share_of_rate"]) for phase in ("rollout", "update"))
+    for words, row in results.items():
+        seconds = row["seconds"]
+        ratio = (seconds["sampling"] + seconds["update"]) / row["floor_seconds"]
+        shares = (_percent(row[f"{phase}_share_of_rate"]) for phase in ("rollout", "update"))
         phases = (f"{seconds[phase]:.3f}" for phase in ("sampling", "update"))
-        times.append((words, one["samples"], *phases, f"{ratio:.2f}", *shares))
-        sizes = [one[name] / 1e9 for name in ("weights_bytes", "peak_bytes", "estimated_bytes")]
+        times.append((words, row["samples"], *phases, f"{ratio:.2f}", *shares))
+        sizes = [row[name] / 1e9 for name in ("weights_bytes", "peak_bytes", "estimated_bytes")]
         memory.append((words, *(f"{size:.2f}" for size in sizes), f"{sizes[1] / sizes[2]:.2f}"))
     gain = held = ""
     if "batch_1" in done and "kept_graph" in done:
         plain, kept = (done[name]["seconds"]["iteration"] for name in ("batch_1", "kept_graph"))
         gain = GAIN.format(plain / kept)
-    if (share := min((one["share_of_blocks"] for one in found.values()), default=1.0)) < 1:
+    if (share := min((row["share_of_blocks"] for row in results.values()), default=1.0)) < 1:
         held = f"The device holds {share:.3g} of the model's blocks; the shares of the matrix rate are those of all of them."
     heads = ("", "samples", "rollout s", "update s", "iteration ÷ floor")
     heads += ("rollout, of the matrix rate", "update, of the matrix rate")
@@ -124,13 +124,13 @@ def _iterations(done: Parts) -> list[str]:
 
 
 def _profile(done: Parts) -> list[str]:
-    if not (found := done.get("profile")):
+    if not (profile := done.get("profile")):
         return []
-    total, rows = found["total_seconds"], []
-    for one in found["largest"]:
-        cells = f"{one['seconds']:.4f}", _percent(one["seconds"] / total)
-        rows.append((f"`{cell(one['name'])}`", one["calls"], *cells))
-    before = f"The {len(rows)} largest of an iteration, batch {found['batch']}, {total:.3f} s in all."
+    total, rows = profile["total_seconds"], []
+    for row in profile["largest"]:
+        cells = f"{row['seconds']:.4f}", _percent(row["seconds"] / total)
+        rows.append((f"`{cell(row['name'])}`", row["calls"], *cells))
+    before = f"The {len(rows)} largest of an iteration, batch {profile['batch']}, {total:.3f} s in all."
     return _section("What takes the time", ("", "calls", "s", "share"), rows, before)
 
 

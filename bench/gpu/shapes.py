@@ -168,11 +168,11 @@ def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:
 def _embeddings(place: Place, shape: Shape, model: PipelineModel) -> Embeddings:
     """Random ones, as long as prompts that are padded, or as a usual one."""
     tokens = 8 if place.tiny else 80 if shape.is_ragged else 512
-    each, *whole = (model.transformer.config[name] for name in shape.text)
+    dims, *whole = (model.transformer.config[name] for name in shape.text)
 
     def embed(texts: Sequence[str]) -> Condition:
         generator = torch.Generator().manual_seed(len(texts))
-        rows = torch.randn(len(texts), tokens, each, generator=generator)
+        rows = torch.randn(len(texts), tokens, dims, generator=generator)
         if shape.is_ragged:
             return Condition.of_rows("tokens", list(rows))
         [pooled] = (torch.randn(len(texts), width, generator=generator) for width in whole)
