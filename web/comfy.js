@@ -117,10 +117,10 @@ export function advanceTo(prompt, iterations) {
 }
 
 /**
- * What moves on with every prompt, by workflow, node and input: its value in the file, the one that was seen last, and whether that is
- * the file's or ours: neither the user has set it since, nor a prompt moved it on. It outlives the nodes, which undo makes anew.
+ * What moves on with every prompt, by workflow, node and input: its value in the file, the least that we set, the one that was seen
+ * last, and whether that is the file's or ours, or a prompt of this page moved it on: the user has not set it since. It outlives the nodes, which undo makes anew.
  *
- * @type {Map<string, {file: number, seen: number, untouched: boolean}>}
+ * @type {Map<string, {file: number, least: number, seen: number, untouched: boolean}>}
  */
 const advancing = new Map();
 
@@ -137,7 +137,7 @@ function forEachIncrement(callback) {
 export function noticeOpened() {
   forEachIncrement((key, _node, { value }) => {
     const known = advancing.get(key);
-    if (!known || (value === known.file && value !== known.seen)) advancing.set(key, { file: value, seen: value, untouched: true });
+    if (!known || (value === known.file && value !== known.seen)) advancing.set(key, { file: value, least: value, seen: value, untouched: true });
   });
 }
 
@@ -151,11 +151,13 @@ export function goOnAt(at) {
   forEachIncrement((key, node, widget, id) => {
     const known = advancing.get(key);
     if (!known) return;
-    known.untouched &&= widget.value === known.seen;
+    const moved = widget.value > known.seen && widget.value === queuedValues.get(key) + (movesOnBefore() ? 0 : 1);
+    known.untouched &&= moved || widget.value === known.seen;
+    if (moved) known.least = widget.value; // never back: prompts may wait
     known.seen = widget.value;
     if (!known.untouched) return;
     const stopped = at.find(([place, name]) => place === id && name === widget.name);
-    known.seen = stopped ? Math.max(known.file, stopped[2]) : known.file; // never back: prompts may wait
+    known.seen = stopped ? Math.max(known.least, stopped[2]) : known.least;
     if (known.seen !== widget.value) setWidget(node, widget.name, known.seen);
   });
 }
@@ -188,6 +190,8 @@ export function noticeDrawn(drawn) {
   for (const [id, name, value] of drawn) drawnValues.set(`${rootGraph().id} ${id} ${name}`, value);
 }
 
+const movesOnBefore = () => app.extensionManager.setting.get("Comfy.WidgetControlMode") === "before";
+
 /**
  * Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one.
  *
@@ -195,7 +199,6 @@ export function noticeDrawn(drawn) {
  */
 export function noticeQueuedValues(ours) {
   const remember = () => ourControls().forEach(({ widget, key }) => queuedValues.set(key, widget.value));
-  const movesOnBefore = () => app.extensionManager.setting.get("Comfy.WidgetControlMode") === "before";
   ours.beforeQueued = () => movesOnBefore() || remember();
   ours.afterQueued = () => movesOnBefore() && remember();
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from comfyui_otca.tests.comfyui.canvas import Canvas
 from comfyui_otca.tests.training import untimed
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
@@ -190,11 +191,26 @@ def adapters(canvas, name):
     return {file.name: file.read_bytes().endswith(tensors) for file in files}
 
 
-@pytest.mark.parametrize("renumbered", ["subgraph", "copy"])
-def test_the_run_s_file_goes_on_when_its_nodes_get_other_numbers(small, run_name, renumbered):
+def _removed_and_undone(canvas):
+    canvas.page.evaluate("() => app.canvas.selectItems([12, 13].map(id => app.graph.getNodeById(id)))")
+    _press(canvas, "Delete")
+    canvas.wait("() => !app.graph.getNodeById(12)")
+    _press(canvas, "Control+z")
+    canvas.wait("() => app.graph.getNodeById(12)?.inputs[0].link")
+
+
+CHANGES = {
+    "subgraph": lambda canvas: canvas.page.evaluate(TO_SUBGRAPH, [9, 10, 11, 12, 13]),
+    "copy": lambda canvas: canvas.page.evaluate(COPIED),
+    "undo": _removed_and_undone,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_run_s_file_goes_on_when_its_nodes_get_other_numbers(small, run_name, change):
     """Another file was written without a word, and the one that the input names stayed at the first iteration."""
     small.run_and_wait()
-    small.page.evaluate(TO_SUBGRAPH, [9, 10, 11, 12, 13]) if renumbered == "subgraph" else small.page.evaluate(COPIED)
+    CHANGES[change](small)
     [execution] = small.run_and_wait()
     assert execution.end == "execution_success", execution.detail
     assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2]
@@ -231,10 +247,44 @@ def test_another_method_is_asked_for_before_run(small, run_name):
     assert [len(small.comfyui.metrics(name)) for name in (run_name, new)] == [1, 2]
 
 
-def _bypass(canvas, node):
+def _bypass(canvas, node, key="Control+b"):
     canvas.page.evaluate("id => app.canvas.selectItems([app.graph.getNodeById(id)])", node)
+    _press(canvas, key)
+
+
+def _press(canvas, key):
     canvas.page.locator("#graph-canvas").focus()
-    canvas.page.keyboard.press("Control+b")
+    canvas.page.keyboard.press(key)
+
+
+def test_a_mute_is_another_method_until_it_is_undone(small, run_name):
+    small.run_and_wait()
+    small.wait(GOES_ON, f"The next Run continues {run_name} (1)")
+    for undo in ("Control+m", "Control+z"):
+        _bypass(small, 6, "Control+m")
+        small.wait(ASKS, f"Continue {run_name} (1)Begin {run_name}-2 from it")
+        _press(small, undo)
+        small.wait(GOES_ON, f"The next Run continues {run_name} (1)")
+
+
+def test_two_pages_go_on_with_one_run(small, run_name):
+    """Each iteration once, whichever page asks for it, and both say where the run stands."""
+    small.run_and_wait()
+    graph = small.page.evaluate("() => app.graph.serialize()")
+    other = Canvas(
+        small.page.context.browser.new_page(viewport=small.page.viewport_size), small.comfyui, small.renderer
+    )
+    try:
+        other.page.evaluate("graph => app.loadGraphData(graph)", graph)
+        other.wait(GOES_ON, f"The next Run continues {run_name} (1)")
+        other.run_and_wait()
+        small.wait(GOES_ON, f"The next Run continues {run_name} (2)")
+        [execution] = small.run_and_wait()
+        assert execution.end == "execution_success", execution.detail
+        assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2, 3]
+        assert not other.complaints
+    finally:
+        other.page.close()
 
 
 def test_hold_samples_after_a_cancelled_queue_holds_those_that_were_drawn(small, run_name):
