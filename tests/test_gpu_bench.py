@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import pytest
 import torch
 
 from comfyui_otca.bench.gpu import __main__ as runner
 from comfyui_otca.bench.gpu import measures, report, shapes
-from comfyui_otca.bench.gpu.measures import ATTENTIONS, PARTS, Place, Skipped
+from comfyui_otca.bench.gpu.measures import PARTS, Place
 from comfyui_otca.trainer.memory.case import RESERVE
 
 OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing")
@@ -98,42 +97,6 @@ def test_profile_decode_and_rewards(place):
         assert len(rates) == ways and all(rate > 0 for rate in rates.values())
 
 
-def test_what_cannot_be_had_is_left_out(place, monkeypatch):
-    if not torch.cuda.is_available():
-        with pytest.raises(Skipped, match="attention 'flash' cannot be had here"):
-            PARTS["attention_flash"].measure(place)
-
-    def run(case, seed):
-        raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
-
-    monkeypatch.setattr(measures.Case, "run", run)
-    with pytest.raises(Skipped, match="this device has no such kernel of scaled_dot_product_attention"):
-        PARTS["batch_1"].measure(place)
-
-
-def test_the_runner_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    ran = []
-
-    def run(name, device, tiny, seconds, folder):
-        ran.append(name)
-        state = {"rate": "done", "decode": "failed", "rewards": "skipped"}[name]
-        more = {"result": measures.rate(Place("cpu", True, folder))} if name == "rate" else {"reason": "made up"}
-        return {"part": name, "device": device, "tiny": tiny, "state": state, "seconds": 1.0, **more}
-
-    monkeypatch.setattr(runner, "run", run)
-    command = ["gpu", "--device", "cpu", "--tiny", "--parts", str(tmp_path / "parts"), "--report", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*command, "--only", "rate", "decode", "rewards"])
-    assert runner.main() == 1 and ran == ["rate", "decode", "rewards"], "the ones after a failed part are run too"
-    assert runner.main() == 1 and ran[3:] == ["decode"], "what failed is tried again, and nothing else"
-    assert "rate: done before" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*command, "--only", "rate", "--again"])
-    runner.main()
-    assert ran[4:] == ["rate"]
-    monkeypatch.setattr(sys, "argv", [*command, "--only", "decode", "--minutes", "0"])
-    runner.main()
-    assert ran[5:] == [] and "no time is left" in capsys.readouterr().out
-
-
 def test_a_part_is_a_process_that_may_fail_or_be_stopped(tmp_path):
     found = runner.run("rate", "cpu", True, 120, tmp_path)
     assert found["state"] == "done" and found["result"]["rate"] > 0
@@ -143,67 +106,9 @@ def test_a_part_is_a_process_that_may_fail_or_be_stopped(tmp_path):
     assert (stopped["state"], stopped["reason"]) == ("failed", "stopped after 0 s")
 
 
-def part(name, result=None, **more):
-    state = "done" if result is not None else "failed"
-    return {"part": name, "device": "cuda:0", "tiny": False, "state": state, "result": result, **more}
-
-
-def iteration(sampling, update, **more):
-    return {
-        **{"batch": 1, "samples": 2, "share_of_blocks": 1.0, "weights_bytes": 24e9, "floor_seconds": 4.0},
-        **{"seconds": {"sampling": sampling, "update": update, "iteration": sampling + update}},
-        **{"rollout_share_of_rate": 0.5, "update_share_of_rate": 0.478, "peak_bytes": 30e9, "estimated_bytes": 28e9},
-        **more,
-    }
-
-
-def test_the_report(tmp_path):
-    of_rate = {"device": "Some GPU", "memory": 80 * 2**30, "torch": "2.13", "cuda": "13", "rate": 700e12}
-    parts = {
-        "rate": part("rate", of_rate),
-        "gpu_tests": part("gpu_tests", {"passed": 14, "failed": 1, "skipped": 0, "failures": ["test_cuda::test_x"]}),
-        "batch_1": part("batch_1", iteration(1.0, 3.2)),
-        "kept_graph": part("kept_graph", iteration(1.5, 1.5)),
-        "batch_8": part("batch_8", reason="OutOfMemoryError: CUDA out of memory | 9 GiB"),
-        "profile": part(
-            "profile", {"batch": 4, "total_seconds": 2.0, "largest": [{"name": "gemm", "calls": 7, "seconds": 1.5}]}
-        ),
-        "decode": part("decode", {"pictures_per_second": {"512, batch 1": 25.0}}),
-    }
-    for name, content in parts.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    report.write(tmp_path, tmp_path / "report")
-    page = (tmp_path / "report" / report.PAGE).read_text()
-    assert report.NOT_YET not in page and "rehearsal" not in page
-    for line in (
-        f"6 parts done, 1 failed, 0 left out, {len(PARTS) - 7} not reached.",
-        "Some GPU, 80 GiB, torch 2.13, CUDA 13. The *matrix rate* below,",
-        "measured in the same run with bfloat16 matrices, is 700 TFLOP/s.",
-        "| batch_8 | **failed** | OutOfMemoryError: CUDA out of memory \\| 9 GiB |",
-        "| marked `gpu` | 14 | 1 | 0 |",
-        "- failed: `test_cuda::test_x`",
-        "| batch 1 | 2 | 1.000 | 3.200 | 1.05 | 50.0 % | 47.8 % |",
-        "Kept graph: 1.40 × as fast as recomputing. The aim is 1.25, and 45 % of the matrix rate for the update.",
-        "| batch 1 | 24.00 | 30.00 | 28.00 | 1.07 |",
-        "| `gemm` | 7 | 1.5000 | 75.0 % |",
-        "| decoded | 512, batch 1 | 25.0 |",
-    ):
-        assert line in page.splitlines(), line
-    assert json.loads((tmp_path / "report" / report.DATA).read_text()) == parts
-
-
 def test_the_page_that_is_committed_says_what_was_run():
     """It is the one that its own figures make; without any it says that there are none."""
     folder = runner.HERE.parent
     parts = json.loads((folder / report.DATA).read_text(encoding="utf-8"))
     assert (folder / report.PAGE).read_text(encoding="utf-8") == report.page(parts)
     assert parts or report.NOT_YET in (folder / report.PAGE).read_text(encoding="utf-8")
-
-
-def test_a_rehearsal_says_so():
-    parts = {"decode": part("decode", {"pictures_per_second": {}}) | {"device": "cpu", "tiny": True}}
-    assert "**A rehearsal on cpu, in small.**" in report.page(parts)
-
-
-def test_every_part_is_in_the_report():
-    assert {*report.ITERATIONS} >= {*OF_ONE_FORWARD, *(f"attention_{name}" for name in ATTENTIONS)}

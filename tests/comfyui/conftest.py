@@ -96,12 +96,8 @@ def comfyui(request, tmp_path_factory):
     """A running ComfyUI, one after the other for every version that is there."""
     if request.param is None:
         pytest.skip(MISSING)
-    server = ComfyUI(request.param, tmp_path_factory.mktemp("comfyui"))
-    try:
-        server.wait_until_up()
+    with ComfyUI(request.param, tmp_path_factory.mktemp("comfyui")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

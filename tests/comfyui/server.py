@@ -156,6 +156,17 @@ class ComfyUI:
     def word(rewards: Path | None) -> dict[str, str]:
         return {"OTCA_ALLOW_TRAININGS": "1" if rewards else "", "OTCA_ALLOW_PYTHON_REWARDS": str(rewards or "")}
 
+    def __enter__(self) -> ComfyUI:
+        try:
+            self.wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:

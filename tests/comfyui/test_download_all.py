@@ -46,11 +46,8 @@ def downloaded(request, tmp_path_factory):
     server = ComfyUI(request.param, tmp_path_factory.mktemp("downloaded"), install)
     for name in FAMILIES:
         download(name, server.base / "models")
-    try:
-        server.wait_until_up()
+    with server:
         yield server
-    finally:
-        server.stop()
 
 
 def download(name: str, models: Path) -> None:

@@ -30,12 +30,8 @@ def environment(request):
 
 @pytest.fixture(scope="module")
 def server(environment, tmp_path_factory):
-    server = ComfyUI(environment, tmp_path_factory.mktemp("fresh"))
-    try:
-        server.wait_until_up()
+    with ComfyUI(environment, tmp_path_factory.mktemp("fresh")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def asked(environment, *words) -> str:

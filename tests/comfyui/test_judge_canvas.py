@@ -34,12 +34,8 @@ def server(tmp_path_factory):
         link(folder)
         (folder.parent / "tiny_judge").symlink_to(judging.__path__[0], target_is_directory=True)
 
-    server = ComfyUI(NEWEST, tmp_path_factory.mktemp("judging"), install)
-    try:
-        server.wait_until_up()
+    with ComfyUI(NEWEST, tmp_path_factory.mktemp("judging"), install) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

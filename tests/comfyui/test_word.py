@@ -25,12 +25,8 @@ TRUSTED = [
 @pytest.fixture(scope="module")
 def wordless(comfyui, tmp_path_factory):
     """The same ComfyUI, started without the word."""
-    server = ComfyUI(comfyui.installation, tmp_path_factory.mktemp("wordless"), word=False)
-    try:
-        server.wait_until_up()
+    with ComfyUI(comfyui.installation, tmp_path_factory.mktemp("wordless"), word=False) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def status(comfyui, path, content):
@@ -80,12 +76,8 @@ def test_a_word_given_by_a_file_counts_after_a_restart(once, wordless):
     base = wordless.base.with_name("again")
     (base / "user").mkdir(parents=True)
     (base / "user" / "otca_allow_trainings").touch()
-    again = ComfyUI(wordless.installation, base, word=False)
-    try:
-        again.wait_until_up()
+    with ComfyUI(wordless.installation, base, word=False) as again:
         assert status(again, "/otca/train", {}) == 400
-    finally:
-        again.stop()
 
 
 @pytest.mark.parametrize("renderer", ["classic"])
