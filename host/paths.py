@@ -188,10 +188,10 @@ def list_runs() -> list[str]:
     if not comfyui.in_comfyui():
         return []
     runs = [path.parent for path in runs_folder().glob("*/checkpoints")]
-    return [folder.name for folder in sorted(runs, key=_changed, reverse=True)]
+    return [folder.name for folder in sorted(runs, key=changed, reverse=True)]
 
 
-def _changed(folder: Path) -> float:
+def changed(folder: Path) -> float:
     """When, in seconds since 1970; 0 if it was just removed."""
     try:
         return folder.stat().st_mtime

@@ -86,7 +86,7 @@ def of_machine(runs: Runs, kind: str) -> dict[str, Any]:
     """Suggestions by what the machine has."""
 
     def latest() -> list[str]:
-        return [run.id for run in sorted(runs.all(), key=lambda run: _changed(run.folder), reverse=True)]
+        return [run.id for run in sorted(runs.all(), key=lambda run: paths.changed(run.folder), reverse=True)]
 
     return _answer(kind, _known({**MACHINES, "runs": latest}, kind)())
 
@@ -108,13 +108,6 @@ def _known(table: Mapping[str, Callable], kind: str) -> Callable:
 
 def _answer(kind: str, values: list[str]) -> dict[str, Any]:
     return {"values": values[:MOST_LISTED], "several": kind in SEVERAL, "more": len(values) > MOST_LISTED}
-
-
-def _changed(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except OSError:  # somebody has just removed it
-        return 0.0
 
 
 # --- names of files and folders ---------------------------------------------------------------------------------------

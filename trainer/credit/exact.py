@@ -161,21 +161,16 @@ def step_gradients(
             gradients = _gradient(model, velocity, of_v * pull, here, retain=step in trajectories.trained)
             if step in trajectories.trained:
                 position = trajectories.trained.index(step)
-                exact[position] += gradients[0] * _unit(trajectories, step)
+                # In units of the density: log p_j is a mean over elements and, as squared error, without the variance.
+                is_plain = trajectories.settings.log_prob_norm == "squared_error"
+                unit = (2 * trajectories.stds[step] ** 2 if is_plain else 1) / trajectories.final[0].numel()
+                exact[position] += gradients[0] * unit
                 losses = _losses(trajectories, step, rows, velocity, advantage, credits)
                 for name, loss in losses.items():
                     own = _gradient(model, loss, None, retain=name != list(losses)[-1])[0]
                     (sums[name] if name else policy[position]).add_(own)
             pull = of_x * pull + (gradients[1] if here else 0)
     return StepGradients(policy / samples, exact / samples, {name: total / samples for name, total in sums.items()})
-
-
-def _unit(trajectories: Trajectories, step: int) -> float:
-    """The unit of log p_j in that of the density: a mean over elements and, as squared error, without the variance."""
-    elements = trajectories.final[0].numel()
-    return (
-        2 * trajectories.stds[step] ** 2 if trajectories.settings.log_prob_norm == "squared_error" else 1
-    ) / elements
 
 
 def _at_step(model, trajectories: Trajectories, step: int, rows: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..workflow import graph as api
 from . import needs, own
-from .case import GB, REWARDS, TIGHT, Machine, Size, Way
+from .case import GB, REWARDS, TIGHT, Machine, Way
 from .native import NativeCase
 
 FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
@@ -94,11 +94,12 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
     except ValueError as error:
         return Light(UNKNOWN, text=str(error).partition(" Fix: ")[0])
     assert isinstance(case, NativeCase), "the graph has a Make Trainable"
+    made = own.of(graph, next(node for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES))
     light = Light(
         FITS,
         needs=case.needs.total / GB,
         phase=case.needs.phase,
-        text=_far(graph, case.iteration.size),
+        text=own.far(made, *case.iteration.size[:2]) if made else "",
         has=machine.has / GB,
         device=machine.device,
         ram=case.ram / GB,
@@ -115,12 +116,6 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         after=changed.needs.total / GB,
         settings=tuple(setting for way in ways for setting in _settings(graph, way)),
     )
-
-
-def _far(graph: Mapping[str, Mapping], size: Size) -> str:
-    samplers = (node for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES)
-    made = own.of(graph, next(samplers))
-    return own.far(made, *size[:2]) if made else ""
 
 
 def owns(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:

@@ -185,12 +185,6 @@ class Words:
 
 
 def _message(message: dict) -> str:
-    return f"<|im_start|>{message['role']}\n{' '.join(_texts(message['content']))}<|im_end|>\n"
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """The texts of a message's content, which may be a list of parts."""
-    if isinstance(content, str):
-        yield content
-    else:
-        yield from (part["text"] for part in content if "text" in part)
+    content = message["content"]  # which may be a list of parts
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+    return f"<|im_start|>{message['role']}\n{' '.join(texts)}<|im_end|>\n"

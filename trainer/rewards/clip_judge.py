@@ -106,15 +106,13 @@ class ClipJudge(Reward):
         return self._column([(image,) for image in images], prompts)
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> list[float | None]:
-        return self._column([self._frames(video) for video in videos], prompts)
+        count = min(self.frames, videos.shape[1])
+        frames = videos[:, torch.linspace(0, videos.shape[1] - 1, count).round().long()]
+        return self._column([tuple(video) for video in frames], prompts)
 
     def rest(self) -> None:
         if self.offload:
             self.answers.leave()
-
-    def _frames(self, video: Tensor) -> tuple[Tensor, ...]:
-        count = min(self.frames, len(video))
-        return tuple(video[torch.linspace(0, len(video) - 1, count).round().long()])
 
     def _column(self, samples: Sequence[tuple[Tensor, ...]], prompts: Sequence[str]) -> list[float | None]:
         questions = {n: self._asked(s, p) for n, (s, p) in enumerate(zip(samples, prompts, strict=True))}

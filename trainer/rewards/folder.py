@@ -155,7 +155,8 @@ def rank(
             score_those_waiting()
         names.append(name)
         waiting.append(pixels)
-        size = images[0].shape[1::-1] if images else _bounded(picture.size)
+        scale = min(1.0, LONGEST_SIDE / max(picture.size))
+        size = images[0].shape[1::-1] if images else [max(1, round(side * scale)) for side in picture.size]
         images.append(media.fit(picture, *size))
     score_those_waiting()
     if not names:
@@ -174,11 +175,6 @@ def rank(
 
 def _floats(pictures: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(pictures)).float() / 255
-
-
-def _bounded(size: tuple[int, int]) -> tuple[int, int]:
-    scale = min(1.0, LONGEST_SIDE / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 # --- saved, best first ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,9 @@ class ScoreServer(Server):
         head |= {"sources": sources} if sources else {}
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
-        answers = self.ask([_question({**head, "samples": part}) for part in parts])
+        requests = (json.dumps({**head, "samples": part}).encode() for part in parts)
+        sizes = ((f"{len(part)} samples", ANSWER_BYTES + SAMPLE_BYTES * len(part)) for part in parts)
+        answers = self.ask([Question(request, *size) for request, size in zip(requests, sizes, strict=True)])
         return [score for text, part in zip(answers, parts, strict=True) for score in self._read(text, len(part))]
 
     def _read(self, text: str, count: int) -> list[float | None]:
@@ -159,11 +161,6 @@ def _sample(prompt: str, data: bytes, group: int | None, source: int | None) -> 
     more = {"metadata": dict(metadata_of(prompt)) or None, "group": group, "source": source}
     fields = {name: value for name, value in more.items() if value is not None}
     return {"prompt": prompt, **fields, "data": base64.b64encode(data).decode()}
-
-
-def _question(request: Mapping[str, Any]) -> Question:
-    count = len(request["samples"])
-    return Question(json.dumps(request).encode(), f"{count} samples", ANSWER_BYTES + SAMPLE_BYTES * count)
 
 
 def _score(value: float | str | None) -> float | None:
