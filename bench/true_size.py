@@ -1,6 +1,6 @@
 """A model of ComfyUI's at its true width: against itself bare, against diffusers and peft, and in fewer bits. See true_size.md.
 
-    PYTHON bench/true_size.py COMFYUI peer FILE [--rounds N] [--text N] [--side N]
+    PYTHON bench/true_size.py COMFYUI peer FILE [--rounds N] [--text N] [--side N] [--kept N]
     PYTHON bench/true_size.py COMFYUI forms FILE [--text N] [--side N] [--gguf FOLDER]
         (PYTHON: the one that starts COMFYUI. FILE: flux-2-klein-4b.safetensors of any number of blocks, by tools/true_size)
 
@@ -16,6 +16,7 @@ the file itself. With `--gguf`, ComfyUI-GGUF's folder, which has to stand in cus
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import re
@@ -45,11 +46,11 @@ QUANTIZERS = ("float8_e4m3fn", "nvfp4", "mxfp8", "int8_tensorwise")  # of comfy.
 class Ours:
     """Klein as Make Trainable has it, without the rest of a training; its adapter has moved."""
 
-    def __init__(self, patcher, text: int, side: int):
+    def __init__(self, patcher, text: int, side: int, kept: int = 0):
         from comfyui_otca.trainer.native.expert import Expert
 
         self.expert = Expert(patcher)
-        self.expert.checkpointing = True
+        self.expert.checkpointing, self.expert.kept_blocks = True, kept
         self.expert.adapters.add(Adapter(RANK, float(RANK), ""))
         generator = torch.Generator().manual_seed(0)
         self.parameters = self.expert.adapters.parameters()
@@ -71,9 +72,9 @@ class Ours:
         return self.expert.network(*self.call)
 
     def backward(self) -> None:
-        from comfyui_otca.trainer.native import frozen
+        from comfyui_otca.trainer.native import checkpointing, frozen
 
-        with frozen.training():
+        with frozen.training(), checkpointing.Mutable() if self.expert.kept_blocks else contextlib.nullcontext():
             self.expert.network(*self.call).float().square().mean().backward()
 
     def gradient(self) -> Tensor:
@@ -104,10 +105,10 @@ def theirs(expert, call: tuple) -> tuple[Callable[[], Tensor], list[torch.nn.Par
     return lambda: network.train()(**inputs)[0], [p for p in network.parameters() if p.requires_grad]
 
 
-def peer(file: Path, text: int, side: int, rounds: int) -> None:
+def peer(file: Path, text: int, side: int, rounds: int, kept: int) -> None:
     import comfy.sd
 
-    model = Ours(comfy.sd.load_diffusion_model(str(file), model_options={"dtype": torch.float32}), text, side)
+    model = Ours(comfy.sd.load_diffusion_model(str(file), model_options={"dtype": torch.float32}), text, side, kept)
     call, trained = theirs(model.expert, model.call)
     ways = {
         "ComfyUI, bare": model.bare,
@@ -213,6 +214,7 @@ def main() -> None:
     parser.add_argument("what", choices=["peer", "forms"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kept", type=int, default=0, help="blocks that are not computed again")
     parser.add_argument("--text", type=int, default=512)
     parser.add_argument("--side", type=int, default=16)
     parser.add_argument("--gguf", type=Path)
@@ -220,7 +222,7 @@ def main() -> None:
     torch.set_num_threads(1)
     headless_comfyui.load(args.comfyui, "cpu", [args.gguf.name] if args.gguf else [])
     if args.what == "peer":
-        peer(args.file, args.text, args.side, args.rounds)
+        peer(args.file, args.text, args.side, args.rounds, args.kept)
     else:
         forms(args.file, args.text, args.side, args.gguf)
 

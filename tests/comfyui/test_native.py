@@ -15,8 +15,16 @@ NEWEST = max(installations(), key=lambda found: found.age, default=None)
 FAMILIES = ("Flux", "Chroma", "SD3", "ZImage", "QwenImage", "Krea2", "WAN21_I2V", "LTXV")
 OLD_FAMILIES = ("Flux", "QwenImage")
 # Gradients with shared cast buffers ("low") and blocks computed again; of weights in float32 and in float8.
-FORMS = ("plain", "checkpointing", "low", "low checkpointing", "plain fp8", "low checkpointing fp8")
-SHORT_FORMS = ("plain", "low checkpointing")
+FORMS = (
+    "plain",
+    "checkpointing",
+    "checkpointing kept",
+    "low",
+    "low checkpointing",
+    "plain fp8",
+    "low checkpointing fp8",
+)
+SHORT_FORMS = ("plain", "low checkpointing kept")
 SAMPLERS = ("plain", "guidance", "patched")
 
 

@@ -402,10 +402,17 @@ class Case(ABC):
         case = self
         for way, other, part in (*self.open(), *(self.iteration.open() if self.iteration else ())):
             quick = case._with(way)
-            shares = [(parts[part], sum(parts.values())) for parts in quick.estimate().phases.values() if part in parts]
-            fits = all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in shares)
-            case = quick if fits else case._with(other)
-        return case
+            case = quick if quick.leaves_room_beside(part) else case._with(other)
+        return case.filled()
+
+    def leaves_room_beside(self, part: str) -> bool:
+        """Whether a part of phases takes, in each of them, no more than it may of what there is beside the others."""
+        shares = [(parts[part], sum(parts.values())) for parts in self.estimate().phases.values() if part in parts]
+        return all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in shares)
+
+    def filled(self) -> Self:
+        """With all else decided: the room that is left, used."""
+        return self
 
     def open(self) -> Iterator[Choice]:
         """The choices that `decided` has to make for this model."""

@@ -70,8 +70,10 @@ ROWS = 4  # samples in a call, if the sampler takes all of them at once and says
 UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
-class Decisions(dict[str, tuple[bool | None, bool | None]], Memo):
-    """Decisions about checkpointing and text encoders, by what is trained: a run that is resumed computes as before."""
+class Decisions(dict[str, tuple], Memo):
+    """The fields of a case that memory decides, by what is trained: a run that is resumed computes as before."""
+
+    FIELDS = ("checkpointing", "encoder_stays", "kept_blocks")
 
     NAME = "memory"
 
@@ -80,7 +82,7 @@ class Decisions(dict[str, tuple[bool | None, bool | None]], Memo):
 
     @classmethod
     def read(cls, tensors: Mapping, values: Mapping[str, list]) -> Decisions:
-        return cls({case: (checkpointing, stays) for case, (checkpointing, stays) in values.items()})
+        return cls({case: tuple(decided) for case, decided in values.items()})
 
 
 def here(device: torch.device | None = None) -> Machine:
@@ -169,6 +171,7 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
         trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
         iteration=iteration,
         checkpointing=model.options.checkpointing,
+        kept_blocks=None if model.options.checkpointing is None else 0,
         is_low_memory=model.options.is_low_memory,
         tiling=model.options.vae_tiling or model.device.type != "cpu",  # to which ComfyUI turns by itself on a GPU
         encoder_bytes=_size(model.clip),

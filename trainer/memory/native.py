@@ -5,15 +5,19 @@
     kept for the backward    = blocks · a block;  with checkpointing one vector a block, and those outside of blocks
     the backward pass adds   = gradients inside a block;  with checkpointing the block that is computed again, too
 
+With checkpointing the last blocks of a call may keep theirs, with which the backward pass begins. One costs nothing at the peak:
+that comes when another block is computed again, and what the last one kept is gone by then.
+
 A row is one sample in one forward pass; with classifier-free guidance a sample has two. `bench/memory.py` makes the counts of the
 published models below on ComfyUI's own classes. A model that is not listed is counted by its weights, see `needs` and `fitting`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..types import MAKE_NODE
 from .case import (
@@ -32,6 +36,9 @@ from .case import (
     Way,
     with_halo,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 RANK = 16
 COMPUTE_BYTES = 2  # activations are bfloat16, ComfyUI's choice on a GPU that has it
@@ -223,6 +230,7 @@ class NativeCase(Case):
         encoder_bytes, vae_bytes: of the text encoders' and the autoencoder's weights.
         compute_bytes: of one number in the blocks.
         encoder_stays: text encoders stay in main memory; else their weights are pages of their files. None: decided by memory.
+        kept_blocks: with checkpointing, so many last blocks of a network are not computed again. None: decided by memory.
     """
 
     model: Architecture
@@ -237,6 +245,7 @@ class NativeCase(Case):
     compute_bytes: int = COMPUTE_BYTES
     machine: Machine = ANY_GPU
     encoder_stays: bool | None = None
+    kept_blocks: int | None = 0
 
     @property
     def title(self) -> str:
@@ -262,6 +271,12 @@ class NativeCase(Case):
             off, on = (Way("", case={"checkpointing": on}) for on in (False, True))
             yield off, on, "activations"
 
+    def filled(self) -> Self:
+        if self.kept_blocks is not None:
+            return self
+        ways = [replace(self, kept_blocks=count) for count in range(self.model.layers if self.checkpointing else 1)]
+        return ways[bisect_left(ways, True, lo=1, key=lambda way: not way.leaves_room_beside("activations")) - 1]
+
     def held(self) -> Held:
         blocks, visit = self.model.networks * self.model.layers, bool(self.machine.device)
         return Held(
@@ -285,9 +300,9 @@ class NativeCase(Case):
 
     def graph(self, samples: int) -> Graph:
         rows, saved, layers = samples * (self._rows if self.iteration.both else 1), self.model.saved, self.model.layers
-        again = self.checkpointing is not False
-        kept = self._vectors(rows, layers + OUTSIDE if again else layers * saved)
-        backward = self._vectors(rows, GRADIENTS + (saved if again else 0))
+        again, whole = self.checkpointing is not False, self.kept_blocks or 0
+        kept = self._vectors(rows, layers - whole + whole * saved + OUTSIDE if again else layers * saved)
+        backward = self._vectors(rows, GRADIENTS + (saved if again and not whole else 0))
         return Graph(kept, kept + backward, backward)
 
     def decoding(self, samples: int) -> int:
@@ -314,7 +329,7 @@ class NativeCase(Case):
         has_gpu = bool(self.machine.device)
         yield from it.ways(has_gpu)
         checkpointing = ((make, "checkpointing", "on"),)
-        yield Way("Make Trainable checkpointing on", case={"checkpointing": True}, sets=checkpointing)
+        yield Way("Make Trainable checkpointing on", case={"checkpointing": True, "kept_blocks": 0}, sets=checkpointing)
         yield Way("Make Trainable vae_tiling on", case={"tiling": True}, sets=((make, "vae_tiling", True),))
         if fp8:
             kind = (("UNETLoader",), "weight_dtype", "fp8_e4m3fn")

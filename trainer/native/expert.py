@@ -29,7 +29,8 @@ class Expert:
         adapters: those of the network.
         functions: what other nodes have put around its calls.
         is_alone: whether a call holds one sample only; see `trial`.
-        checkpointing: whether blocks are computed again in the backward pass.
+        checkpointing: whether blocks are computed again in the backward pass; but for so many that a call comes to last,
+            `kept_blocks`.
         prepare: called before a block is computed: has the network be where it computes, with its wrappers.
         count: told of the samples of each call of the network, also of calls that another node makes.
         is_stale: whether ComfyUI may have moved weights since they were last looked at.
@@ -47,7 +48,8 @@ class Expert:
         self._held = self._unlock()
         self.adapters = NativeAdapters(self.network, self.patcher.load_device)
         self.blocks = blocks(self.network)
-        self.checkpointing, self.is_stale = False, True
+        self.checkpointing, self.kept_blocks, self.is_stale = False, 0, True
+        self._blocks_begun = 0  # of the call that is at work
         self.prepare: Callable[[], object] = lambda: None
         self.count: Callable[[int], object] = lambda samples: None
         self._replaced: list[tuple[torch.nn.Module, Callable, Callable | None]] = []
@@ -76,7 +78,7 @@ class Expert:
         for name, module in (*self.network.named_modules(), *others):
             if not (frozen.is_linear(module) or frozen.is_fetched(module)):
                 continue
-            layer = frozen.Layer(module, module.forward, self._ready, is_plain="forward" not in vars(module))
+            layer = frozen.Layer(module, module.forward, lambda: self.prepare(), is_plain="forward" not in vars(module))
             if frozen.is_linear(module):
                 self._wrap(module, functools.partial(self._linear, name, layer))
             else:
@@ -103,10 +105,8 @@ class Expert:
 
     def _called(self, forward: Callable, x: Any, *args, **kwargs) -> Any:
         self.count(len(x[0] if isinstance(x, list) else x))  # a list holds a video and its sound
+        self._blocks_begun = 0
         return forward(x, *args, **kwargs)
-
-    def _ready(self) -> None:
-        self.prepare()
 
     def _linear(self, name: str, layer: frozen.Layer, x: Tensor, *args, **kwargs) -> Tensor:
         result = frozen.linear(layer, x, *args, **kwargs)
@@ -116,7 +116,8 @@ class Expert:
         return pair.added_to(result if layer.is_plain else result.clone(), x)  # of a stranger, who may still use it
 
     def _block(self, name: str, forward: Callable, *args, **kwargs) -> Any:
-        if not self.checkpointing:
+        self._blocks_begun += 1
+        if not self.checkpointing or self._blocks_begun > len(self.blocks) - self.kept_blocks:
             return forward(*args, **kwargs)
         return checkpointed(functools.partial(self._prepared, forward), self.adapters.of(name), args, kwargs)
 

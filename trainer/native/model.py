@@ -271,8 +271,9 @@ class NativeModel(FlowModel):
             return
         self._settled, case = (settings, self.planned, self.most_pictures), self.case(settings)
         self.checkpointing = bool(case.checkpointing)
+        self._writes_over = None  # blocks that were computed again were not looked at
         for expert in self.wrapped.values():
-            expert.checkpointing = self.checkpointing
+            expert.checkpointing, expert.kept_blocks = self.checkpointing, case.kept_blocks or 0
         if not case.encoder_stays:
             page(self.clip.cond_stage_model, self._encoder_files)
         self._room = max(self._room, float(fitting.room(case)))
@@ -283,8 +284,9 @@ class NativeModel(FlowModel):
         key = repr((case.iteration, case.model, case.trained))
         made = self.memo[fitting.Decisions]
         if key not in made:
-            made[key] = case.decided.checkpointing, case.decided.encoder_stays
-        return replace(case, checkpointing=made[key][0], encoder_stays=made[key][1])
+            made[key] = tuple(getattr(case.decided, name) for name in made.FIELDS)
+        decided = dict(zip(made.FIELDS, made[key], strict=False))  # a run of before has none for kept_blocks
+        return replace(case, **{"kept_blocks": 0, **decided})
 
     def memory_line(self, settings: SamplerSettings) -> str:
         case = self.case(settings)

@@ -64,8 +64,9 @@ def ratio(family: str, iterations: int, **options) -> dict:
 def gradients(family: str, forms: list[str], **changes) -> dict:
     """Numbers of the adapter against central differences: of B at the start, of A and B after the adapter has moved.
 
-    Forms: "plain", "checkpointing", "low" (shared cast buffers), "low checkpointing"; and each with " fp8" behind it, of weights
-    that are stored in float8. The differences are those of the plain forward pass, which the others have to equal.
+    Forms: "plain", "checkpointing" ("kept": but for the last block), "low" (shared cast buffers), "low checkpointing"; and each
+    with " fp8" behind it, of weights that are stored in float8. The differences are those of the plain forward pass, which the
+    others have to equal.
     """
     found = {}
     for dtype in ("float32", "float8_e4m3fn"):
@@ -95,6 +96,8 @@ def _worst(family: str, dtype: str, form: str, stages: list, **changes) -> float
             made.move()
         with shared_buffer(made) if "low" in form else nullcontext():
             loss = Loss(made, **changes)
+            for expert in made.model.wrapped.values():
+                expert.kept_blocks = int("kept" in form)
             value = loss.recorded()
             assert apart(value.detach(), velocity) <= 1e-6, "it is the same function"
             found = loss.gradients(value)

@@ -165,7 +165,7 @@ def test_what_is_counted_is_what_runs(name, monkeypatch):
         sampler = next(e["inputs"] for e in sized.values() if e["class_type"] in TRAJECTORY_NODES)
         ran = NativeModel.case(loaded(sized, counted, device), SamplerSettings.from_inputs(sampler))
         assert ran.iteration == counted.iteration, (device, gb, side)
-        for choice in ("checkpointing", "encoder_stays"):
+        for choice in fitting.Decisions.FIELDS:
             assert getattr(ran, choice) == getattr(counted.decided, choice), (choice, device, gb, side)
         ours, theirs = ran.needs.phases["the update"], counted.needs.phases["the update"]
         assert ours == pytest.approx(theirs, rel=0.01), (device, gb, side)

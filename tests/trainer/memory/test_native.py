@@ -9,9 +9,11 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
+import pytest
+
 from comfyui_otca.tools import recipes
 from comfyui_otca.tools.recipes import recipe
-from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration, Judge, Pull
+from comfyui_otca.trainer.memory.case import GB, RESERVE, Iteration, Judge, Machine, Pull
 from comfyui_otca.trainer.memory.native import (
     ARCHITECTURES,
     FLUX_VAE,
@@ -48,6 +50,23 @@ def test_activations_of_all_blocks_are_kept_without_checkpointing():
 def test_with_checkpointing_each_block_keeps_its_input_and_one_is_computed_again():
     # 3 inputs and 2 vectors outside of blocks, one block of 20 and its 10 of gradients, two rows
     assert parts(batch=2, checkpointing=True)["activations"] == 2 * (3 + 2 + 20 + 10) * 2000 == 140_000
+
+
+def test_the_last_blocks_that_are_not_computed_again_keep_theirs():
+    # 3 inputs and 2 vectors outside; a block of 20 in place of its input is gone when another one is computed again
+    assert parts(checkpointing=True, kept_blocks=1)["activations"] == (2 + 2 + 20 + 10) * 2000 == 68_000
+    assert parts(checkpointing=True, kept_blocks=2)["activations"] == (1 + 2 + 2 * 20 + 10) * 2000 == 106_000
+
+
+@pytest.mark.parametrize(
+    ("has", "blocks"), [(0, 0), (2 * 68_000 - 1, 0), (2 * 68_000, 1), (2 * 106_000 - 1, 1), (2 * 106_000, 2)]
+)
+def test_as_many_blocks_are_computed_again_as_the_memory_asks_for(has, blocks):
+    beside = sum(size for part, size in case().needs.phases["the update"].items() if part != "activations")
+    there = Machine(has=beside + has)
+    assert case(checkpointing=True, kept_blocks=None, machine=there).decided.kept_blocks == blocks
+    on = case(checkpointing=True, machine=there)
+    assert on.decided.kept_blocks == 0, "who asks for it has all of them computed again"
 
 
 def test_pictures_that_a_prompt_works_on_stand_in_the_sequence():

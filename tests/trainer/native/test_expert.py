@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from comfyui_otca.trainer.native import checkpointing
 from comfyui_otca.trainer.native.expert import Expert, page
 from comfyui_otca.trainer.native.foreign import rewrap, unlock
 from comfyui_otca.trainer.native.lora import NativeAdapters
@@ -22,6 +25,7 @@ def wrapped_network():
     made.blocks = {"0.0": made.network[0][0]}
     made.adapters = NativeAdapters(made.network, torch.device("cpu"))
     made.checkpointing, made._replaced, made._held, made.prepare = False, [], [], lambda: None
+    made.kept_blocks, made._blocks_begun, made.count = 0, 0, lambda samples: None
     return made
 
 
@@ -128,3 +132,24 @@ def test_every_call_of_the_network_is_counted():
     made._eject(None)
     made.network(torch.zeros(2, 4))
     assert calls == [3], "and no more, once ComfyUI has it back"
+
+
+@pytest.mark.parametrize(("kept", "again"), [(0, [3, 2, 1]), (1, [2, 1]), (2, [1]), (3, [])])
+def test_blocks_but_for_the_last_ones_are_computed_again(monkeypatch, kept, again):
+    class Block(nn.Module):
+        def forward(self, x, number):
+            calls.append(number)
+            return (number * x).tanh()
+
+    monkeypatch.setattr(checkpointing, "training", contextlib.nullcontext)
+    made, calls = wrapped_network(), []
+    blocks = made.network = nn.ModuleList([Block() for _ in range(3)])
+    blocks.forward = lambda x: blocks[2](blocks[1](blocks[0](x, 1), 2), 3)
+    made.blocks, made.kept_blocks, made.checkpointing = dict(blocks.named_children()), kept, True
+    x = torch.randn(2, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(blocks(x).sum(), x)
+    made._inject(None)
+    for _ in range(2):  # the second call counts its own blocks
+        calls.clear()
+        (slope,) = torch.autograd.grad(blocks(x).sum(), x)
+        assert calls == [1, 2, 3, *again] and torch.allclose(slope, expected)
