@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ..host import extras
 from ..host.access.permissions import Want
 from ..host.access.wants import Naming
+from ..host.errors import Expected
 from ..trainer.types import DTYPES
 
 Options = dict[str, Any]
@@ -183,7 +184,7 @@ def complaint(name: str, check: Callable[..., object], value: object, *more: obj
         return None
     try:
         check(value, *more)
-    except (OSError, ValueError) as error:
+    except (Expected, OSError, ValueError) as error:
         return f"{name}: {error}"
     return None
 

@@ -88,15 +88,6 @@ def test_shapes_are_those_of_the_published_models(kind, monkeypatch):
     assert share == 0.25 and {name: config[name] for name in QUARTERS[kind]} == QUARTERS[kind]
 
 
-def test_profile_decode_and_rewards(place):
-    found = PARTS["profile"].measure(place)
-    assert len(found["largest"]) == measures.TOP
-    assert sum(row["seconds"] for row in found["largest"]) <= found["total_seconds"]
-    for name, ways in (("decode", 1), ("rewards", 3)):
-        rates = PARTS[name].measure(place)["pictures_per_second"]
-        assert len(rates) == ways and all(rate > 0 for rate in rates.values())
-
-
 def test_a_part_is_a_process_that_may_fail_or_be_stopped(tmp_path):
     found = runner.run("rate", "cpu", True, 120, tmp_path)
     assert found["state"] == "done" and found["result"]["rate"] > 0

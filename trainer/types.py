@@ -55,10 +55,8 @@ CREDITS = {  # of Step Credit, and what each asks for: noise of the sampler, a r
     "inverse_variance": ("gradients",),
     "learned": ("rewards",),
 }
-MEASURED_WITH = {
-    "inverse_variance": ("model",),
-    "learned": ("model", "scores"),
-}  # which inputs of Step Credit they need
+# Which inputs of Step Credit they need.
+MEASURED_WITH = {"inverse_variance": ("model",), "learned": ("model", "scores")}
 STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")

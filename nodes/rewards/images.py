@@ -29,7 +29,9 @@ class _OneEncoder(NetworkReward):
     @classmethod
     def VALIDATE_INPUTS(cls, model=None, path="", clip=""):
         folder = None if path is None else path or model  # None: linked, known when the graph runs
-        wrong = complaint("path" if path else "model", search.model, folder, MARKER)
+        from ...trainer.networks import features
+
+        wrong = complaint("path" if path else "model", features.find, folder)
         return wrong or super().VALIDATE_INPUTS(clip)
 
     def build(self, model, path="", **settings):
@@ -219,7 +221,7 @@ class RewardMyTaste(NetworkReward):
         from ...trainer.rewards import taste
 
         return (
-            complaint("path", taste.find, path)
+            complaint("path", lambda path: taste.Head.load(taste.find(path)), path)
             or (encoder and complaint("encoder", search.model, encoder, MARKER))
             or super().VALIDATE_INPUTS(clip)
         )

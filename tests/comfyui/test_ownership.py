@@ -282,7 +282,6 @@ def test_two_pages_go_on_with_one_run(small, run_name):
         [execution] = small.run_and_wait()
         assert execution.end == "execution_success", execution.detail
         assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2, 3]
-        assert not other.complaints
     finally:
         other.page.close()
 

@@ -9,11 +9,11 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
 from comfyui_otca.trainer.checks import preflight
-from comfyui_otca.trainer.checks.prepare import prepare
-from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
+from comfyui_otca.trainer.workflow.running import Workflow
 
 
 class Graph:
@@ -125,6 +125,7 @@ MODEL_2, SAMPLER_2, START, LENGTH = ["model2", 0], ["sampler2", 0], ["window", 0
 BY_WINDOW = sets("SDESampler", window_start=START, window_length=LENGTH)
 HTTP = {"url": "http://127.0.0.1:99999/score", "coefficient": 1.0}
 MINE = {"coefficient": 1.0, "name": "mine"}
+A_PICTURE = {"evaluation_prompts": '{"prompt": "a", "image": "x.png"}'}
 UNJUDGED = {"evaluate_every": 0, "best_metric": "evaluation/sum"}
 # what damages a graph, the class of the node that is named, the input, and a word of the message
 REFUSED = [
@@ -205,6 +206,7 @@ REFUSED = [
     ([sets("RewardClipT", model="nothing-clip")], "RewardClipT", "model", "nothing-clip"),
     ([lacks("RewardStack", *(f"reward_{number}" for number in range(1, 5)))], "RewardStack", None, "no reward is"),
     ([sets("TrainingRun", **UNJUDGED)], "TrainingRun", "evaluate_every", "judges by evaluations"),
+    ([sets("TrainingRun", **A_PICTURE)], "TrainingRun", "evaluation_prompts", "this model takes none"),
 ]
 
 
@@ -279,12 +281,20 @@ def test_what_processes_cannot_share_is_refused_before_any_begins(
         assert told in problem.message
 
 
-def test_the_library_refuses_as_the_command_does(small_graph):
-    graph = Graph(small_graph())
-    graph.copy("LoadFlowModel", "model2")
-    graph.inputs("GRPOStep")["model"] = MODEL_2
-    with pytest.raises(WorkflowError, match="Load Flow Model"):
-        prepare(Workflow(graph.content, NODE_CLASS_MAPPINGS))
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("model.safetensors", lambda content: content[: len(content) // 2], "truncated"),
+        ("model.safetensors", None, "no .safetensors weights"),
+        ("config.json", lambda content: content[: len(content) // 2], "config.json cannot be read"),
+    ],
+)
+def test_a_reward_whose_files_are_damaged_is_a_refusal(small_graph, tmp_path, file, content, told):
+    place = shutil.copytree(ASSETS / "shapes-clip", tmp_path / "clip") / file
+    place.unlink() if content is None else place.write_bytes(content(place.read_bytes()))
+    workflow = Workflow(small_graph({"OTCA_RewardClipT": {"path": str(tmp_path / "clip")}}), NODE_CLASS_MAPPINGS)
+    [problem] = preflight.problems(workflow)
+    assert problem.input == "path" and told in problem.message and problem.fix
 
 
 def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):

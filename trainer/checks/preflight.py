@@ -11,6 +11,7 @@ downloaded; what a Python reward's file does, and what a reward's server answers
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from ..flow import FlowModelError, conflict
 from ..memory import needs, own
 from ..memory.native import Architecture, architecture_of
 from ..policy.files import find, read_metadata
-from ..prompts import PRESET, PromptError, read_prompts
+from ..prompts import PRESET, PromptError, lines, read_prompts
 from ..rewards import RewardError, reward_class
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
@@ -512,25 +513,22 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
         loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
         if not loader or dataset not in graph.of(DATASET_NODE):
             continue
-        model, name = graph.models.get(loader), _prompts_input(graph, dataset)
-        if not (prompts := _prompts(graph, dataset)):
-            continue
-        made = own.of(graph.workflow.entries, sampler)
-        if made and made.prompts and (graph.values[dataset][name].strip() or PRESET) == PRESET:
-            message = f"{PRESET} names what this model has never seen: it is written for models of everything"
-            yield replace(graph.problem(dataset, name, message, f"file = {made.prompts}"), severity="warning")
+        model, made = graph.models.get(loader), own.of(graph.workflow.entries, sampler)
         checkpoint = model.checkpoint if isinstance(model, Configuration) else None
         files = needs.files_behind(graph.workflow.entries, graph.nodes[loader].inputs.get("model"))
         kind = architecture_of(files[0][0].name) if files else None  # as far as the file's name says so
-        if wrong := _wrong_pictures(prompts, checkpoint, kind):
-            yield graph.misfit(dataset, Misfit(name, *wrong))
-        if isinstance(model, Configuration) and (
-            found := model.too_long(prompts, graph.values[loader]["max_sequence_length"])
-        ):
-            number, length, limit = found
-            message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, and the text encoder reads {limit}"
-            problem = graph.problem(dataset, name, message, "shorten it")
-            yield replace(problem, severity="warning")
+        for node_id, name, prompts in _read(graph, dataset):
+            typed = graph.values[node_id][name].strip() or PRESET
+            if made and made.prompts and typed == PRESET and node_id == dataset:
+                message = f"{PRESET} names what this model has never seen: it is written for models of everything"
+                yield replace(graph.problem(dataset, name, message, f"file = {made.prompts}"), severity="warning")
+            if wrong := _wrong_pictures(prompts, checkpoint, kind):
+                yield graph.misfit(node_id, Misfit(name, *wrong))
+            most = graph.values[loader]["max_sequence_length"] if isinstance(model, Configuration) else 0
+            if isinstance(model, Configuration) and (longest := model.too_long(prompts, most)):
+                number, length, limit = longest
+                message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, the text encoder reads {limit}"
+                yield replace(graph.problem(node_id, name, message, "shorten it"), severity="warning")
 
 
 def _sources(graph: _Graph) -> Iterator[Problem]:
@@ -544,9 +542,9 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
             and "source" not in graph.nodes[node].links
             and getattr(graph.nodes[node].cls, "sees_source", lambda **_: False)(**graph.values[node])
         }
-        for dataset in graph.of(DATASET_NODE) if seeing else ():
+        for _, _, prompts in _read(graph, *graph.of(DATASET_NODE)) if seeing else ():
             try:
-                lacking = [place_of(prompt) for prompt in _prompts(graph, dataset) if not given.named(prompt)]
+                lacking = [place_of(prompt) for prompt in prompts if not given.named(prompt)]
             except PromptError:
                 continue  # as above
             for name, node in seeing.items() if lacking else ():
@@ -557,16 +555,15 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(stack, name, message, fix)
 
 
-def _prompts(graph: _Graph, dataset: str) -> Sequence[str]:
-    """The prompts of a dataset; none where it cannot be read, which the node itself refuses."""
-    try:
-        return read_prompts(graph.values[dataset]["prompts"], graph.values[dataset]["file"], PRESET)
-    except (PromptError, NotAllowed):
-        return []
-
-
-def _prompts_input(graph: _Graph, dataset: str) -> str:
-    return "file" if graph.values[dataset]["file"] else "prompts"
+def _read(graph: _Graph, *nodes: str) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """(node, input, prompts) of datasets, and of runs that evaluate by their own. What cannot be read, the nodes refuse."""
+    for dataset in nodes:
+        with contextlib.suppress(PromptError, NotAllowed):
+            if prompts := read_prompts(graph.values[dataset]["prompts"], graph.values[dataset]["file"], PRESET):
+                yield dataset, "file" if graph.values[dataset]["file"] else "prompts", prompts
+    for run in graph.of(RUN_NODE):
+        if graph.values[run].get("evaluate_every") and (prompts := lines(graph.known(run, "evaluation_prompts") or "")):
+            yield run, "evaluation_prompts", prompts
 
 
 def _applying(graph: _Graph) -> Iterator[Problem]:
@@ -581,19 +578,18 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
         trained = {
             name for name, reward in _announced(graph.nodes, graph.values, stack).items() if not (reward and reward[1])
         }
-        for dataset in graph.of(DATASET_NODE):
-            prompts = _prompts(graph, dataset) if kinds else ()
+        for node_id, input, prompts in _read(graph, *graph.of(DATASET_NODE)) if kinds else ():
             idle_kinds = set()
-            for kind in dict.fromkeys(kinds.values()) if prompts else ():
+            for kind in dict.fromkeys(kinds.values()):
                 try:
                     if not sum(kind.applies_to(prompt) for prompt in prompts):  # asked of each, since each may be wrong
                         idle_kinds.add(kind)
                 except RewardError as error:
-                    yield graph.misfit(dataset, Misfit(_prompts_input(graph, dataset), *_parted(error)))
-            idle = {name for name, kind in kinds.items() if kind in idle_kinds}
+                    yield graph.misfit(node_id, Misfit(input, *_parted(error)))
+            idle = {name for name, kind in kinds.items() if kind in idle_kinds and input != "evaluation_prompts"}
             for name in sorted(idle):
                 title = graph.titles([graph.nodes[stack].links[name][0]])
-                message = f"{title} applies to no prompt of the {len(prompts)} of {graph.titles([dataset])}"
+                message = f"{title} applies to no prompt of the {len(prompts)} of {graph.titles([node_id])}"
                 problem = graph.problem(
                     stack, name, message, "other prompts, as its help page has them, or another reward"
                 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...host import search
 from . import RewardError, preprocess
 from .network import Network, shared
-from .published import ALL, Published, from_folder, pillow_processor, transformers_class
+from .published import ALL, Published, from_folder, pillow_processor, readable, transformers_class
 
 MARKER = "preprocessor_config.json"  # of a folder that holds all that CLIP needs, and not just weights
 VIT_L = Published("CLIP ViT-L/14", ALL, "1.7 GB", "openai/clip-vit-large-patch14")
@@ -97,8 +97,8 @@ AT_ONCE = 32  # pictures to one forward pass, where each has many patches
 
 
 def find(name: str) -> Path:
-    """The folder of an encoder, by its path or name. Raises FileNotFoundError."""
-    return search.model(name, MARKER)
+    """The folder of an encoder, by its path or name. Raises FileNotFoundError, and FlowModelError for damaged files."""
+    return readable(search.model(name, MARKER))
 
 
 def load(name: str, device: str = "auto") -> Encoder | Clip:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...host import search
+from ..families.folder import read_object, tensors
 from ..families.loading import in_dtype
 from . import RewardError
 
@@ -136,6 +137,14 @@ def _without_numbers() -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def readable(folder: Path) -> Path:
+    """The folder of a network, after a look at what configures it and at the headers of its weights. Raises FlowModelError."""
+    for file in folder.glob("*config.json"):
+        read_object(file)
+    tensors(folder)
+    return folder
 
 
 def from_folder(kind: type[P], path: Path, dtype: torch.dtype) -> P:

@@ -58,10 +58,8 @@ class ClipT(ClipReward):
         return self.cosine(features, prompts)
 
 
-SOURCE_TEXT, TARGET_TEXT = (
-    "source_text",
-    "target_text",
-)  # of a prompt's line: what its source shows, and the result shall
+# Of a prompt's line: what its source shows, and the result shall.
+SOURCE_TEXT, TARGET_TEXT = "source_text", "target_text"
 
 
 class ClipDirection(NetworkReward):

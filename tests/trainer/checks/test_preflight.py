@@ -182,6 +182,7 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
     content = small_graph({})
     first = {entry["class_type"]: entry["inputs"] for entry in content.values()}
     first["OTCA_PromptDataset"].update({"prompts": "", "file": str(tmp_path / "edits.jsonl")})
+    first["OTCA_TrainingRun"]["evaluation_prompts"] = ""
     judge = {"url": "", "model": "", "questions": "Is it?"}
     inputs = (judge if "Judge" in kind else {"coefficient": 1.0, "name": "of_edits"}) | settings
     content["edits"] = {"class_type": kind, "inputs": inputs}
@@ -210,6 +211,7 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
 def followed(small_graph, changes=None, **replaced):
     """The problems of the workflow that follows CLIP-T, with other nodes in place of some; without those about files."""
     graph = small_graph(changes, "reward_gradient.json")
+    graph["9"]["inputs"]["evaluation_prompts"] = ""  # of which the toy's encoder reads too little
     for number, entry in replaced.items():
         graph[number.lstrip("n")] = entry
     return preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS))
@@ -224,6 +226,7 @@ def test_a_decoder_needs_a_model_that_comfyui_loaded(small_graph):
     loader.RETURN_TYPES = ("VAE",)
     graph = small_graph({"OTCA_RewardGradientStep": {"decoder": ["20", 0]}}, "reward_gradient.json")
     graph["20"] = {"class_type": "VAELoader", "inputs": {}}
+    graph["9"]["inputs"]["evaluation_prompts"] = ""
     (problem,) = preflight.problems(Workflow(graph, {**NODE_CLASS_MAPPINGS, "VAELoader": loader}))
     assert problem.input == "decoder" and "decodes by its own" in problem.message and problem.severity == "error"
     assert "Make Trainable" in problem.fix

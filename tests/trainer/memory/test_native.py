@@ -65,8 +65,6 @@ def test_as_many_blocks_are_computed_again_as_the_memory_asks_for(has, blocks):
     beside = sum(size for part, size in case().needs.phases["the update"].items() if part != "activations")
     there = Machine(has=beside + has)
     assert case(checkpointing=True, kept_blocks=None, machine=there).decided.kept_blocks == blocks
-    on = case(checkpointing=True, machine=there)
-    assert on.decided.kept_blocks == 0, "who asks for it has all of them computed again"
 
 
 def test_pictures_that_a_prompt_works_on_stand_in_the_sequence():
