@@ -88,15 +88,6 @@ def test_shapes_are_those_of_the_published_models(kind, monkeypatch):
     assert share == 0.25 and {name: config[name] for name in QUARTERS[kind]} == QUARTERS[kind]
 
 
-def test_a_part_is_a_process_that_may_fail_or_be_stopped(tmp_path):
-    found = runner.run("rate", "cpu", True, 120, tmp_path)
-    assert found["state"] == "done" and found["result"]["rate"] > 0
-    failed = runner.run("rate", "cuda:63", True, 120, tmp_path)
-    assert failed["state"] == "failed" and failed["reason"] and "result" not in failed
-    stopped = runner.run("rate", "cpu", True, 0.01, tmp_path)
-    assert (stopped["state"], stopped["reason"]) == ("failed", "stopped after 0 s")
-
-
 def test_the_page_that_is_committed_says_what_was_run():
     """It is the one that its own figures make; without any it says that there are none."""
     folder = runner.HERE.parent

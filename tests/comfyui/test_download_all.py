@@ -102,12 +102,8 @@ def typed(installation, everything, tmp_path_factory):
     (base / "custom_nodes").mkdir()
     (base / "custom_nodes" / "stand_ins.py").symlink_to(STAND_INS)
     known = {"COMFYUI_ARGUMENTS": f"--base-directory {base}", "OTCA_CUSTOM_NODES": "stand_ins", "OMP_NUM_THREADS": "1"}
-    known |= {
-        "COMFYUI_PATH": str(installation.folder),
-        "PYTHON": str(installation.python),
-        "GPUS": "1",
-        "RESTARTS": "0",
-    }
+    known |= {"COMFYUI_PATH": str(installation.folder), "PYTHON": str(installation.python)}
+    known |= {"GPUS": "1", "RESTARTS": "0"}
     variables = ComfyUI.environment() | known
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(
@@ -142,11 +138,17 @@ def test_a_template_goes_the_whole_way_by_the_command_line(typed, installation, 
     place.mkdir()
     workflow, run = place / "workflow.json", place / "run"
     workflow.write_text(json.dumps(graph))
+    counted = typed.base / "samples.txt"
+    counted.unlink(missing_ok=True)
     assert "ready to train" in typed("validate", workflow)
     assert "not here" not in typed("memory", workflow)
     typed("train", workflow, "--output", run, "--iterations", 1)
     typed("train", workflow, "--output", run, "--iterations", 2, "--resume")
     assert [row["iteration"] for row in training.rows(run)] == [1, 2]
+    rows = [*training.rows(run), *map(json.loads, (run / "evaluation.jsonl").read_text().splitlines())]
+    assert sum(row["forwards/all"] for row in rows) == sum(map(int, counted.read_text().split())), (
+        "by the network's own calls"
+    )
     typed("card", run, "--output", place / "card")
     assert {path.suffix for path in (place / "card").iterdir()} >= {".md", ".json", ".safetensors"}
     typed("bundle", workflow, "--output", place / "bundle", "--set", "OTCA_TrainingRun.iterations=1")
