@@ -116,8 +116,10 @@ class Expert:
         return pair.added_to(result if layer.is_plain else result.clone(), x)  # of a stranger, who may still use it
 
     def _block(self, name: str, forward: Callable, *args, **kwargs) -> Any:
+        if not self.checkpointing:
+            return forward(*args, **kwargs)
         self._blocks_begun += 1
-        if not self.checkpointing or self._blocks_begun > len(self.blocks) - self.kept_blocks:
+        if self._blocks_begun > len(self.blocks) - self.kept_blocks:
             return forward(*args, **kwargs)
         return checkpointed(functools.partial(self._prepared, forward), self.adapters.of(name), args, kwargs)
 
