@@ -221,7 +221,7 @@ class RewardMyTaste(NetworkReward):
         from ...trainer.rewards import taste
 
         return (
-            complaint("path", lambda path: taste.Head.load(taste.find(path)), path)
+            complaint("path", taste.find, path)
             or (encoder and complaint("encoder", search.model, encoder, MARKER))
             or super().VALIDATE_INPUTS(clip)
         )

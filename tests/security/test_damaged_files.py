@@ -32,7 +32,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
     """
     model = load_toy()
     monkeypatch.setattr(run, "trained_model", lambda workflow, begins: model)
-    monkeypatch.setattr(run, "_targets", lambda workflow: ([], []))
+    monkeypatch.setattr("comfyui_otca.trainer.workflow.running.Workflow.run", lambda *_, **__: {})
     monkeypatch.setattr(record.Run, "brake", lambda run, settings=None: STOPPED)
 
     def go_on(name, damage):

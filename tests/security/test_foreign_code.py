@@ -118,6 +118,7 @@ def test_an_encoder_that_brings_code(tmp_path, monkeypatch):
         json.dumps({"model_type": "evil", "auto_map": {"AutoModel": "evil.Net", "AutoConfig": "evil.C"}})
     )
     (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     (tmp_path / "evil.py").write_text(RAN)
     monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("nobody is asked"))
     with pytest.raises(RewardError, match="cannot be loaded .*Fix: "):

@@ -561,9 +561,10 @@ def _read(graph: _Graph, *nodes: str) -> Iterator[tuple[str, str, Sequence[str]]
         with contextlib.suppress(PromptError, NotAllowed):
             if prompts := read_prompts(graph.values[dataset]["prompts"], graph.values[dataset]["file"], PRESET):
                 yield dataset, "file" if graph.values[dataset]["file"] else "prompts", prompts
-    for run in graph.of(RUN_NODE):
-        if graph.values[run].get("evaluate_every") and (prompts := lines(graph.known(run, "evaluation_prompts") or "")):
-            yield run, "evaluation_prompts", prompts
+    for run in (node_id for node_id in graph.of(RUN_NODE) if graph.values[node_id].get("evaluate_every")):
+        for want in wants.of_node(graph.nodes[run].cls, graph.values[run]):
+            if want.why == wants.PROMPT_LINES and (prompts := lines(graph.known(run, want.input) or "")):
+                yield run, want.input, prompts
 
 
 def _applying(graph: _Graph) -> Iterator[Problem]:
@@ -586,7 +587,7 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
                         idle_kinds.add(kind)
                 except RewardError as error:
                     yield graph.misfit(node_id, Misfit(input, *_parted(error)))
-            idle = {name for name, kind in kinds.items() if kind in idle_kinds and input != "evaluation_prompts"}
+            idle = {name for name, kind in kinds.items() if kind in idle_kinds and node_id in graph.of(DATASET_NODE)}
             for name in sorted(idle):
                 title = graph.titles([graph.nodes[stack].links[name][0]])
                 message = f"{title} applies to no prompt of the {len(prompts)} of {graph.titles([node_id])}"

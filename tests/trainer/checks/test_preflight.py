@@ -224,9 +224,9 @@ def test_the_graph_that_follows_a_reward_is_whole(small_graph):
 def test_a_decoder_needs_a_model_that_comfyui_loaded(small_graph):
     loader = reward_node(lambda: None)
     loader.RETURN_TYPES = ("VAE",)
-    graph = small_graph({"OTCA_RewardGradientStep": {"decoder": ["20", 0]}}, "reward_gradient.json")
+    changes = {"OTCA_RewardGradientStep": {"decoder": ["20", 0]}, "OTCA_TrainingRun": {"evaluation_prompts": ""}}
+    graph = small_graph(changes, "reward_gradient.json")
     graph["20"] = {"class_type": "VAELoader", "inputs": {}}
-    graph["9"]["inputs"]["evaluation_prompts"] = ""
     (problem,) = preflight.problems(Workflow(graph, {**NODE_CLASS_MAPPINGS, "VAELoader": loader}))
     assert problem.input == "decoder" and "decodes by its own" in problem.message and problem.severity == "error"
     assert "Make Trainable" in problem.fix
