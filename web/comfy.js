@@ -92,6 +92,8 @@ export function samplesAreHeld() {
  */
 export function holdSamples(hold) {
   for (const { widget, control, key } of ourControls()) {
+    const known = advancing.get(key);
+    if (known) known.untouched = false; // a run that was trained on samples twice is ahead of its seeds
     const queued = queuedValues.get(key);
     const value = hold ? heldValue(control.value, queued ?? drawnValues.get(key), widget.value, drawnValues.get(key)) : releasedValue(queued, widget.value);
     control.value = hold ? "fixed" : "increment";
