@@ -120,7 +120,8 @@ export function advanceTo(prompt, iterations) {
 
 /**
  * What moves on with every prompt, by workflow, node and input: its value in the file, the least that we set, the one that was seen
- * last, and whether that is the file's or ours, or a prompt of this page moved it on: the user has not set it since. It outlives the nodes, which undo makes anew.
+ * last, and whether that is the file's or ours, or a prompt of this page moved it on: the user has not set it since. It outlives the
+ * nodes, which undo makes anew.
  *
  * @type {Map<string, {file: number, least: number, seen: number, untouched: boolean}>}
  */

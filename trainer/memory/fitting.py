@@ -153,9 +153,9 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
     iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
     blocks = sum(len(expert.blocks) for expert in experts)
     kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
-    architecture_ = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
+    published = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
     architecture = replace(
-        architecture_,
+        published,
         title=type(next(iter(experts)).core).__name__,
         params=0,
         width=_width(model),
