@@ -21,16 +21,25 @@ LONGEST_PROMPT, LONGEST_NAME = 8000, 300  # characters that are kept
 MOST_LORAS = 32
 
 # Inputs that hold a prompt, a seed, a model's file; by their names in ComfyUI's nodes and in those of widely used packs.
-TEXTS = ("text", "prompt", "text_g", "text_l", "clip_l", "t5xxl", "positive", "string", "value", "wildcard_text")
+PROMPTS = ("prompt", "model.prompt")
+TEXTS = (
+    *("positive", "text", *PROMPTS, "text_g", "text_l", "clip_l", "t5xxl", "replace", "string", "string_a", "string_b"),
+    *("value", "wildcard_text", "on_true", "on_false"),
+)
+NEGATIVES = ("negative", "negative_prompt")
 SEEDS = ("seed", "noise_seed", "value", "int", "number")
 MODELS = ("ckpt_name", "unet_name", "model_name", "gguf_name", "base_ckpt_name", "model", "checkpoint")
 # Where no prompt comes from, and no model.
-NOT_TEXT = frozenset("negative model clip vae latent_image latent samples pixels image images mask control_net".split())
+NOT_TEXT = frozenset("model clip vae latent_image latent samples pixels image images mask control_net".split())
+NOT_TEXT |= {"system_prompt", "noise", "sampler", "sigmas"}
 NOT_MODEL = frozenset(
-    "positive negative conditioning clip vae latent_image latent samples image images noise sigmas".split()
+    "positive negative conditioning clip vae latent_image latent samples image images noise sigmas model_negative".split()
 )
 SAMPLES = ("latent_image", "latent", "samples")
 ASKS = ("positive", "guider", "conditioning")  # inputs by which a node that samples has its prompt
+STAYS = ("disable", False)  # values of `add_noise` that add none
+BRANCHES = {"on_true": False, "on_false": True}  # inputs of a switch, and how it stands where it does not take them
+NO_TEXT = "ConditioningZeroOut"  # makes nothing of what a prompt says
 
 Node = dict[str, Any]
 Graph = dict[str, Node]
@@ -103,8 +112,8 @@ def _of_graph(found: Carried) -> dict[str, Any]:
         return {"graph": _digest(graph), "about": _about(graph, "")} if graph else {}
     model, loras = _model(graph, sampler)
     return {
-        "prompt": shown(", ".join(_texts(graph, sampler, ASKS)), LONGEST_PROMPT),
-        "negative": shown(", ".join(_texts(graph, sampler, ("negative", "guider"), "negative")), LONGEST_PROMPT),
+        "prompt": shown(", ".join(_texts(graph, sampler)), LONGEST_PROMPT),
+        "negative": shown(", ".join(_texts(graph, sampler, negative=True)), LONGEST_PROMPT),
         "seed": _seed(graph, sampler),
         "model": model,
         "loras": loras,
@@ -113,62 +122,90 @@ def _of_graph(found: Carried) -> dict[str, Any]:
     }
 
 
+def _source(graph: Graph, value: Any) -> str:
+    """The node that a value comes from; "" if it is not a link."""
+    return str(value[0]) if isinstance(value, list) and len(value) == 2 and str(value[0]) in graph else ""
+
+
+def _inputs(graph: Graph, name: str) -> Node:
+    """The inputs of a node, without the branch that a switch does not take."""
+    inputs = graph[name]["inputs"]
+    if not BRANCHES.keys() <= inputs.keys():
+        return inputs
+    state = inputs.get("switch")
+    if source := _source(graph, state):
+        state = graph[source]["inputs"].get("value")
+    return {key: value for key, value in inputs.items() if key not in BRANCHES or BRANCHES[key] is not state}
+
+
 def _links(graph: Graph, name: str, follow: Callable[[str], bool]) -> Iterator[str]:
     """The nodes that a node's inputs come from, by those inputs that are followed."""
-    for key, value in graph[name]["inputs"].items():
-        if follow(key) and isinstance(value, list) and len(value) == 2 and str(value[0]) in graph:
-            yield str(value[0])
+    yield from filter(None, (_source(graph, value) for key, value in _inputs(graph, name).items() if follow(key)))
 
 
-def _walk(
-    graph: Graph, begin: list[str], follow: Callable[[str], bool], ends: Callable[[str], bool] = lambda name: False
-) -> Iterator[str]:
-    """Nodes from which these have their inputs, the nearest first, each once; not beyond those that are ends."""
+def _walk(graph: Graph, begin: list[str], follow: Callable[[str], bool]) -> Iterator[str]:
+    """Nodes from which these have their inputs, the nearest first, each once."""
     waiting, visited = list(dict.fromkeys(begin)), set(begin)
     for name in waiting:
         yield name
-        if not ends(name):
-            fresh = [key for key in dict.fromkeys(_links(graph, name, follow)) if key not in visited]
-            waiting += fresh
-            visited.update(fresh)
+        fresh = [key for key in dict.fromkeys(_links(graph, name, follow)) if key not in visited]
+        waiting += fresh
+        visited.update(fresh)
 
 
 def _sampler(graph: Graph) -> str | None:
-    """The node that sampled the picture: the nearest one to what saves it, which of several samplers is the last."""
-
-    def samples(name: str) -> bool:
-        inputs = graph[name]["inputs"]
-        return any(isinstance(inputs.get(key), list) for key in ASKS) and any(key in inputs for key in SAMPLES)
-
+    """The node that made the picture: of those that sample the nearest to what saves it, which is the last; else the nearest
+    one that asks a server for it."""
     saves = [name for name, node in graph.items() if "filename_prefix" in node["inputs"]] or list(graph)
-    sampler = next(filter(samples, _walk(graph, saves, lambda key: True)), None)
-    return sampler or next(filter(samples, graph), None)
+    names = dict.fromkeys([*_walk(graph, saves, lambda key: True), *graph])
+    return next((name for kind in (_draws, _samples, _asks) for name in names if kind(graph[name]["inputs"])), None)
 
 
-def _texts(graph: Graph, sampler: str, begin: tuple[str, ...], only: str = "") -> list[str]:
-    """The texts nearest to a sampler by these inputs; `only`: beyond the guider by that input alone."""
+def _samples(inputs: Node) -> bool:
+    return any(isinstance(inputs.get(key), list) for key in ASKS) and any(key in inputs for key in SAMPLES)
+
+
+def _draws(inputs: Node) -> bool:
+    """Whether it samples, and does not only hand samples and prompts on."""
+    return _samples(inputs) and any(key in inputs for key in ("seed", "noise_seed", "noise"))
+
+
+def _asks(inputs: Node) -> bool:
+    return any(key in inputs for key in PROMPTS) and ("seed" in inputs or "model" in inputs)
+
+
+def _texts(graph: Graph, sampler: str, negative: bool = False) -> list[str]:
+    """The texts nearest to a sampler, in the order of inputs: what it is asked for, or what it is to leave out."""
     inputs = graph[sampler]["inputs"]
+    if negative and (guider := _source(graph, inputs.get("guider"))):
+        inputs = graph[guider]["inputs"]
+    waiting = [inputs.get(key) for key in NEGATIVES] if negative else _saying(graph, sampler, False)
     texts: dict[str, None] = {}
-    for key in begin:
-        value = inputs.get(key)
-        if not (isinstance(value, list) and len(value) == 2 and str(value[0]) in graph):
-            continue
-        starts = [str(value[0])]
-        if key == "guider" and only:
-            starts = list(_links(graph, starts[0], lambda name: name == only))
-        for name in _walk(graph, starts, lambda name: name not in NOT_TEXT, lambda name: bool(_own_texts(graph[name]))):
-            texts |= dict.fromkeys(_own_texts(graph[name]))
+    visited = set()
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, str) and value.strip():
+            texts[value.strip()] = None
+        if (name := _source(graph, value)) and name not in visited and graph[name]["class_type"] != NO_TEXT:
+            visited.add(name)
+            waiting = _saying(graph, name, negative) + waiting
     return list(texts)
 
 
-def _own_texts(node: Node) -> list[str]:
-    values = [node["inputs"].get(key) for key in TEXTS]
-    return [value.strip() for value in values if isinstance(value, str) and value.strip()]
+def _saying(graph: Graph, name: str, negative: bool) -> list:
+    """The values by which a node has its text: of inputs that are called so, else of all that could bring one."""
+    inputs = _inputs(graph, name)
+    for keys in (NEGATIVES, TEXTS[1:]) if negative else (TEXTS,):
+        if values := [inputs[key] for key in keys if key in inputs]:
+            return values
+    return [value for key, value in inputs.items() if isinstance(value, list) and key not in (*NOT_TEXT, *NEGATIVES)]
 
 
 def _seed(graph: Graph, sampler: str) -> str:
-    """The seed of a sampler, or of the node that it has its noise or seed from."""
-    for name in _walk(graph, [sampler], lambda key: key in (*SEEDS, "noise")):
+    """The seed of a sampler, or of the node that it has its noise or seed from; that of an earlier one where it adds none."""
+    line = _walk(graph, [sampler], lambda key: "latent" in key or key in SAMPLES)
+    noisy = (name for name in line if _draws(inputs := graph[name]["inputs"]) and inputs.get("add_noise") not in STAYS)
+    for name in _walk(graph, [next(noisy, sampler)], lambda key: key in (*SEEDS, "noise")):
         for key in SEEDS:
             value = graph[name]["inputs"].get(key)
             if type(value) is int and 0 <= value < 2**64:

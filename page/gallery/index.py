@@ -47,7 +47,7 @@ BATCH = 64  # pictures that are asked of the index at a time
 LAST_TIME = 2**63 - 1  # in nanoseconds since 1970 that the index can keep: in the year 2262
 EACH = "select value from json_each(?)"  # of a list in JSON: SQLite takes only so many values by themselves
 DONE, FAILED = 1, 2  # what stands in `read` and `small` of a picture: whether that was done, or is tried again later
-VERSION = 1  # of the tables; an index of another one is made anew
+VERSION = 2  # of the tables and of what is read of a file; an index of another one is made anew
 TABLES = """
 create table if not exists pictures (
     id text primary key, folder text, name text, changed integer, size integer,

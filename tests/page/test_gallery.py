@@ -93,6 +93,78 @@ def test_links_are_followed_through_any_node():
     assert (found.model, found.loras) == ("flux.safetensors", ("on.safetensors",))
 
 
+def test_the_negative_prompt_is_that_of_the_negative_side():
+    both = {
+        "3": ("KSampler", {"seed": 1, "positive": ["20", 0], "negative": ["20", 1], "latent_image": ["20", 2]}),
+        "20": ("ControlNetApplyAdvanced", {"positive": ["6", 0], "negative": ["7", 0], "image": ["5", 0]}),
+    }
+    assert (of_graph(graph(**both)).prompt, of_graph(graph(**both)).negative) == ("a cat", "blurry")
+    emptied = {**both, "7": ("ConditioningZeroOut", {"conditioning": ["6", 0]})}
+    assert (of_graph(graph(**emptied)).prompt, of_graph(graph(**emptied)).negative) == ("a cat", "")
+    three = {
+        "3": ("SamplerCustomAdvanced", {"noise": ["11", 0], "guider": ["12", 0], "latent_image": ["5", 0]}),
+        "11": ("RandomNoise", {"noise_seed": 42}),
+        "12": ("DualCFGGuider", {"model": ["4", 0], "cond1": ["6", 0], "cond2": ["21", 0], "negative": ["7", 0]}),
+        "21": ("CLIPTextEncode", {"text": "a hat", "clip": ["4", 1]}),
+    }
+    assert (of_graph(graph(**three)).prompt, of_graph(graph(**three)).negative) == ("a cat, a hat", "blurry")
+
+
+def test_of_a_switch_the_branch_that_is_on_counts():
+    def switched(on):
+        return of_graph(
+            graph(
+                **{
+                    "3": (
+                        "KSampler",
+                        {"seed": 1, "model": ["20", 0], "positive": ["6", 0], "negative": ["7", 0], "latent_image": 0},
+                    ),
+                    "6": ("CLIPTextEncode", {"text": ["22", 0], "clip": ["4", 1]}),
+                    "20": ("ComfySwitchNode", {"switch": ["21", 0], "on_false": ["4", 0], "on_true": ["10", 0]}),
+                    "21": ("PrimitiveBoolean", {"value": on}),
+                    "22": ("ComfySwitchNode", {"switch": on, "on_false": "a cat", "on_true": ["23", 0]}),
+                    "23": ("TextGenerate", {"prompt": "a hat", "system_prompt": ["24", 0]}),
+                    "24": ("PrimitiveString", {"value": "You write prompts"}),
+                }
+            )
+        )
+
+    assert (switched(False).prompt, switched(False).loras) == ("a cat", ())
+    assert (switched(True).prompt, switched(True).loras) == ("a hat", ("style.safetensors",))
+
+
+def test_texts_that_are_put_together_are_read_in_their_order():
+    joined = {
+        "6": ("CLIPTextEncode", {"text": ["20", 0], "clip": ["4", 1]}),
+        "20": ("StringConcatenate", {"string_a": ["21", 0], "string_b": "on a mat", "delimiter": " "}),
+        "21": ("StringReplace", {"string": "a {thing}", "find": "{thing}", "replace": ["22", 0]}),
+        "22": ("PrimitiveString", {"value": "cat"}),
+    }
+    assert of_graph(graph(**joined)).prompt == "cat, a {thing}, on a mat"
+
+
+def test_the_sampler_is_what_draws_noise_and_the_seed_is_of_the_noise_that_was_drawn():
+    sides = {"positive": ["6", 0], "negative": ["7", 0]}
+    two = {
+        "8": ("VAEDecode", {"samples": ["20", 0], "vae": ["4", 2]}),
+        "20": ("LTXVCropGuides", {**sides, "latent": ["21", 0]}),
+        "21": ("KSamplerAdvanced", {"add_noise": "disable", "noise_seed": 0, **sides, "latent_image": ["22", 0]}),
+        "22": ("SomeLatents", {"video_latent": ["23", 0]}),
+        "23": ("KSamplerAdvanced", {"add_noise": "enable", "noise_seed": 42, **sides, "latent_image": ["5", 0]}),
+    }
+    assert (of_graph(graph(**two)).about, of_graph(graph(**two)).seed) == ("KSamplerAdvanced, 12 nodes", "42")
+
+
+def test_a_server_that_made_the_picture_was_asked_by_a_node():
+    asked = {
+        "8": ("TheirImageNode", {"prompt": ["20", 0], "negative_prompt": "fog", "model": "theirs-1", "seed": 9}),
+        "20": ("PrimitiveString", {"value": "a hat"}),
+        "3": ("Note", {}),
+    }
+    found = of_graph(graph(**asked))
+    assert (found.prompt, found.negative, found.seed, found.model) == ("a hat", "fog", "9", "theirs-1")
+
+
 def test_of_two_samplers_the_last_one_counts():
     second = {
         "30": (
