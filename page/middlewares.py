@@ -27,7 +27,7 @@ from ..host.comfyui import canvas_of, has_our_nodes
 from ..nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from ..trainer.workflow import lineage
 from ..trainer.workflow.checking import input_of
-from ..trainer.workflow.foreign import canvas_nodes
+from ..trainer.workflow.foreign import kind_at
 from ..trainer.workflow.graph import constants
 from ..trainer.workflow.reading import api_graph
 
@@ -95,11 +95,10 @@ def name_withheld(prompt_server) -> None:
 
 
 def _with_classes(prompt: dict[str, Any], canvas: Mapping) -> dict[str, Any]:
-    """A queued graph with the classes of those of WITHHELD, by the ids that these have in the canvas or in a subgraph of it."""
-    withheld = {str(node.get("id")): node["type"] for node in canvas_nodes(canvas) if str(node.get("type")) in WITHHELD}
+    """A queued graph with the classes of those of WITHHELD, by where they stand in the canvas."""
     lacking = [name for name, entry in prompt.items() if isinstance(entry, dict) and "class_type" not in entry]
-    kinds = {name: withheld.get(name.rpartition(":")[2]) for name in lacking}
-    return prompt | {name: {**prompt[name], "class_type": kind} for name, kind in kinds.items() if kind}
+    kinds = {name: kind_at(canvas, name) for name in lacking}
+    return prompt | {name: {**prompt[name], "class_type": kind} for name, kind in kinds.items() if kind in WITHHELD}
 
 
 def sort_templates(prompt_server, pack: str) -> None:

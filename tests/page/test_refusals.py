@@ -237,10 +237,19 @@ def test_a_queued_node_that_is_not_listed_has_its_class_again():
     handlers = []
     middlewares.name_withheld(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
     (handler,) = handlers
-    inner = {"nodes": [{"id": 5, "type": "OTCA_RewardPython"}, {"id": 4, "type": ["x"]}, 7]}
+    inner = {"id": "in", "nodes": [{"id": 5, "type": "OTCA_RewardPython"}, {"id": 4, "type": ["x"]}, 7]}
+    other = {"id": "also", "nodes": [{"id": 5, "type": "Theirs"}]}  # a number counts within its subgraph
     canvas = {"nodes": [{"id": 7, "type": "OTCA_RewardPython"}, {"id": 6, "type": "Theirs"}]}
-    canvas["definitions"] = {"subgraphs": [inner, None]}
-    prompt = {"7": {"inputs": {}}, "3:5": {"inputs": {}}, "6": {"inputs": {}}, "3:4": {}, "9": None}
+    canvas["nodes"] += [{"id": 3, "type": "in"}, {"id": 2, "type": "also"}]
+    canvas["definitions"] = {"subgraphs": [inner, other, None]}
+    prompt = {
+        "7": {"inputs": {}},
+        "3:5": {"inputs": {}},
+        "6": {"inputs": {}},
+        "2:5": {"inputs": {}},
+        "3:4": {},
+        "9": None,
+    }
     data = {"prompt": prompt, "client_id": "a", "extra_data": {"extra_pnginfo": {"workflow": canvas}}}
     named = {"inputs": {}, "class_type": "OTCA_RewardPython"}
     assert handler(data) == {**data, "prompt": {**prompt, "7": named, "3:5": named}}

@@ -20,6 +20,7 @@ from . import graph
 from .graph import is_link, wrapped
 from .problem import Problem, WorkflowError, did_you_mean, refusal, suggest
 
+CHOSEN = ("COMBO", "COMFY_DYNAMICCOMBO_V3")  # the second brings the inputs that belong to a choice
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 
@@ -38,7 +39,9 @@ class Declaration:
     def choices(self) -> list | None:
         if isinstance(self.type, list | tuple):
             return list(self.type)
-        return list(self.options.get("options", [])) if self.type == "COMBO" else None
+        if self.type not in CHOSEN:
+            return None
+        return [one["key"] if isinstance(one, Mapping) else one for one in self.options.get("options", [])]
 
     def offers(self, value: Any) -> bool:
         return self.choices is None or value in self.choices
@@ -279,7 +282,8 @@ def convert(value: Any, declaration: Declaration) -> Any:
             if accepts(value):
                 return kind(value)
         raise ValueError(f"not a value of type {declaration.type}")
-    if _names(declaration.type) & {"*", *CONVERSIONS}:
+    # ComfyUI's page has more widgets than there are conversions, as those for colours: what has a default can be typed in
+    if _names(declaration.type) & {"*", *CONVERSIONS} or "default" in declaration.options:
         return value
     raise ValueError(f"takes a link of type {declaration.type_name}, not a constant")
 

@@ -100,13 +100,30 @@ def addresses(canvas: Any) -> dict[str, str]:
 
 
 def canvas_nodes(canvas: Any) -> Iterator[Mapping]:
+    for graph in _graphs(canvas):
+        yield from _nodes(graph)
+
+
+def kind_at(canvas: Any, path: str) -> str:
+    """The class of a node by its id in a queued graph, where 3:5 is node 5 of the subgraph that node 3 is; "" without one."""
+    kind, graph, subgraphs = "", canvas, {str(part.get("id")): part for part in _graphs(canvas)[1:]}
+    for number in path.split(":"):
+        kind = next((str(node.get("type")) for node in _nodes(graph) if str(node.get("id")) == number), "")
+        graph = subgraphs.get(kind, {})
+    return kind
+
+
+def _graphs(canvas: Any) -> list[Mapping]:
+    """A canvas, and the subgraphs that it brings."""
     graphs = [canvas] if isinstance(canvas, Mapping) else []
     definitions = graphs[0].get("definitions") if graphs else None
     subgraphs = definitions.get("subgraphs") if isinstance(definitions, Mapping) else None
-    graphs += [part for part in subgraphs if isinstance(part, Mapping)] if isinstance(subgraphs, list) else []
-    for graph in graphs:
-        nodes = graph.get("nodes")
-        yield from (node for node in (nodes if isinstance(nodes, list) else ()) if isinstance(node, Mapping))
+    return graphs + [part for part in (subgraphs if isinstance(subgraphs, list) else ()) if isinstance(part, Mapping)]
+
+
+def _nodes(graph: Mapping) -> Iterator[Mapping]:
+    nodes = graph.get("nodes")
+    yield from (node for node in (nodes if isinstance(nodes, list) else ()) if isinstance(node, Mapping))
 
 
 def _is_address(url: str) -> bool:

@@ -457,6 +457,26 @@ def test_constants_arrive_converted(classes, log):
     assert isinstance(log[0]["rate"], float) and log[0]["on"] is False
 
 
+def test_a_node_that_was_exported_without_its_pack_is_named_with_that(classes):
+    with pytest.raises(WorkflowError, match="entry '12:5' is not a node.*install the pack of that node"):
+        Workflow({"12:5": {"inputs": {"UNKNOWN": 3}, "_meta": {"title": ""}}}, classes)
+
+
+def test_what_the_page_has_a_widget_for_can_be_typed_in(classes, log):
+    """ComfyUI 0.33 has colours, curves, boxes …, and choices that bring inputs of their own."""
+    kinds = {
+        "paint": ("COLOR", {"default": "#ffffff"}),
+        "resize": ("COMFY_DYNAMICCOMBO_V3", {"options": [{"key": "by"}]}),
+    }
+    declared = classes["OTCA_Options"].INPUT_TYPES()
+    declared["optional"] |= kinds
+    classes["OTCA_Options"].INPUT_TYPES = classmethod(lambda cls: declared)
+    Workflow({"1": options(paint="#000000", resize="by")}, classes).run()
+    assert (log[0]["paint"], log[0]["resize"]) == ("#000000", "by")
+    problem = only(Workflow({"1": options(resize="to")}, classes).validate())
+    assert (problem.message, problem.fix) == ("not one of the choices", "use one of: by")
+
+
 @pytest.mark.parametrize(
     ("link", "name", "ok"),
     [
