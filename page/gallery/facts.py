@@ -181,13 +181,13 @@ def _texts(graph: Graph, sampler: str, negative: bool = False) -> list[str]:
         inputs = graph[guider]["inputs"]
     waiting = [inputs.get(key) for key in NEGATIVES] if negative else _saying(graph, sampler, False)
     texts: dict[str, None] = {}
-    visited = set()
+    sources: set[str] = set()
     while waiting:
         value = waiting.pop(0)
         if isinstance(value, str) and value.strip():
             texts[value.strip()] = None
-        if (name := _source(graph, value)) and name not in visited and graph[name]["class_type"] != NO_TEXT:
-            visited.add(name)
+        if (name := _source(graph, value)) and name not in sources and graph[name]["class_type"] != NO_TEXT:
+            sources.add(name)
             waiting = _saying(graph, name, negative) + waiting
     return list(texts)
 

@@ -41,7 +41,7 @@ class Declaration:
             return list(self.type)
         if self.type not in CHOSEN:
             return None
-        return [one["key"] if isinstance(one, Mapping) else one for one in self.options.get("options", [])]
+        return [row["key"] if isinstance(row, Mapping) else row for row in self.options.get("options", [])]
 
     def offers(self, value: Any) -> bool:
         return self.choices is None or value in self.choices
