@@ -34,6 +34,7 @@ LINES = "train.txt"  # and where none of them is there
 IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
 MOST_PICTURES = 10  # of one prompt
 MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
+ROWS_TOGETHER = 64  # of such a file that are unpacked at a time
 LARGE = 1024**2  # bytes of a file whose prompts are remembered: each iteration asks for some of them
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
@@ -319,21 +320,30 @@ def _parquet(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
         raise PromptError(
             f"{path} is read by pyarrow ({error}). Fix: pip install pyarrow, or save it as .jsonl"
         ) from error
+    number, size = 0, 0
     try:
         table = parquet.ParquetFile(io.BytesIO(content))
         schema = table.schema_arrow
         names = [field.name for field in schema if "binary" not in str(field.type)]  # pictures, which are not asked for
-        groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-        columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-        size = sum(part.total_uncompressed_size for part in columns if part.path_in_schema.split(".")[0] in names)
-        if size > MOST_UNPACKED:
-            raise PromptError(f"{path} has {size:,} bytes of text, and {MOST_UNPACKED:,} may be read. Fix: split it")
-        listed = table.read(columns=names).to_pylist()
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise PromptError(f"{path} has two columns {twice!r}. Fix: give one of them another name")
+        # In parts, since a text that is repeated lies in the file once: what a file says of its size says nothing of its rows.
+        for part in table.iter_batches(ROWS_TOGETHER, columns=names):
+            part = part.select(names)  # it also has "a"'s "b" of a column "a.b"
+            size += part.nbytes
+            if size > MOST_UNPACKED:
+                raise PromptError(f"{path} has over {MOST_UNPACKED:,} bytes of text, which are the most. Fix: split it")
+            for row in part.to_pylist():
+                number += 1
+                # As a line of a .jsonl file, so that the same holds for it: without NaN, and not too deep.
+                yield f"row {number}", json_files.parse(json.dumps(row, default=str), MOST_DEPTH)
+    except PromptError:
+        raise
     except (ArrowException, OSError) as error:
         raise PromptError(f"{path} cannot be read as a table ({error}). Fix: copy it again") from error
-    for number, row in enumerate(listed, 1):
-        # As a line of a .jsonl file, so that the same holds for it: without NaN, and not too deep.
-        yield f"row {number}", json_files.parse(json.dumps(row, default=str), MOST_DEPTH)
+    except ValueError as error:
+        fix = "leave that out, or save the table as .jsonl"
+        raise PromptError(f"{path}, what follows row {number} cannot be read ({error}). Fix: {fix}") from error
 
 
 TABLES = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}

@@ -157,6 +157,28 @@ def test_a_table_of_arrow(tmp_path):
         read_prompts("", str(tmp_path / "a.parquet"))
 
 
+def test_what_a_table_says_of_its_size_and_columns_is_not_believed(tmp_path, monkeypatch):
+    """A text that is repeated is filed once: 300 rows of 10,000 signs are a file of 1 kB that says 10 kB of itself."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def read(table):
+        parquet.write_table(table, tmp_path / "a.parquet")
+        return read_prompts("", str(tmp_path / "a.parquet"))
+
+    monkeypatch.setattr("comfyui_otca.trainer.prompts.MOST_UNPACKED", 10**6)
+    assert len(read(pyarrow.table({"prompt": ["x" * 10_000] * 90}))) == 90
+    with pytest.raises(PromptError, match="over 1,000,000 bytes"):
+        read(pyarrow.table({"prompt": ["x" * 10_000] * 300}))
+    # a column of that name, and not also the part of that name of a column that was left out
+    (prompt,) = read(pyarrow.table({"prompt": ["a"], "meta.style": ["ink"], "meta": [{"image": b"1", "style": "oil"}]}))
+    assert metadata_of(prompt) == {"meta.style": "ink"}
+    with pytest.raises(PromptError, match="two columns 'prompt'. Fix: "):
+        read(pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"]))
+    with pytest.raises(PromptError, match=r"Nanosecond.*Fix: leave that out"):
+        read(pyarrow.table({"prompt": ["a"], "when": pyarrow.array([1], pyarrow.timestamp("ns"))}))
+
+
 def test_a_caption_that_begins_with_a_bracket_is_text():
     """FLUX.2's are JSON; wildcards of others are in brackets."""
     captions = ['{"scene": "a studio", "prompt_style": 1}', "{red|blue} circle", "{", '{"a": "prompt"}']
