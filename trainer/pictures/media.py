@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import math
 import time
@@ -261,7 +262,11 @@ def animation(frames: np.ndarray, fps: float, kind: str) -> bytes:
     """A file of one of ANIMATIONS, repeated for ever, of frames [F, H, W, 3] uint8. WebP and APNG keep them to the bit."""
     import imageio.v3 as imageio
 
-    how: dict[str, Any] = {"extension": kind, "plugin": "pillow", "duration": 1000 / fps, "loop": 0, "lossless": True}
+    # GIF has hundredths of a second, and Pillow cuts off: so each frame ends at the hundredth next to its end.
+    unit = 10 if kind == ".gif" else 1
+    ends = [round(number * 1000 / fps / unit) * unit for number in range(len(frames) + 1)]
+    durations = [end - begin for begin, end in itertools.pairwise(ends)]
+    how: dict[str, Any] = {"extension": kind, "plugin": "pillow", "duration": durations, "loop": 0, "lossless": True}
     return imageio.imwrite("<bytes>", frames, **how)
 
 

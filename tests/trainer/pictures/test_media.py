@@ -95,6 +95,16 @@ def test_frames_move_in_a_file_to_share(kind):
     assert np.array_equal(shown, frames) and file.info["loop"] == 0
 
 
+@pytest.mark.parametrize("kind", media.ANIMATIONS)
+def test_frames_move_as_fast_as_the_video(kind):
+    """GIF knows hundredths of a second: 24 frames of 24 a second would take 0.96 s, were each cut off to four of them."""
+    pytest.importorskip("imageio")
+    frames = np.random.default_rng(0).integers(0, 256, (24, 4, 4, 3), dtype=np.uint8)
+    with Image.open(io.BytesIO(media.animation(frames, 24.0, kind))) as file:
+        taken = [frame.load() and frame.info["duration"] for frame in ImageSequence.Iterator(file)]
+    assert len(taken) == 24 and sum(taken) == 1000
+
+
 # Each has a red left half, and of what is clear the colours below it are random.
 HALF = np.zeros((8, 16), bool)
 HALF[:, 8:] = True
