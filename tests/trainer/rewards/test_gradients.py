@@ -189,6 +189,21 @@ def test_half_precision_has_a_tolerance_of_its_own(tiny, prompts):
     check_paths(judge, grain(57, 33), prompts)
 
 
+@pytest.mark.parametrize("made", [aesthetic, pickscore, image_reward])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_comes_after_the_network_is_float32(made, dtype, tiny):
+    """A head's weights, and the factor of a cosine, which in 16 bits would move all scores one way: docs/rewards.md has the rest."""
+    judge, exact = made(tiny, dtype=dtype), made(tiny)
+    assert judge.network.dtype == DTYPES[dtype]
+    if made is pickscore:
+        assert judge.scale == exact.scale
+        return
+    head, filed = ((one if made is aesthetic else one.network).head.state_dict() for one in (judge, exact))
+    for name, weight in filed.items():
+        assert torch.equal(head[name], weight) and weight.dtype == torch.float32
+        assert weight.ndim < 2 or not torch.equal(weight, weight.to(DTYPES[dtype]).float())
+
+
 def test_what_has_no_gradient_says_so(tiny, prompts):
     judge = reward_class("jpeg_compressibility")()
     with pytest.raises(RewardError, match="'compressibility' has no gradient"):
