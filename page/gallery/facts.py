@@ -22,16 +22,14 @@ MOST_LORAS = 32
 
 # Inputs that hold a prompt, a seed, a model's file; by their names in ComfyUI's nodes and in those of widely used packs.
 PROMPTS = ("prompt", "model.prompt")
-TEXTS = (
-    *("positive", "text", *PROMPTS, "text_g", "text_l", "clip_l", "t5xxl", "replace", "string", "string_a", "string_b"),
-    *("value", "wildcard_text", "on_true", "on_false"),
-)
+_TEXTS = "text text_g text_l clip_l t5xxl replace string string_a string_b value wildcard_text on_true on_false"
+TEXTS = ("positive", *PROMPTS, *_TEXTS.split())
 NEGATIVES = ("negative", "negative_prompt")
 SEEDS = ("seed", "noise_seed", "value", "int", "number")
 MODELS = ("ckpt_name", "unet_name", "model_name", "gguf_name", "base_ckpt_name", "model", "checkpoint")
 # Where no prompt comes from, and no model.
-NOT_TEXT = frozenset("model clip vae latent_image latent samples pixels image images mask control_net".split())
-NOT_TEXT |= {"system_prompt", "noise", "sampler", "sigmas"}
+NOT_TEXT = {*"model clip vae latent_image latent samples pixels image images mask control_net system_prompt".split()}
+NOT_TEXT |= {"noise", "sampler", "sigmas", *NEGATIVES}
 NOT_MODEL = frozenset(
     "positive negative conditioning clip vae latent_image latent samples image images noise sigmas model_negative".split()
 )
@@ -179,16 +177,16 @@ def _texts(graph: Graph, sampler: str, negative: bool = False) -> list[str]:
     inputs = graph[sampler]["inputs"]
     if negative and (guider := _source(graph, inputs.get("guider"))):
         inputs = graph[guider]["inputs"]
-    waiting = [inputs.get(key) for key in NEGATIVES] if negative else _saying(graph, sampler, False)
+    waiting = [inputs.get(key) for key in reversed(NEGATIVES)] if negative else _saying(graph, sampler, False)[::-1]
     texts: dict[str, None] = {}
     sources: set[str] = set()
     while waiting:
-        value = waiting.pop(0)
+        value = waiting.pop()
         if isinstance(value, str) and value.strip():
             texts[value.strip()] = None
         if (name := _source(graph, value)) and name not in sources and graph[name]["class_type"] != NO_TEXT:
             sources.add(name)
-            waiting = _saying(graph, name, negative) + waiting
+            waiting += reversed(_saying(graph, name, negative))
     return list(texts)
 
 
@@ -198,7 +196,7 @@ def _saying(graph: Graph, name: str, negative: bool) -> list:
     for keys in (NEGATIVES, TEXTS[1:]) if negative else (TEXTS,):
         if values := [inputs[key] for key in keys if key in inputs]:
             return values
-    return [value for key, value in inputs.items() if isinstance(value, list) and key not in (*NOT_TEXT, *NEGATIVES)]
+    return [value for key, value in inputs.items() if isinstance(value, list) and key not in NOT_TEXT]
 
 
 def _seed(graph: Graph, sampler: str) -> str:
