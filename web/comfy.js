@@ -6,9 +6,9 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
-import { opening } from "./lib/framing.js";
+import { SMALLEST, opening } from "./lib/framing.js";
 import { linkColorRule, withLinkColors } from "./lib/links.js";
-import { besides, jointOf } from "./lib/place.js";
+import { besides, inColumns, jointOf } from "./lib/place.js";
 
 export { app, api };
 
@@ -629,6 +629,16 @@ export function openSidebar(id) {
 }
 
 /**
+ * Closes it, if it is open: what it has opened lies below it.
+ *
+ * @param {string} id
+ */
+export function closeSidebar(id) {
+  const sidebar = app.extensionManager.sidebarTab;
+  if (sidebar.activeSidebarTabId === id) sidebar.toggleSidebarTab(id);
+}
+
+/**
  * Calls back when the server is heard again: what it sent meanwhile is lost.
  *
  * @param {() => void} callback
@@ -757,17 +767,52 @@ export async function openTemplate(name) {
 /**
  * Opens a workflow of either format in a tab of its own.
  *
- * @param {SavedGraph} graph
+ * @param {SavedGraph} graph `note`: Markdown that stands before the graph
  * @param {string} name
  */
-export async function openWorkflow({ workflow, prompt }, name) {
+export async function openWorkflow({ workflow, prompt, note }, name) {
   if (workflow) return app.loadGraphData(workflow, true, true, name);
   await app.loadApiJson(prompt, name);
-  const run = Object.keys(prompt).find((id) => prompt[id].class_type === "OTCA_TrainingRun");
-  if (run) drawn().then(() => showNode(run)); // whose button trains: ComfyUI lays out a row. A tab behind another one draws later
+  drawn().then(() => layOut(note)); // a tab behind another one draws later
+}
+
+/**
+ * Gives the nodes of a graph without places their columns, where ComfyUI has a row, and shows all of it, or where it trains.
+ *
+ * @param {string} [note]
+ */
+function layOut(note) {
+  const graph = rootGraph();
+  const run = graph.nodes.find(({ type }) => type === "OTCA_TrainingRun");
+  run?.setSize([Math.max(run.size[0], RUN_WIDTH), run.size[1]]);
+  for (const preview of graph.nodes.filter(isPreview)) preview.setSize(PREVIEW_SIZE);
+  const uses = (/** @type {GraphNode} */ node) => (node.inputs ?? []).flatMap((_, slot) => node.getInputNode(slot) ?? []);
+  const nodes = graph.nodes.map((node) => ({ id: node, size: node.size, uses: uses(node), anywhere: isPreview(node), grows: node === run }));
+  for (const [node, place] of inColumns(nodes)) node.pos = place;
+  if (note) {
+    const first = window.LiteGraph.createNode("MarkdownNote");
+    Object.assign(first, { pos: [-NOTE_SIZE[0] - 30, 0], properties: { [NOTE]: true } });
+    graph.add(first);
+    first.setSize(NOTE_SIZE);
+    for (const { name } of first.widgets ?? []) setWidget(first, name, note); // it has one
+  }
+  frameNewGraph(OVERVIEW);
+  drawn().then(() => run && !isInView(run) && showNode(String(run.id)));
+}
+
+const isPreview = (/** @type {GraphNode} */ { type }) => type === "PreviewImage";
+
+/** @param {GraphNode} node */
+function isInView({ pos, size }) {
+  const [x, y, width, height] = app.canvas.ds.visible_area;
+  return pos[0] >= x && pos[1] >= y && pos[0] + size[0] <= x + width && pos[1] + Math.min(size[1], height / 2) <= y + height;
 }
 
 const READABLE = 0.7; // how much the graph is magnified, at least, where a node is shown
+const OVERVIEW = 0.6; // and where a whole graph is, that nobody laid out
+const RUN_WIDTH = 480; // of Training Run: two curves beside each other
+/** @type {[number, number][]} */
+const [NOTE_SIZE, PREVIEW_SIZE] = [[290, 560], [234, 300]];
 
 /** Ends when the page was drawn twice: by then what ComfyUI does after it has opened a workflow is done. */
 export async function drawn() {
@@ -925,8 +970,10 @@ export function colorLinks() {
 /**
  * Shows a graph that was saved without a view, as templates are: as large as the page allows, and large enough to read. ComfyUI
  * would leave a quarter of the page empty. It sets its own view after this call, so that ours comes in the next frame.
+ *
+ * @param {number} [smallest] scale
  */
-export function frameNewGraph() {
+export function frameNewGraph(smallest = SMALLEST) {
   const graph = rootGraph();
   if (graph.extra?.ds) return;
   requestAnimationFrame(() => {
@@ -938,7 +985,7 @@ export function frameNewGraph() {
       .filter((box) => box.width && box.left < page.left + page.width / 3);
     const left = Math.max(0, ...covered.map((box) => box.right - page.left));
     const boxes = graph.nodes.map((node) => [...node.pos, ...node.size]);
-    const { scale, offset } = opening(boxes, { width: page.width, height: page.height, left });
+    const { scale, offset } = opening(boxes, { width: page.width, height: page.height, left }, smallest);
     ds.scale = scale;
     ds.offset[0] = offset[0];
     ds.offset[1] = offset[1];

@@ -110,6 +110,7 @@ interface GraphNode {
   addInput(name: string, type: string, more: object): void;
   removeInput(slot: number): void;
   isInputConnected(slot: number): boolean;
+  getInputNode(slot: number): GraphNode | null;
   getInputLink(slot: number): { target_slot: number; origin_id: number | string; origin_slot: number } | null;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
@@ -179,7 +180,7 @@ interface Missing {
 type Prompt = Record<string, { class_type: string; inputs: Record<string, any>; _meta?: { title?: string } }>;
 
 /** A workflow in the format of the canvas, or in ComfyUI's API format. */
-type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined; prompt: Prompt };
+type SavedGraph = { workflow: object; prompt?: Prompt; note?: string } | { workflow?: undefined; prompt: Prompt; note?: string };
 
 /** null stands for what is not finite: JSON has no NaN. B samples, T' trained steps, K objectives. */
 type Value = number | null;

@@ -255,21 +255,32 @@ def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
     assert not any(found.values()), json.dumps(found, indent=1)
 
 
-def test_train_on_these_opens_at_the_run_that_trains(canvas, pictures):
-    """ComfyUI lays an API graph out in a row: Training Run and its Train 20 were far out of the view."""
-    made = {"items": 8, "held_out": 2, "forwards": 900, "memory": None, "said": "8 pairs", "learn_from": "pairs"}
-    graph = json.loads(TEMPLATES["my_pictures"].api.read_text(encoding="utf-8"))
-    made |= {"models": [["my_pictures", "the tiny model"]], "prompt": graph, "name": "my_pictures"}
-    canvas.page.route("**/otca/gallery/workflow", lambda route: route.fulfill(json=made))
+def test_train_on_these_shows_all_that_a_training_needs_at_first_sight(canvas, pictures):
+    """Note, preview, a held-out reward, Training Run with its button: ComfyUI lays an API graph out in a row."""
+    before = canvas.page.viewport_size
+    canvas.page.set_viewport_size({"width": 1400, "height": 900})
+    say = """async () => {
+        const list = async () => (await (await fetch("/otca/gallery/list?words=gallery_%20ca")).json()).ids;
+        let ids = await list(); // of cats and castles
+        while (ids.length < 16) ids = await list();
+        for (const [number, id] of ids.entries()) await fetch("/otca/gallery/say", { method: "POST", headers: { "Content-Type": "application/json" },
+            body: JSON.stringify({ id: crypto.randomUUID().replaceAll("-", ""), kind: "thumb", picture: id, other: "", value: number % 2 ? 1 : -1 }) });
+    }"""
+    canvas.page.evaluate(say)
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.wait_for_function(f"({TILES})() > 2")
     canvas.page.locator(".otca-gallery").get_by_role("button", name="Train on these").click()
     canvas.page.get_by_role("button", name="Open on the canvas").click()
     canvas.wait("""() => {
-        const run = app.graph.nodes.find(node => node.type === "OTCA_TrainingRun"), { ds, canvas } = app.canvas;
-        if (!run) return false;
-        const [x, y] = [0, 1].map(side => (run.pos[side] + run.size[side] / 2 + ds.offset[side]) * ds.scale);
-        return Math.abs(2 * x - canvas.clientWidth) < 200 && Math.abs(2 * y - canvas.clientHeight) < 200;
+        const { ds, canvas: screen } = app.canvas;
+        const parts = ["MarkdownNote", "PreviewImage", "OTCA_RewardSharpness", "OTCA_TrainingRun"].map(type => app.graph.nodes.find(node => node.type === type));
+        return !document.querySelector(".otca-gallery") && parts.every(node => {
+            if (!node) return false;
+            const [left, top] = [0, 1].map(side => (node.pos[side] + ds.offset[side]) * ds.scale);
+            return left >= 0 && top >= 0 && left + node.size[0] * ds.scale <= screen.clientWidth && top + node.size[1] * ds.scale <= screen.clientHeight;
+        });
     }""")
-    canvas.page.unroute("**/otca/gallery/workflow")
-    canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
+    apart = """() => app.graph.nodes.every(one => app.graph.nodes.every(other => one === other ||
+        [0, 1].some(side => one.pos[side] + one.size[side] <= other.pos[side] || other.pos[side] + other.size[side] <= one.pos[side])))"""
+    canvas.wait(apart)
+    canvas.page.set_viewport_size(before)

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { learned, secondsToCome, strip } from "../../web/lib/learned.js";
+import { agreement, learned, secondsToCome, strip } from "../../web/lib/learned.js";
 
 /** Two evaluations of one reward, the last of which came to `rise` ± `error` since the first. */
 const evaluated = (before, after, rise, error, since = 0) => [
@@ -58,4 +58,14 @@ test("time left is known from the second prompt on, and leaves out the first, wh
   assert.equal(secondsToCome([100, 3], 5), 15);
   assert.equal(secondsToCome([100, 50, ...Array(10).fill(2)], 5), 10, "of the last ten");
   assert.equal(secondsToCome([100, 3], 0), null, "nothing waits");
+});
+
+test("agreement with few pairs is a count without an error, and is said as an interval from 20 on", () => {
+  const row = (mean, pairs, error = 0.1) => ({ "opinions/agreement": mean, "opinions/agreement_error": error, "opinions/held_out": pairs });
+  assert.deepEqual(agreement(row(1, 5, 0)), { mean: 1, standard_error: null, words: "5 of 5 pairs" });
+  assert.equal(agreement(row(4.5 / 7, 7)).words, "4.5 of 7 pairs", "alike counts as a half");
+  assert.deepEqual(agreement(row(0.75, 20)), { mean: 0.75, standard_error: 0.1, words: null });
+  assert.deepEqual(agreement({ ...row(0.75, 20), "opinions/agreement_error": null }), { mean: 0.75, standard_error: null, words: null });
+  assert.equal(agreement({}), null);
+  assert.equal(agreement(row(NaN, 20)), null);
 });

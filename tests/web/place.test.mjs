@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { besides, jointOf } from "../../web/lib/place.js";
+import { besides, inColumns, jointOf } from "../../web/lib/place.js";
 
 const node = (id, outputs, inputs = [], ours = false) => ({
   ...{ id, ours, outputs },
@@ -39,4 +39,28 @@ test("without a model, or with two, nobody can say what is meant", () => {
   assert.equal(jointOf([tuned, node(2, ["LATENT"], [["MODEL", [6, 0]]])], "MODEL"), null, "ours has the adapter already");
   assert.equal(jointOf([CHECKPOINT, node(7, ["MODEL"])], "MODEL"), null);
   assert.equal(jointOf([], "MODEL"), null);
+});
+
+test("columns: each node behind what it uses, short neighbours in one, what grows at its column's end, a preview where there is room", () => {
+  const node = (id, uses, height, more = {}) => ({ id, uses, size: [id === "run" ? 480 : 200, height], ...more });
+  const places = inColumns([
+    node("run", ["update"], 500, { grows: true }),
+    node("lora", ["update"], 80),
+    node("update", ["pictures", "model"], 240),
+    node("preview", ["pictures"], 300, { anywhere: true }),
+    node("pictures", ["model", "reward"], 400),
+    node("reward", [], 100),
+    node("model", ["loader"], 330),
+    node("loader", [], 500),
+  ]);
+  const x = (id) => places.get(id)[0];
+  assert.ok(x("loader") < x("model") && x("model") === x("reward") && x("model") < x("pictures") && x("update") < x("run"));
+  assert.equal(x("pictures"), x("update"), "490 and 330 units fit into one column");
+  assert.deepEqual(places.get("update"), [x("pictures"), 490]);
+  assert.deepEqual([places.get("lora"), places.get("run")], [[x("run"), 0], [x("run"), 170]], "below Save LoRA, where it may grow");
+  assert.deepEqual([places.get("loader"), places.get("preview")], [[0, 0], [0, 590]], "of two that are alike the first");
+});
+
+test("columns end for a graph that uses itself", () => {
+  assert.equal(inColumns([{ id: 1, size: [9, 9], uses: [2] }, { id: 2, size: [9, 9], uses: [1] }]).size, 2);
 });

@@ -69,12 +69,22 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """The groups that are trained on, and those that are not. `held_out` are pairs in every form. `said`: what was left out."""
+    """The groups that are trained on, and those that are not. `held_out` are pairs in every form.
+
+    Attributes:
+        counts: how many of them there are, in words; "" of a folder of pairs.
+        notes: what was left out, and whether what is left is few.
+    """
 
     source: Source
     groups: tuple[Group, ...]
     held_out: tuple[Group, ...]
-    said: str
+    counts: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> str:
+        return ". ".join((self.counts, *self.notes))
 
 
 def of_pairs(folder: PairFolder) -> Plan:
@@ -83,7 +93,7 @@ def of_pairs(folder: PairFolder) -> Plan:
     pictures = {name: Picture(name, path=name) for name in pair_of}
     source = Source(str(folder.path), (), pictures, lambda picture: folder.picture(pair_of[picture.id], picture.id))
     groups = [Group(pair.prompt, (Item(pair.chosen, 1.0), Item(pair.rejected, -1.0))) for pair in folder.pairs]
-    return Plan(source, tuple(groups), (), "")
+    return Plan(source, tuple(groups), ())
 
 
 @functools.cache
@@ -207,21 +217,27 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     used = as_pairs if form == PAIRS else alone
     groups = tuple(group for group in used if not is_held(group))
     held = tuple(group for group in as_pairs if is_held(group))
-    text = f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
+    plan = Plan(
+        source, groups, held, f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
+    )
+    notes = []
     if gone:
-        text += f"; {gone} opinions are about pictures that are gone, changed or cannot be read, and are left out"
+        notes.append(f"{gone} opinions are about pictures that are gone, changed or cannot be read, and are left out")
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
-        text += (
-            f"; {single} pictures have no other one of their prompt to compare with: learn_from = pictures takes them"
+        notes.append(
+            f"{single} pictures have no other one of their prompt to compare with; *learn from: pictures* takes them"
         )
     if len(groups) < LEAST:
         other = "give more opinions" + (
             ", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else ""
         )
+        text = replace(plan, notes=tuple(notes)).said
         raise PairError(f"{source.name}: {text}. That is too few to train on, which takes {LEAST}. Fix: {other}")
     if len(groups) < FEW:
-        text += f". That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
-    return Plan(source, groups, held, text)
+        notes.append(
+            f"That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
+        )
+    return replace(plan, notes=tuple(notes))
 
 
 _sizes: dict[tuple[str, str, int, int], tuple[int, int] | None] = {}  # by picture, path, time and bytes

@@ -34,6 +34,7 @@ MODELS = {
     "flux2_klein": "FLUX.2 klein",
     "flux1": "FLUX.1 dev",
 }
+JUDGE, PREVIEW = "OTCA_RewardSharpness", "PreviewImage"
 PASSES, ITERATIONS = 8, (20, 200)  # over all opinions, and the fewest and most iterations that this may be
 MOST_EVALUATED = 16  # prompts; held-out ones first
 
@@ -50,7 +51,7 @@ class Recipe:
         held_out: pairs that are not.
         forwards: calls that try the network and that the updates take, a backward pass counted as two; without evaluations.
         memory: of the GPU in bytes, in the largest phase; None if it cannot be told.
-        said: in a sentence or two, with what is wrong with so few opinions, or why the memory is not known.
+        said: what was left out, that there are few opinions, how many iterations, why the memory is not known.
     """
 
     graph: dict[str, dict]
@@ -102,7 +103,9 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
     forwards = iterations * 2 * own["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
     memory, unknown = _memory(graph) if model != TEMPLATE else (None, "")  # the tiny model fits everywhere
-    text = f"{planned.said}. {iterations} iterations" + (f". Memory is not known: {unknown}" if unknown else "")
+    text = ". ".join(
+        (*planned.notes, f"{iterations} iterations") + ((f"Memory is not known: {unknown}",) if unknown else ())
+    )
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, text)
 
 
@@ -122,7 +125,7 @@ def _template(model: str) -> dict[str, dict]:
     """The template's graph, with the loaders, the size and the guidance of the model's own one in place of the tiny model's."""
     graph = _read(TEMPLATE)
     if model == TEMPLATE:
-        return _without_judges(graph, {})
+        return _for_a_person(graph, {})
     template = _read(model)
     maker = next(number for number, entry in template.items() if entry["class_type"] == MAKE_NODE)
     sampler = next(entry["inputs"] for entry in template.values() if entry["class_type"] in TRAJECTORY_NODES)
@@ -141,7 +144,7 @@ def _template(model: str) -> dict[str, dict]:
     same = {
         name: sampler[name] for name in ("width", "height", "shift", "guidance", "negative_prompt") if name in sampler
     }
-    return _without_judges(
+    return _for_a_person(
         graph,
         {
             PICTURES_NODE: {**same, "levels": sampler["steps"], "pairs_per_iteration": 2, "batch_size": 1},
@@ -152,15 +155,20 @@ def _template(model: str) -> dict[str, dict]:
     )
 
 
-def _without_judges(graph: dict[str, dict], inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
-    """The graph with these inputs, and without the rewards that judge the template's own pictures."""
-    judges = {number for number, entry in graph.items() if entry["class_type"].startswith("OTCA_Reward")}
-    kept = {number: entry for number, entry in graph.items() if number not in judges}
+def _for_a_person(graph: dict[str, dict], inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
+    """The graph with these inputs, a preview, and one held-out reward in place of those that judge the template's own pictures.
+
+    Nobody knows what the person likes, but a sharpness that moves far says that more changes than was asked for.
+    """
+    judge, *others = (number for number, entry in graph.items() if entry["class_type"].startswith("OTCA_Reward"))
+    kept = {number: entry for number, entry in graph.items() if number not in others}
+    kept[judge] |= {"class_type": JUDGE, "_meta": {"title": "Reward: Sharpness (held out)"}}
     for entry in kept.values():
         entry["inputs"] = {
-            name: value for name, value in entry["inputs"].items() if not (is_link(value) and value[0] in judges)
+            name: value for name, value in entry["inputs"].items() if not (is_link(value) and value[0] in others)
         } | inputs.get(entry["class_type"], {})
-    return kept
+    pictures = next(number for number, entry in kept.items() if entry["class_type"] == PICTURES_NODE)
+    return kept | {str(max(map(int, kept)) + 1): {"class_type": PREVIEW, "inputs": {"images": [pictures, 3]}}}
 
 
 def _memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:

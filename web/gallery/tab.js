@@ -25,6 +25,7 @@ export function setupGallery(comfy) {
         own: false,
         openWorkflow: async (graph, name) => {
           await comfy.openWorkflow(graph, name);
+          comfy.closeSidebar(TAB);
           return t("{name} is open on the canvas.", { name });
         },
       });

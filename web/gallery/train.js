@@ -20,6 +20,12 @@ const TEXT = {
     t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
   memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),
   open: t("Open on the canvas"),
+  heading: t("Learn from my pictures"),
+  gets: (/** @type {string} */ model) => t("Model: {model}. It learns what you like; the result is a LoRA: *Save LoRA*, at the right.", { model }),
+  begin: t("**Press *Train 20*** on *Training Run*. From the third iteration on it says how long the rest takes."),
+  look: t("**What to look at**: *agreement* counts the pairs in which the model prefers what you chose, of pairs that it never sees; half of them is chance. Below are the same prompts before training and now."),
+  judge: t("*sharpness* is not trained on: if it moves far, the pictures change in more than you asked for."),
+  long: t("**For hours**: *Train headless…* in the OTCA tab of the sidebar."),
 };
 
 /**
@@ -35,7 +41,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
   let made = null;
   const open = button("pi-external-link", TEXT.open, async () => {
     try {
-      const where = await openWorkflow({ prompt: made.prompt }, made.name);
+      const where = await openWorkflow({ prompt: made.prompt, note: note(model.selectedOptions[0].text) }, made.name);
       told.replaceChildren(h("li.otca-note", {}, where));
       dialog.close();
     } catch (failure) {
@@ -79,3 +85,10 @@ export async function trainDialog(server, { ids, openWorkflow }) {
     open.disabled = false;
   }
 }
+
+/**
+ * What stands beside the graph, in Markdown.
+ *
+ * @param {string} model
+ */
+const note = (model) => [`# ${TEXT.heading}`, TEXT.gets(model), TEXT.begin, TEXT.look, TEXT.judge, TEXT.long].join("\n\n");

@@ -37,6 +37,22 @@ export function learned(evaluations, name) {
   };
 }
 
+const ENOUGH = 20; // held-out pairs that a standard error says something of
+
+/**
+ * How often the model agreed with opinions that it never saw, in the form of an evaluation: of few pairs how many, without an error.
+ *
+ * @param {Partial<Row>} row
+ * @returns {{mean: number, standard_error: number | null, words: string | null} | null} null: it was not measured there
+ */
+export function agreement(row) {
+  const { "opinions/agreement": mean, "opinions/agreement_error": error, "opinions/held_out": pairs } = row;
+  if (typeof mean !== "number" || !Number.isFinite(mean)) return null;
+  const isFew = typeof pairs === "number" && pairs < ENOUGH;
+  const words = isFew ? t("{right} of {pairs} pairs", { right: significant(mean * pairs), pairs }) : null;
+  return { mean, standard_error: isFew || !Number.isFinite(error) ? null : Number(error), words };
+}
+
 /**
  * The pictures of one strip: those evaluations' grids that show the same prompts and seeds as the last one, and the numbers of at
  * most `most` pictures in each, spread over all.

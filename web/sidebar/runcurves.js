@@ -4,6 +4,7 @@ import { OBJECTIVES } from "../lib/color.js";
 import { errorBars, runningMean } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
+import { agreement } from "../lib/learned.js";
 import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { h, section } from "./dom.js";
@@ -22,9 +23,9 @@ const TEXT = {
 };
 
 /** Small charts beside those of the rewards: title and metrics. `ifAny`: there is none where the metric was always zero. */
-/** @type {{title: string, lines: Record<string, string>, ifAny?: boolean, error?: string}[]} `error`: it is measured now and then, with that standard error */
+/** @type {{title: string, lines: Record<string, string>, ifAny?: boolean, model?: (data: RunData) => object}[]} `model`: of what is measured now and then */
 const TRAINING_CHARTS = [
-  { title: t("Agrees with held-out opinions"), lines: { "opinions/agreement": "" }, error: "opinions/agreement_error" },
+  { title: t("Agrees with held-out opinions"), lines: { "opinions/agreement": "" }, model: agreementModel },
   { title: t("Clip fraction"), lines: { "clip/high": t("above"), "clip/low": t("below") } },
   { title: t("Clip fraction"), lines: { "matching/clip_high": t("above"), "matching/clip_low": t("below") } },
   { title: t("Error of the matched velocity"), lines: { "matching/residual": "" } },
@@ -70,10 +71,10 @@ export function curveSections(samples) {
       const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
       return { drawn, model: rewardModel(panel, color) };
     });
-    const training = trainingCharts(figures).map(({ title, keys, lines, error }) => {
+    const training = trainingCharts(figures).map(({ title, keys, lines, model }) => {
       const colors = [OBJECTIVES[4], OBJECTIVES[5]];
       const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-      return { drawn: lineChart({ title, legend }), model: error ? measuredModel(keys[0], error) : trainingModel(keys, lines, colors) };
+      return { drawn: lineChart({ title, legend }), model: model ?? trainingModel(keys, lines, colors) };
     });
     const time = secondsCharts(all);
     const steps = creditSteps([all]);
@@ -178,22 +179,18 @@ function rewardModel({ name, key }, color) {
   };
 }
 
-/**
- * What is measured in some iterations only, with its standard error.
- *
- * @param {string} key
- * @param {string} error
- */
-function measuredModel(key, error) {
-  return (/** @type {RunData} */ { figures }) => {
-    const [iterations, means, errors] = ["iteration", key, error].map((name) => figures.column(name));
-    const at = [...means.keys()].filter((row) => Number.isFinite(means[row]));
-    const dots = at.map((row) => {
-      const [mean, spread] = [means[row], errors[row] || 0]; // one prompt alone has no error
-      return { iteration: iterations[row], mean, error: spread, low: mean - spread, high: mean + spread };
-    });
-    return { xs: dots.map(({ iteration }) => iteration), lines: [], dots, rest: significant(dots.at(-1)?.mean) };
-  };
+const AGREEMENT = ["iteration", "opinions/agreement", "opinions/agreement_error", "opinions/held_out"];
+
+/** @param {RunData} data */
+function agreementModel({ figures }) {
+  const columns = AGREEMENT.map((name) => figures.column(name));
+  const measured = [...columns[0]].flatMap((iteration, row) => {
+    const agreed = agreement(Object.fromEntries(AGREEMENT.map((name, at) => [name, columns[at][row]])));
+    return agreed ? [{ iteration, ...agreed }] : [];
+  });
+  const dots = measured.map(({ iteration, mean, standard_error: error }) => ({ iteration, mean, error: error ?? 0, low: mean - (error ?? 0), high: mean + (error ?? 0) }));
+  const last = measured.at(-1);
+  return { xs: dots.map(({ iteration }) => iteration), lines: [], dots, rest: last?.words ?? significant(last?.mean) };
 }
 
 /**

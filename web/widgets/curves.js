@@ -4,7 +4,7 @@ import { OBJECTIVES } from "../lib/color.js";
 import { decimate, dotPath, errorBars, extent, linePath, lonePoints, niceTicks, padded, runningMean, scale, tickLabel } from "../lib/curves.js";
 import { count, significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
-import { learned, secondsToCome } from "../lib/learned.js";
+import { agreement, learned, secondsToCome } from "../lib/learned.js";
 import { beginFrom, resumeOnCanvas } from "../lib/newrun.js";
 import { formatDuration, mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
@@ -221,22 +221,27 @@ class Curves {
   }
 
   draw() {
-    const panels = rewardPanels(this.rows, this.evaluations).map((panel) => ({ ...panel, evaluations: this.evaluations }));
-    const agreement = agreements(this.rows);
-    if (agreement.length) panels.push({ name: TEXT.agreement, heldOut: true, key: "", evaluations: agreement });
+    const panels = rewardPanels(this.rows, this.evaluations);
+    const agreed = this.rows.flatMap((row) => {
+      const measured = agreement(row);
+      return measured ? [{ iteration: row.iteration, measured }] : [];
+    });
+    const last = agreed.at(-1);
+    const evaluations = agreed.map(({ iteration, measured }) => ({ iteration, rewards: { [TEXT.agreement]: { std: null, held_out: true, ...measured } } }));
     this.entitle();
     this.list.replaceChildren(
-      ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
+      ...panels.map((panel, index) => this.entry({ ...panel, evaluations: this.evaluations }, OBJECTIVES[index % OBJECTIVES.length])),
     );
-    this.legend.hidden = !panels.length;
+    if (last) this.list.append(this.entry({ name: TEXT.agreement, heldOut: true, key: "", evaluations, words: last.measured.words }, OBJECTIVES[panels.length % OBJECTIVES.length]));
+    this.legend.hidden = !panels.length && !last;
     this.comfy.growNode(this.node);
   }
 
   /**
-   * @param {{name: string, heldOut: boolean, key: string, evaluations: Evaluation[]}} panel
+   * @param {{name: string, heldOut: boolean, key: string, evaluations: Evaluation[], words?: string | null}} panel `words`: in place of the latest value
    * @param {string} color
    */
-  entry({ name, heldOut, key, evaluations }, color) {
+  entry({ name, heldOut, key, evaluations, words }, color) {
     const xs = series(this.rows, "iteration");
     const ys = series(this.rows, key);
     const means = runningMean(ys);
@@ -293,7 +298,7 @@ class Curves {
         "p.otca-curves-name",
         { title: name },
         `${name} `,
-        h("span.otca-curves-value", {}, progress?.ends ?? latest),
+        h("span.otca-curves-value", {}, words ?? progress?.ends ?? latest),
         heldOut && h("span.otca-badge", {}, TEXT.heldOut),
       ),
       progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone, title: progress.inPoints ? TEXT.points : "" }, progress.rise),
@@ -301,17 +306,4 @@ class Curves {
       iterations,
     );
   }
-}
-
-/**
- * How often the model agreed with opinions that it never saw, where that was measured, in the form of evaluations.
- *
- * @param {Row[]} rows
- * @returns {Evaluation[]}
- */
-function agreements(rows) {
-  return rows.flatMap((row) => {
-    const { iteration, "opinions/agreement": mean, "opinions/agreement_error": error } = row;
-    return typeof mean === "number" ? [{ iteration, rewards: { [TEXT.agreement]: { mean, std: null, standard_error: error ?? null, held_out: true } } }] : [];
-  });
 }

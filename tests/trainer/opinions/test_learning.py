@@ -39,7 +39,7 @@ def planned(gallery):
         for prompt, better, worse in zip(prompts, ids[::2], ids[1::2], strict=True)
     ]
     source = Source("test", (), gallery.store.pictures(), read_picture)
-    return Plan(source, tuple(groups[:3]), tuple(groups[3:]), "")
+    return Plan(source, tuple(groups[:3]), tuple(groups[3:]))
 
 
 HOW = {"form": "pairs", "count": 3, "index": 1, "shuffle": False, "seed": 5}
