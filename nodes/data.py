@@ -236,5 +236,5 @@ class MyPictures(PreferencePairs):
         from ..trainer.opinions import plan
 
         planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
-        plan.say(planned.said)
+        plan.say(". ".join(planned.notes))
         return planned, learn_from

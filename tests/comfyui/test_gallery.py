@@ -8,7 +8,6 @@ import pytest
 
 from comfyui_otca.tests.comfyui.test_accessibility import AXE, HOW, axe_core
 from comfyui_otca.tests.page.strange_pictures import SCRIPT, graph, png, strange
-from comfyui_otca.tools.canvases.templates import TEMPLATES
 from comfyui_otca.trainer.opinions.store import FILE, Store
 
 PROMPTS = ["a cat", "a castle", SCRIPT]
@@ -259,28 +258,29 @@ def test_train_on_these_shows_all_that_a_training_needs_at_first_sight(canvas, p
     """Note, preview, a held-out reward, Training Run with its button: ComfyUI lays an API graph out in a row."""
     before = canvas.page.viewport_size
     canvas.page.set_viewport_size({"width": 1400, "height": 900})
-    say = """async () => {
+    canvas.page.evaluate("""async () => {
         const list = async () => (await (await fetch("/otca/gallery/list?words=gallery_%20ca")).json()).ids;
         let ids = await list(); // of cats and castles
         while (ids.length < 16) ids = await list();
-        for (const [number, id] of ids.entries()) await fetch("/otca/gallery/say", { method: "POST", headers: { "Content-Type": "application/json" },
-            body: JSON.stringify({ id: crypto.randomUUID().replaceAll("-", ""), kind: "thumb", picture: id, other: "", value: number % 2 ? 1 : -1 }) });
-    }"""
-    canvas.page.evaluate(say)
+        for (const [number, picture] of ids.entries()) {
+            const id = crypto.randomUUID().replaceAll("-", "");
+            const body = JSON.stringify({ id, kind: "thumb", picture, value: number % 2 ? 1 : -1 });
+            await fetch("/otca/gallery/say", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+        }
+    }""")
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.wait_for_function(f"({TILES})() > 2")
     canvas.page.locator(".otca-gallery").get_by_role("button", name="Train on these").click()
     canvas.page.get_by_role("button", name="Open on the canvas").click()
     canvas.wait("""() => {
-        const { ds, canvas: screen } = app.canvas;
-        const parts = ["MarkdownNote", "PreviewImage", "OTCA_RewardSharpness", "OTCA_TrainingRun"].map(type => app.graph.nodes.find(node => node.type === type));
-        return !document.querySelector(".otca-gallery") && parts.every(node => {
-            if (!node) return false;
-            const [left, top] = [0, 1].map(side => (node.pos[side] + ds.offset[side]) * ds.scale);
-            return left >= 0 && top >= 0 && left + node.size[0] * ds.scale <= screen.clientWidth && top + node.size[1] * ds.scale <= screen.clientHeight;
-        });
+        const { ds, canvas: screen } = app.canvas, { nodes } = app.graph, sides = [0, 1];
+        const end = (node, side) => node.pos[side] + node.size[side];
+        const isBefore = (one, other) => sides.some(side => end(one, side) <= other.pos[side]);
+        const apart = (one, other) => one === other || isBefore(one, other) || isBefore(other, one);
+        const page = [screen.clientWidth, screen.clientHeight];
+        const isSeen = type => nodes.some(node => node.type === type && sides.every(side =>
+            node.pos[side] >= -ds.offset[side] && (end(node, side) + ds.offset[side]) * ds.scale <= page[side]));
+        return !document.querySelector(".otca-gallery") && nodes.every(one => nodes.every(other => apart(one, other)))
+            && ["MarkdownNote", "PreviewImage", "OTCA_RewardColorfulness", "OTCA_TrainingRun"].every(isSeen);
     }""")
-    apart = """() => app.graph.nodes.every(one => app.graph.nodes.every(other => one === other ||
-        [0, 1].some(side => one.pos[side] + one.size[side] <= other.pos[side] || other.pos[side] + other.size[side] <= one.pos[side])))"""
-    canvas.wait(apart)
     canvas.page.set_viewport_size(before)

@@ -71,20 +71,13 @@ class Group:
 class Plan:
     """The groups that are trained on, and those that are not. `held_out` are pairs in every form.
 
-    Attributes:
-        counts: how many of them there are, in words; "" of a folder of pairs.
-        notes: what was left out, and whether what is left is few.
+    `notes`: how many there are; then what was left out, and whether what is left is few.
     """
 
     source: Source
     groups: tuple[Group, ...]
     held_out: tuple[Group, ...]
-    counts: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def said(self) -> str:
-        return ". ".join((self.counts, *self.notes))
 
 
 def of_pairs(folder: PairFolder) -> Plan:
@@ -217,27 +210,21 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     used = as_pairs if form == PAIRS else alone
     groups = tuple(group for group in used if not is_held(group))
     held = tuple(group for group in as_pairs if is_held(group))
-    plan = Plan(
-        source, groups, held, f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"
-    )
-    notes = []
+    notes = [f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"]
     if gone:
         notes.append(f"{gone} opinions are about pictures that are gone, changed or cannot be read, and are left out")
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
-        notes.append(
-            f"{single} pictures have no other one of their prompt to compare with; *learn from: pictures* takes them"
-        )
+        notes.append(f"{single} pictures have no other one of their prompt; *learn from: pictures* takes them")
     if len(groups) < LEAST:
         other = "give more opinions" + (
             ", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else ""
         )
-        text = replace(plan, notes=tuple(notes)).said
-        raise PairError(f"{source.name}: {text}. That is too few to train on, which takes {LEAST}. Fix: {other}")
-    if len(groups) < FEW:
-        notes.append(
-            f"That is few: below {FEW} a training mostly learns these pictures by heart, and not what you like"
+        raise PairError(
+            f"{source.name}: {'. '.join(notes)}. That is too few to train on, which takes {LEAST}. Fix: {other}"
         )
-    return replace(plan, notes=tuple(notes))
+    if len(groups) < FEW:
+        notes.append(f"That is few: below {FEW} a training learns these pictures by heart, and not what you like")
+    return Plan(source, groups, held, tuple(notes))
 
 
 _sizes: dict[tuple[str, str, int, int], tuple[int, int] | None] = {}  # by picture, path, time and bytes

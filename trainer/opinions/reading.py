@@ -155,7 +155,11 @@ def _read(path: Path, state: tuple[int, int]) -> PairFolder:
     if not pairs:
         raise PairError(f"{source} has no pair. Fix: write one pair a line")
     folder = PairFolder(path, tuple(pairs), source)
-    _check_files(folder)
+    # By their names alone. What is in them is seen when they are read.
+    missing = folders.missing(folder.path, {name for pair in folder.pairs for name in pair.files})
+    for pair in folder.pairs if missing else ():
+        for name in missing.intersection(pair.files):
+            raise folder.error(pair, name, "is not there")
     return folder
 
 
@@ -235,14 +239,6 @@ def _check_name(key: str, name: object) -> None:
         raise ValueError(f"has {key} = {shown(name)}: {error}") from error
     if not permissions.is_plain(name):
         raise ValueError(f"has {key} = {shown(name)}, which leads out of its folder")
-
-
-def _check_files(folder: PairFolder) -> None:
-    """By their names alone. What is in them is seen when they are read."""
-    missing = folders.missing(folder.path, {name for pair in folder.pairs for name in pair.files})
-    for pair in folder.pairs if missing else ():
-        for name in missing.intersection(pair.files):
-            raise folder.error(pair, name, "is not there")
 
 
 def _sentence(wrong: str) -> str:

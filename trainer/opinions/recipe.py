@@ -34,7 +34,6 @@ MODELS = {
     "flux2_klein": "FLUX.2 klein",
     "flux1": "FLUX.1 dev",
 }
-JUDGE, PREVIEW = "OTCA_RewardSharpness", "PreviewImage"
 PASSES, ITERATIONS = 8, (20, 200)  # over all opinions, and the fewest and most iterations that this may be
 MOST_EVALUATED = 16  # prompts; held-out ones first
 
@@ -102,10 +101,12 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     levels = min(update["sampled_steps"] or own["levels"], own["levels"])
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
     forwards = iterations * 2 * own["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
-    memory, unknown = _memory(graph) if model != TEMPLATE else (None, "")  # the tiny model fits everywhere
-    text = ". ".join(
-        (*planned.notes, f"{iterations} iterations") + ((f"Memory is not known: {unknown}",) if unknown else ())
-    )
+    said, memory = [*planned.notes[1:], f"{iterations} iterations"], None
+    try:
+        memory = needs.read(graph)[0].needs.total if model != TEMPLATE else None  # the tiny model fits everywhere
+    except ValueError as error:
+        said.append(f"Memory is not known: {error}")
+    text = ". ".join(said)
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, text)
 
 
@@ -125,7 +126,7 @@ def _template(model: str) -> dict[str, dict]:
     """The template's graph, with the loaders, the size and the guidance of the model's own one in place of the tiny model's."""
     graph = _read(TEMPLATE)
     if model == TEMPLATE:
-        return _for_a_person(graph, {})
+        return _for_own_pictures(graph, {})
     template = _read(model)
     maker = next(number for number, entry in template.items() if entry["class_type"] == MAKE_NODE)
     sampler = next(entry["inputs"] for entry in template.values() if entry["class_type"] in TRAJECTORY_NODES)
@@ -144,7 +145,7 @@ def _template(model: str) -> dict[str, dict]:
     same = {
         name: sampler[name] for name in ("width", "height", "shift", "guidance", "negative_prompt") if name in sampler
     }
-    return _for_a_person(
+    return _for_own_pictures(
         graph,
         {
             PICTURES_NODE: {**same, "levels": sampler["steps"], "pairs_per_iteration": 2, "batch_size": 1},
@@ -155,25 +156,13 @@ def _template(model: str) -> dict[str, dict]:
     )
 
 
-def _for_a_person(graph: dict[str, dict], inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
-    """The graph with these inputs, a preview, and one held-out reward in place of those that judge the template's own pictures.
-
-    Nobody knows what the person likes, but a sharpness that moves far says that more changes than was asked for.
-    """
-    judge, *others = (number for number, entry in graph.items() if entry["class_type"].startswith("OTCA_Reward"))
-    kept = {number: entry for number, entry in graph.items() if number not in others}
-    kept[judge] |= {"class_type": JUDGE, "_meta": {"title": "Reward: Sharpness (held out)"}}
+def _for_own_pictures(graph: dict[str, dict], inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
+    """The graph with these inputs and a preview, without the reward that knows what the template's own pictures show."""
+    judges = {number for number, entry in graph.items() if entry["class_type"] == "OTCA_RewardShapesAccuracy"}
+    kept = {number: entry for number, entry in graph.items() if number not in judges}
     for entry in kept.values():
         entry["inputs"] = {
-            name: value for name, value in entry["inputs"].items() if not (is_link(value) and value[0] in others)
+            name: value for name, value in entry["inputs"].items() if not (is_link(value) and value[0] in judges)
         } | inputs.get(entry["class_type"], {})
-    pictures = next(number for number, entry in kept.items() if entry["class_type"] == PICTURES_NODE)
-    return kept | {str(max(map(int, kept)) + 1): {"class_type": PREVIEW, "inputs": {"images": [pictures, 3]}}}
-
-
-def _memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:
-    """Bytes of the largest phase, or None and why."""
-    try:
-        return needs.read(graph)[0].needs.total, ""
-    except ValueError as error:
-        return None, str(error)
+    own = next(number for number, entry in kept.items() if entry["class_type"] == PICTURES_NODE)
+    return kept | {str(max(map(int, kept)) + 1): {"class_type": "PreviewImage", "inputs": {"images": [own, 3]}}}

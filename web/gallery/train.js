@@ -24,7 +24,7 @@ const TEXT = {
   gets: (/** @type {string} */ model) => t("Model: {model}. It learns what you like; the result is a LoRA: *Save LoRA*, at the right.", { model }),
   begin: t("**Press *Train 20*** on *Training Run*. From the third iteration on it says how long the rest takes."),
   look: t("**What to look at**: *agreement* counts the pairs in which the model prefers what you chose, of pairs that it never sees; half of them is chance. Below are the same prompts before training and now."),
-  judge: t("*sharpness* is not trained on: if it moves far, the pictures change in more than you asked for."),
+  judge: t("*colorfulness* is not trained on: if it moves far, the pictures change in more than you asked for."),
   long: t("**For hours**: *Train headless…* in the OTCA tab of the sidebar."),
 };
 

@@ -72,7 +72,7 @@ def test_pictures_that_are_gone_or_changed_are_left_out_and_counted(gallery):
     Image.new("RGB", (40, 24)).save(gallery.folder / "3.png")
     found = made()
     assert names(found.groups) == list(zip(ids[4::2], ids[5::2], strict=True))
-    assert "2 opinions are about pictures that are gone" in found.said and "That is few" in found.said
+    assert "2 opinions are about pictures that are gone" in found.notes[1] and "That is few" in found.notes[2]
 
 
 def test_a_moved_picture_is_found_again_once_its_new_path_is_known(gallery):
