@@ -33,7 +33,7 @@ from ..trainer.run.folder import CHECKPOINTS, WORKFLOW, RunError, read_own
 from ..trainer.run.held import Asked, Held, Taken, close_run, hold, is_free, judge, keep_open, run_at, run_of
 from ..trainer.run.record import Run
 from ..trainer.run.status import CANVAS
-from ..trainer.types import RunSettings
+from ..trainer.types import TRAJECTORY_NODES, RunSettings
 from ..trainer.workflow import lineage
 from . import here
 
@@ -194,6 +194,8 @@ def coming(graph: Mapping, node: str) -> Coming:
     """Which run the next prompt of this graph would go on with, as `take_up` would decide it. Raises RunError as that does."""
     wish = _asked(graph, node)
     loader = lineage.loader_above(graph, node)
+    for above in filter(lambda above: graph[above]["class_type"] in TRAJECTORY_NODES, lineage.above(graph, node)):
+        _run_node(graph, above)
     resumed = lineage.constants(graph[loader]).get("resume_run") if loader is not None else None
     own = wish[0] if resumed == graph[node]["inputs"]["run_name"] else _own(wish)
     if own is not None and (iteration := _stands_at(own)):

@@ -73,6 +73,7 @@ def scores(
     thumbnails: dict | None,
     standings: Tensor | None = None,
     places: list[int] | None = None,
+    totals: Tensor | None = None,
     names: Sequence[str] = (),
     said: Sequence[str] = (),
     beside: Sequence[int | None] = (),
@@ -81,7 +82,7 @@ def scores(
 
     Args:
         standings: [B, K + H]; None: those within the groups.
-        places: of a ranking.
+        places, totals: of a ranking; the sums [B] that it is by.
         names: of the pictures, if they have any.
         said: what a human should know of it.
         beside: of each group, the number in the thumbnails of the picture that was edited; None: it has none.
@@ -106,6 +107,7 @@ def scores(
         "thumbnail_size": THUMBNAIL_SIZE,
         "thumbnail_columns": THUMBNAIL_COLUMNS,
         "places": places,
+        "totals": None if totals is None else numbers(totals),
         "files": list(names),
         "said": list(said),
         "beside": list(beside),

@@ -81,7 +81,9 @@ class TCDWeights(_Credit):
         ),
         "model": socket("OTCA_MODEL").tip("The model that sampled. Every measure of progress but latents needs it."),
         "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. The measure measured_gain needs them."),
-        "features": text("shapes-clip", suggest="encoders", label="image encoder", names=Naming(ENCODER)).tip(
+        "features": text(
+            "shapes-clip", suggest="encoders", label="image encoder", names=Naming(ENCODER), advanced=True
+        ).tip(
             "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
             "of one, or a hub id in the local cache."
         ),

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def make(workflow: Workflow, run: Path, target: Path) -> list[str]:
     files = adapters(run)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output {target} is not an empty folder. Fix: choose another --output, or remove it")
-    collected = contents.collect(contents.begun_from_runs(workflow))
+    collected = replace(contents.collect(contents.begun_from_runs(workflow)), run_name=run.resolve().name)
     history, evaluations = read_lines(run / METRICS), read_lines(run / EVALUATIONS)
     trained = bases(collected)
     target.parent.mkdir(parents=True, exist_ok=True)

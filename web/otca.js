@@ -106,7 +106,7 @@ const foreseeSoon = soon(async () => {
   const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
   const coming = Object.values(runs);
   if (coming.length) comfy.goOnAt(coming.flatMap(({ at = [] }) => at));
-  for (const [id, run] of Object.entries(runs)) deliver("coming", run, id);
+  for (const { id } of comfy.allNodes()) deliver("coming", runs[id] ?? {}, id);
 });
 // Once ComfyUI has opened its own graph: what is opened before that, it replaces.
 const openLeftSoon = soon(() => openWhatWasLeft(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)));

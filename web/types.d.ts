@@ -227,6 +227,7 @@ interface Scores {
   thumbnails: PictureFile | null;
   thumbnail_columns: number;
   places?: number[] | null; // [B], of a ranking
+  totals?: Value[] | null; // [B], the sums that it is by
   files?: string[]; // [B], of a ranking of a folder
   said?: string[]; // what was left out, and what was saved
   beside?: (number | null)[]; // of each group: where in the thumbnails the picture is that was edited

@@ -211,5 +211,5 @@ class ScoreImages(_AsksRewards):
             *(ranked.columns(), ranked.totals.tolist(), ranked.places),
             self.table(ranked.as_one_group(), stills),
         )
-        more = {"standings": ranked.standings, "places": ranked.places, "names": names, "said": notes}
-        return self.shown(node_id, outputs, ranked.scores, stills, **more)
+        more = {"standings": ranked.standings, "places": ranked.places, "totals": ranked.totals, "said": notes}
+        return self.shown(node_id, outputs, ranked.scores, stills, names=names, **more)

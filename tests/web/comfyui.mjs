@@ -20,7 +20,7 @@ export const app = {
 
 globalThis.window ??= globalThis;
 globalThis.requestAnimationFrame ??= () => 0;
-globalThis.localStorage ??= { getItem: () => null };
+globalThis.localStorage ??= { getItem: () => null, setItem() {} };
 import "./page.mjs"; // before all else: a channel that does not keep the process alive
 globalThis.LGraphCanvas = { link_type_colors: {} };
 

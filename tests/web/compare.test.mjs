@@ -5,7 +5,7 @@ import { curveOf, differingSettings, sharedIterations, sharedMetrics, sharedPict
 
 const evaluation = (iteration, means) => ({
   iteration,
-  rewards: Object.fromEntries(Object.entries(means).map(([name, mean]) => [name, { mean }])),
+  rewards: Object.fromEntries(Object.entries(means).map(([name, mean]) => [name, { mean, standard_error: 0.1 }])),
 });
 
 test("metrics that all runs have, evaluations first", () => {
@@ -37,9 +37,9 @@ test("a curve by iteration, and by the seconds that the iterations took", () => 
 });
 
 test("an evaluation stands where the iterations before it ended", () => {
-  assert.deepEqual(curveOf(FIGURES, "evaluation/clip", false), { xs: [0, 3, 4], ys: [1, 2, 3] });
-  assert.deepEqual(curveOf(FIGURES, "evaluation/clip", true), { xs: [0, 2, 5], ys: [1, 2, 3] });
-  assert.deepEqual(curveOf(FIGURES, "evaluation/acc", true), { xs: [2], ys: [7] });
+  assert.deepEqual(curveOf(FIGURES, "evaluation/clip", false), { xs: [0, 3, 4], ys: [1, 2, 3], errors: [0.1, 0.1, 0.1] });
+  assert.deepEqual(curveOf(FIGURES, "evaluation/clip", true), { xs: [0, 2, 5], ys: [1, 2, 3], errors: [0.1, 0.1, 0.1] });
+  assert.deepEqual(curveOf(FIGURES, "evaluation/acc", true), { xs: [2], ys: [7], errors: [0.1] });
 });
 
 test("pictures of the same prompt and seed", () => {

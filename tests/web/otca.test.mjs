@@ -107,7 +107,7 @@ test("Save LoRA says on itself which file it wrote", async () => {
   node.onExecuted(null);
   assert.equal(node.roots.length, 1);
   const [line] = node.roots[0].all("otca-owner");
-  assert.equal(line.textContent, "Saved: mine-2.safetensors, low.safetensors");
+  assert.equal(line.textContent, "Saved: loras/mine-2.safetensors, loras/low.safetensors");
   assert.match(line.title, /^.models.loras.mine-2/);
 });
 

@@ -112,7 +112,7 @@ def check(model: NativeModel, trajectories: Trajectories) -> None:
                 f"{'off' if model.checkpointing else 'on'}, memory to auto, or load the weights in another precision"
             )
         else:
-            logger.info("%s: its gradient is right within %.1e (%s)", kind, comparison.error, figures)
+            logger.info("%s: the gradient agrees with finite differences within %.1e", kind, comparison.error)
 
 
 def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int) -> Comparison:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -65,10 +66,14 @@ def _begin_tensorboard(folder: Path, purge: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        fix = extras.command("tensorboard")
-        logger.info("%s is not written: tensorboard cannot be imported (%s). Fix: %s", folder, error, fix)
+        _say_once(
+            f"no run is written for TensorBoard: it cannot be imported ({error}). Fix: {extras.command('tensorboard')}"
+        )
         return None
     return SummaryWriter(str(folder), purge_step=purge)
+
+
+_say_once = functools.cache(logger.info)
 
 
 def _begin_wandb(folder: Path, project: str, settings: Mapping):

@@ -5,6 +5,7 @@ import { t } from "../lib/language.js";
 const CHANNEL = "otca.gallery";
 const LEFT = "otca.gallery.open"; // in the browser's store, for a page that is being opened
 const ANSWER_MS = 1000;
+export const PALETTE = "otca.gallery.palette"; // there, too: "dark" or "light", as ComfyUI's page is
 
 /**
  * @param {SavedGraph} graph

@@ -1,7 +1,7 @@
 // @ts-check
 /** The gallery's tab in ComfyUI's sidebar. */
 import { t } from "../lib/language.js";
-import { openForGallery } from "./canvas.js";
+import { PALETTE, openForGallery } from "./canvas.js";
 import { galleryView } from "./view.js";
 
 const TAB = "otca-gallery";
@@ -38,4 +38,7 @@ export function setupGallery(comfy) {
     },
   });
   openForGallery(comfy);
+  const keep = () => localStorage.setItem(PALETTE, document.body.classList.contains("dark-theme") ? "dark" : "light");
+  comfy.onTheme(keep);
+  keep();
 }

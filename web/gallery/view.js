@@ -34,7 +34,7 @@ const TEXT = {
     ["something", t("some")],
     ["liked", t("liked")],
     ["disliked", t("disliked")],
-    ...[5, 4, 3, 2, 1].map((least) => [`stars${least}`, t("{least} stars or more", { least })]),
+    ...[5, 4, 3, 2, 1].map((least) => [`stars${least}`, least === 5 ? t("5 stars") : least === 1 ? t("any stars") : t("{least} stars or more", { least })]),
   ]),
   model: t("Model"),
   anyModel: t("any"),

@@ -51,7 +51,7 @@ function inAll([first, ...others]) {
  * @param {Figures} figures with "seconds/iteration", and the figure unless evaluations have it
  * @param {string} key
  * @param {boolean} bySeconds
- * @returns {{xs: number[], ys: Value[]}}
+ * @returns {{xs: number[], ys: Value[], errors?: number[]}} `errors`: standard errors of evaluations
  */
 export function curveOf({ iterations, columns, evaluations }, key, bySeconds) {
   const seconds = bySeconds ? sums(columns["seconds/iteration"] ?? iterations.map(() => null)) : [];
@@ -64,7 +64,7 @@ export function curveOf({ iterations, columns, evaluations }, key, bySeconds) {
     while (done < iterations.length && iterations[done] <= iteration) done += 1;
     return done ? seconds[done - 1] : 0;
   });
-  return { xs, ys: rows.map(({ rewards }) => rewards[name].mean) };
+  return { xs, ys: rows.map(({ rewards }) => rewards[name].mean), errors: rows.map(({ rewards }) => rewards[name].standard_error ?? 0) };
 }
 
 /** @param {Value[]} values */

@@ -7,6 +7,7 @@ import { cutsView } from "./cuts.js";
 import { openDialog } from "./dialogs.js";
 import { h, section, setText } from "./dom.js";
 import { overlayChart } from "./overlay.js";
+import { chartName } from "./runcurves.js";
 
 const TEXT = {
   title: t("Compare runs"),
@@ -19,6 +20,7 @@ const TEXT = {
     held_out: t("Held out"),
     other: t("Training"),
   }),
+  each: (/** @type {string} */ name) => t("{name}, each iteration", { name }),
   iterations: t("iterations"),
   seconds: t("seconds of training"),
   noMetric: t("These runs have no figure in common yet."),
@@ -112,7 +114,7 @@ function curvesPart(comfy, compared) {
   const metrics = sharedMetrics(compared);
   const metric = choice(TEXT.metric, [], () => show());
   for (const [kind, label] of Object.entries(TEXT.kinds)) {
-    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, text));
+    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, kind === "reward" ? TEXT.each(text) : chartName(key) ?? text));
     if (options.length) metric.append(h("optgroup", { label }, options));
   }
   const axis = choice(TEXT.axis, [["iterations", TEXT.iterations], ["seconds", TEXT.seconds]], () => show());

@@ -17,7 +17,7 @@ const HEIGHT = 280;
 /**
  * One run's curve. `dots`: its points are few, and each is an evaluation; else they are iterations, drawn thin beneath their mean.
  *
- * @typedef {{name: string, color: string, xs: number[], ys: Value[], dots: boolean}} Curve
+ * @typedef {{name: string, color: string, xs: number[], ys: Value[], dots: boolean, errors?: number[]}} Curve
  */
 
 /** A chart of `model.curves`; `bySeconds` says what the x axis counts. */
@@ -25,7 +25,7 @@ export function overlayChart() {
   return chart(
     (svg, /** @type {{rest: string, curves: Curve[], bySeconds: boolean}} */ { curves, bySeconds }, width, height) => {
       const xDomain = extent(curves.flatMap(({ xs }) => [xs[0], xs[xs.length - 1]].filter(Number.isFinite)));
-      const yRange = extent(curves.flatMap(({ ys }) => extent(ys) ?? []));
+      const yRange = extent(curves.flatMap(({ ys, errors = [] }) => extent(ys.flatMap((y, index) => (y === null ? [] : [y - (errors[index] ?? 0), y + (errors[index] ?? 0)]))) ?? []));
       if (!xDomain || !yRange) return null;
       const shownX = xDomain[0] === xDomain[1] ? padded(xDomain) : xDomain;
       const toX = scale(shownX, [MARGIN.left, width - MARGIN.right]);
@@ -42,9 +42,12 @@ export function overlayChart() {
       };
       for (const curve of curves) if (!curve.dots) draw("path.otca-line.otca-thin", curve, curve.ys);
       for (const curve of curves) draw("path.otca-line", curve, curve.dots ? curve.ys : runningMean(curve.ys));
-      for (const { xs, ys, color } of curves.filter(({ dots }) => dots)) {
+      for (const { xs, ys, color, errors = [] } of curves.filter(({ dots }) => dots)) {
         ys.forEach((y, index) => {
-          if (y !== null) svg.append(s("circle", { cx: toX(xs[index]), cy: toY(y), r: 2.8, fill: color }));
+          if (y === null) return;
+          const x = toX(xs[index]);
+          svg.append(s("circle", { cx: x, cy: toY(y), r: 2.8, fill: color }));
+          svg.append(s("line.otca-error-bar", { x1: x, x2: x, y1: toY(y - errors[index]), y2: toY(y + errors[index]), stroke: color }));
         });
       }
       const span = shownX[1] - shownX[0];

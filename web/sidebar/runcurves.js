@@ -36,6 +36,12 @@ const TRAINING_CHARTS = [
   { title: t("KL to the sampling policy"), lines: { "kl/approx": "" }, ifAny: true },
 ];
 
+/** @param {string} key of a metric: the name of its chart and line, if it has one */
+export function chartName(key) {
+  const chart = TRAINING_CHARTS.find(({ lines }) => key in lines);
+  return chart && [chart.title, chart.lines[key]].filter(Boolean).join(", ");
+}
+
 /** @param {RunData["figures"]} figures */
 function trainingCharts(figures) {
   return TRAINING_CHARTS.map((chart) => {
@@ -78,7 +84,7 @@ export function curveSections(samples) {
     });
     const time = secondsCharts(all);
     const steps = creditSteps([all]);
-    const credit = steps.length === 0 ? null : {
+    const credit = !isWeighted(figures, steps) ? null : {
       drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
       model: (/** @type {RunData} */ { figures }) => ({
         xs: figures.column("iteration"),
@@ -94,7 +100,7 @@ export function curveSections(samples) {
         {},
         entries.map(({ drawn }) => drawn.element),
       );
-    element.replaceChildren(section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)), samples);
+    element.replaceChildren(rewards.length ? section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)) : "", samples);
     if (credit) element.append(h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)));
     if (training.length) element.append(section(TEXT.training, null, grid(training)));
     element.append(...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)));
@@ -116,7 +122,7 @@ export function curveSections(samples) {
         trainingCharts(figures).map(({ keys }) => keys),
         phases([all]),
         timedRewards([all]),
-        creditSteps([all]),
+        isWeighted(figures, creditSteps([all])),
       ]);
       if (wanted !== layout) build(all, data);
       layout = wanted;
@@ -125,6 +131,14 @@ export function curveSections(samples) {
     dispose: () => charts.forEach(({ drawn }) => drawn.dispose()),
   };
 }
+
+/**
+ * Whether the steps ever weighed unlike: of pictures that were there already all count alike.
+ *
+ * @param {RunData["figures"]} figures
+ * @param {number[]} steps
+ */
+const isWeighted = (figures, steps) => steps.some((step) => figures.column(`credit/step/${step}`).some((weight) => Math.abs(weight - 1) > 1e-6));
 
 /**
  * Where the time goes: the phases, and the rewards if there are several.

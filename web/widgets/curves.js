@@ -18,6 +18,7 @@ const TEXT = {
   goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
   goesOnAt: (/** @type {string} */ run, /** @type {number} */ iteration, /** @type {string} */ input, /** @type {number} */ value) => t("The next Run continues {run} ({iteration}), at {input} {value}.", { run, iteration, input, value }),
   begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
+  muted: t("Muted or bypassed: no Run is recorded."),
   still: t("The learning rate is 0: nothing is trained."),
   unwatched: (/** @type {string} */ judges) => t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges }),
   otherwise: (/** @type {string} */ run) => t("{run} was trained by another method.", { run }),
@@ -162,11 +163,11 @@ class Curves {
     if (run === this.run) this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - SIDES);
   }
 
-  /** @param {Coming} coming */
-  foresee({ run, iteration, other, at, still, unwatched = [], problem }) {
-    if (problem) {
+  /** @param {Partial<Coming>} coming none of it: this node is not in what is queued */
+  foresee({ run, iteration = 0, other = null, at = [], still, unwatched = [], problem }) {
+    if (problem || !run) {
       this.question.hidden = true;
-      return setText(this.coming, problem);
+      return setText(this.coming, problem ?? (this.node.mode ? TEXT.muted : ""));
     }
     const where = this.comfy.goesOnAt(at);
     const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : TEXT.goesOn(run, iteration);

@@ -15,7 +15,7 @@ import { factLines, legendItems, noteLines, placeBeside, textTable } from "./hea
 const CELLS_HEIGHT = { least: 150, perRow: READABLE, most: 320 };
 const AROUND = 68; // toolbar, legend and paddings
 const NOTE_HEIGHT = 34; // of two lines
-const PREVIEW_HEIGHT = 150;
+const PREVIEW_HEIGHT = 194;
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
 

@@ -198,7 +198,7 @@ function paintMeans(context, picture, theme) {
   });
   context.fillStyle = theme.ink;
   context.fillRect(x, snapped(context, base - 0.5), width, 1);
-  const lines = place.wide ? [meanOf(meansLabel)] : [t("mean"), ...(meansLabel === null ? [] : [t("of {numbers}", { numbers: meansLabel })])];
+  const lines = place.wide ? [meanOf(meansLabel)] : [t("mean"), ...(meansLabel === null ? [] : [t("prompt {numbers}", { numbers: meansLabel })])];
   const start = y + height / 2 - ((lines.length - 2) * (METRICS.font + 2)) / 2 - 2;
   lines.forEach((line, i) => writeInGutter(context, line, place.gutter + 2, start + i * (METRICS.font + 2)));
 }

@@ -79,7 +79,7 @@ export function factLines({ prompt, place, numbers, objectives, note }) {
   /** @type {HTMLElement[]} */
   const lines = [h("p.otca-prompt", {}, prompt), h("p", {}, place)];
   const values = numbers.map(({ symbol, meaning, value }) =>
-    h("span", { title: meaning }, h("i", {}, symbol), ` ${value}`),
+    h("span", {}, `${meaning} `, h("i", {}, symbol), ` ${value}`),
   );
   lines.push(h("p.otca-numbers", {}, ...values));
   if (objectives.length) {

@@ -15,7 +15,17 @@ const TEXT = {
   failed: t("Memory"),
 };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
+const LINE = { height: 17, letters: 36 }; // of a node as wide as it opens
 const MORE = { light: 38, button: 50, memory: 76 }; // two lines; a button of two; four lines about memory
+
+/**
+ * The height of an element of ours that has one text, in as many lines as that takes.
+ *
+ * @param {HTMLElement} line
+ */
+export function textHeight({ textContent }) {
+  return HEIGHT + LINE.height * Math.floor((textContent ?? "").length / LINE.letters);
+}
 
 /** @type {OurWidget} */
 export const ownerWidget = {
@@ -30,7 +40,7 @@ export const ownerWidget = {
     const lit = h("div.otca-light", { role: "status", hidden: true }, h("p.otca-owner.otca-owner-memory", {}, lamp, fits), fix);
     const memory = h("p.otca-owner.otca-owner-memory", {});
     const root = h("div.otca-owner-line", {}, line, lit, memory);
-    const height = () => HEIGHT + (light ? MORE.light + (fix.hidden ? 0 : MORE.button) : memory.textContent ? MORE.memory : 0);
+    const height = () => textHeight(line) + (light ? MORE.light + (fix.hidden ? 0 : MORE.button) : memory.textContent ? MORE.memory : 0);
     comfy.passGesturesToGraph(root);
     comfy.addElement(node, "otca_owner", root, { least: height, most: height });
 
@@ -64,7 +74,7 @@ export const ownerWidget = {
         if (kind === "light") paint(data.light);
         if (kind !== "owner") return;
         setText(line, TEXT.owner(data.text));
-        line.title = line.textContent ?? "";
+        comfy.growNode(node);
         if (typeof data.memory !== "string") return; // of an iteration that is done: what stands there still holds
         setText(memory, data.memory);
         memory.title = data.memory;

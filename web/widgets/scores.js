@@ -22,6 +22,7 @@ const TEXT = {
   caption: t("Rewards of each sample; orange: above its prompt's average, purple: below"),
   rankedCaption: t("Rewards of each picture; orange: above the average, purple: below"),
   place: (/** @type {number} */ place) => t("Place {place} in the ranking", { place }),
+  total: t("The sum of what the rewards gave, by which the pictures rank"),
   heldOut: t("held out"),
   heldOutTitle: t("Logged, never trained on"),
   sort: (/** @type {string} */ name) => t("Sort by {name}", { name }),
@@ -206,6 +207,7 @@ class ScoreTable {
         source !== null && this.thumbnail(scores, source, TEXT.source),
         this.thumbnail(scores, sample, title),
         this.place(scores.places?.[sample]),
+        scores.totals && h("small", { title: TEXT.total }, signed(scores.totals[sample])),
       ),
       columns.map(({ name }, index) => {
         const value = values[index];
