@@ -8,6 +8,7 @@ from comfyui_otca.host import headless_comfyui
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.wants import wants_of
 from comfyui_otca.host.foreign_nodes import NodeClasses
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow.problem import errors
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
@@ -139,3 +140,12 @@ def test_ours_win_over_classes_of_the_same_name():
     assert set(classes) == {"OTCA_Ours", "Another"} and len(classes) == 2 and "Third" not in classes
     theirs["Third"] = Ours
     assert "Third" in classes, "ComfyUI's server loads other packs after ours"
+
+
+def test_a_file_of_a_download_that_broke_off_is_named(run):
+    """It looks like any other until it is loaded."""
+    graph = preflight._Graph(run("UNETLoader", {"unet_name": "here.safetensors"}), 1)
+    [problem] = preflight._theirs(graph)
+    assert (
+        (problem.node_id, problem.input) == ("3", "unet_name") and "here.safetensors" in problem.message and problem.fix
+    )

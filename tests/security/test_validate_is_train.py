@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,9 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
-from comfyui_otca.trainer.checks import preflight
+from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.trainer.checks import method, preflight
+from comfyui_otca.trainer.workflow import checking
 from comfyui_otca.trainer.workflow.running import Workflow
 
 
@@ -121,6 +126,42 @@ def one_of_each_group(graph):
     graph.inputs("MatchingStep")["advantages"] = ["best", 0]
 
 
+def pairs(**inputs):
+    """Preference Pairs beside the sampler, with a reward that would be trained."""
+    known = json.loads(TEMPLATES["preference_pairs"].api.read_text(encoding="utf-8"))
+    node = next(entry for entry in known.values() if entry["class_type"] == "OTCA_PreferencePairs")
+    own = {name: value for name, value in node["inputs"].items() if not isinstance(value, list)}
+
+    def damage(graph):
+        graph.add("sharp", "RewardSharpness", coefficient=1.0)
+        graph.add("pairs", "PreferencePairs", **own, model=[graph.find("LoadFlowModel"), 0], **inputs)
+
+    return damage
+
+
+def gains_of_pairs(graph):
+    measured = {"proxy": "measured_gain", "model": [graph.find("LoadFlowModel"), 0], "scores": ["pairs", 2]}
+    graph.inputs("TCDWeights").update(measured, trajectories=OF_PAIRS)
+
+
+def variances_measured(graph):
+    graph.add("measured", "StepCredit", method="inverse_variance", trajectories=[graph.find("SDESampler"), 0])
+    graph.content["measured"]["inputs"]["model"] = [graph.find("LoadFlowModel"), 0]
+    graph.inputs("MOCAFuse")["credit"] = ["measured", 0]
+
+
+def a_circle_of_credits(graph):
+    for node_id, other in (("c1", "c2"), ("c2", "c1")):
+        credits = {"credit_1": [graph.find("TCDWeights"), 0], "credit_2": [other, 0]}
+        graph.add(node_id, "CombineCredit", trajectories=[graph.find("SDESampler"), 0], **credits)
+    graph.inputs("MOCAFuse")["credit"] = ["c1", 0]
+
+
+def prompts_for_a_model(graph):
+    graph.inputs("SDESampler")["model"] = [graph.find("PromptDataset"), 0]
+
+
+OF_PAIRS, CHOSEN = ["pairs", 0], ["pairs", 1]
 MODEL_2, SAMPLER_2, START, LENGTH = ["model2", 0], ["sampler2", 0], ["window", 0], ["window", 1]
 BY_WINDOW = sets("SDESampler", window_start=START, window_length=LENGTH)
 HTTP = {"url": "http://127.0.0.1:99999/score", "coefficient": 1.0}
@@ -207,6 +248,30 @@ REFUSED = [
     ([lacks("RewardStack", *(f"reward_{number}" for number in range(1, 5)))], "RewardStack", None, "no reward is"),
     ([sets("TrainingRun", **UNJUDGED)], "TrainingRun", "evaluate_every", "judges by evaluations"),
     ([sets("TrainingRun", **A_PICTURE)], "TrainingRun", "evaluation_prompts", "this model takes none"),
+    ([lacks("TrainingRun", "report")], "TrainingRun", "report", "nothing is recorded"),
+    ([lacks("SDESampler", "prompts")], "SDESampler", "prompts", "required input is missing"),
+    ([sets("SDESampler", train_last_step=True)], "SDESampler", "train_last_step", "was removed"),
+    ([sets("SDESampler", group_size=10**6)], "SDESampler", "group_size", "must be at most"),
+    ([sets("SDESampler", kind="loud")], "SDESampler", "kind", "not one of the choices"),
+    ([sets("SDESampler", prompts=["nowhere", 0])], "SDESampler", "prompts", "the graph has no node nowhere"),
+    ([prompts_for_a_model], "SDESampler", "model", "takes"),
+    ([added("x", "Rewards"), sets("RewardStack", reward_8=["x", 0])], "Rewards", None, "unknown node class"),
+    ([a_circle_of_credits], "CombineCredit", None, "form a cycle"),
+    ([pairs(), sets("GRPOStep", trajectories=OF_PAIRS)], "GRPOStep", "trajectories", "no policy sampled"),
+    ([pairs(), gains_of_pairs], "TCDWeights", "scores", "come from none"),
+    (
+        [pairs(reward_1=["sharp", 0]), matching(loss="dpo", trajectories=OF_PAIRS, advantages=CHOSEN)],
+        *("PreferencePairs", "reward_1", "rewards only judge"),
+    ),
+    ([matching(), variances_measured], "MatchingStep", "advantages", "goes by the gradients"),
+    (
+        [added("vote", "RewardVote", votes="votes", coefficient=1.0), sets("RewardStack", reward_8=["vote", 0])],
+        *("RewardVote", "url", "only the canvas"),
+    ),
+    (
+        [memory(quantize="8bit"), sets("LoadFlowModel", memory=["memory", 0]), sets("SDESampler", merge_adapter=True)],
+        *("SDESampler", "merge_adapter", "would lose the adapter"),
+    ),
 ]
 
 
@@ -238,6 +303,90 @@ def test_validate_train_and_the_page_refuse_alike(
     [problem] = [problem for problem in errors if word in problem.message]
     assert problem.fix and problem.input == given
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
+
+
+PLACES = [Path(module.__file__) for module in (preflight, method, checking)]
+# What no row makes, with the test that does: warnings, and what takes files, processes, ComfyUI or another graph.
+ELSEWHERE = {
+    "_applying: Misfit(input, *_parted(error))": "test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration",
+    "_applying: name, message, 'other prompts, as its help page has them, or another reward'": (
+        "test_a_reward_that_applies_to_no_prompt_is_named"
+    ),
+    "_asked_again: 'scores', message, fix": "test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be",
+    "_class_problems: None, None, message, '', 'warning'": "test_unknown_classes_that_nothing_needs_are_left_out",
+    "_decoder: refusals.of_decoder()": "test_a_decoder_needs_a_model_that_comfyui_loaded",
+    "_followed: 'scores', message, fix": "test_a_reward_without_a_gradient_beside_one_that_has_it_is_only_watched",
+    "_followed: refusals.of_gradients(follows)": "test_rewards_none_of_which_has_a_gradient_are_named",
+    "_gradient_settings: misfit": "test_what_the_gradient_has_no_use_for",
+    "_models: model": "test_a_damaged_configuration_is_a_refusal",
+    "_own_encoder: name, message, fix": "test_a_judge_that_is_the_models_own_text_encoder_is_not_alone",
+    **dict.fromkeys(
+        (
+            "_processes: name, message, 'more prompts, pairs or samples, or fewer processes'",
+            "_processes: refusals.of_processes(loss, groups, graph.processes, name)",
+            "_processes: unequal_shares(samples, graph.processes, name)",
+        ),
+        "test_what_processes_cannot_share_is_refused_before_any_begins",
+    ),
+    "_rewards: name, message, 'write one more line into its questions, or disconnect it'": (
+        "test_an_output_without_a_question_is_connected"
+    ),
+    "_sampler: 'merge_adapter', message, 'switch it off'": "test_an_adapter_is_not_merged_into_what_comfyui_loaded",
+    "_sampler: Misfit(_named_by(graph.values[loader]), *_parted(error))": "test_a_shift_that_is_none_at_the_size_is_a_refusal",
+    "_sizes: 'width', message, f'{made.width} x {made.height}, or what you will use'": (
+        "test_a_size_far_from_the_models_own_is_warned_of"
+    ),
+    "_sources: name, message, fix": "test_a_reward_of_edits_has_a_source_for_each_line",
+    "_starts: adapter.input, *_parted(error)": "test_an_adapter_of_another_network_than_the_loaders_file_is_named",
+    "_still: 'learning_rate', message, 'for a LoRA, 1e-4 to 3e-4'": "test_a_training_that_moves_nothing_is_warned_of",
+    "_texts: name, message, 'shorten it'": "test_a_prompt_that_the_text_encoder_cuts_is_named",
+    "_texts: name, message, f'file = {made.prompts}'": "test_prompts_that_the_tiny_models_have_never_seen",
+    "_theirs: name, *_parted(error)": "test_a_file_of_a_download_that_broke_off_is_named",
+    "_videos: name, message, fix": "test_judges_of_videos_are_refused_pictures",
+    "node_problems: None, None, f'class {node.class_type} {why}', fix": (
+        "test_what_cannot_run_here_is_refused_where_ours_need_it"
+    ),
+    "node_problems: name, value, 'unknown input, ignored', fix, 'warning'": "test_unknown_inputs_warn_and_are_not_passed",
+    "not_a_choice: name, value, message, f'put it into {folder}{source}; or {fix}'": (
+        "test_a_missing_file_is_named_with_its_folder_and_where_it_can_be_had"
+    ),
+}
+
+
+def places(path):
+    """{line: name} of all that makes a problem in a file: the function, and what it gives."""
+    makers = {}
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for call in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("problem", "misfit"):
+                makers[call.lineno] = f"{function.name}: {', '.join(map(ast.unparse, call.args[1:]))}"
+    return makers
+
+
+def test_each_place_that_refuses_is_in_the_table(small_graph):
+    made = set()
+
+    def line(frame, event, _):
+        made.add((frame.f_code.co_filename, frame.f_lineno))
+        return line
+
+    def call(frame, event, _):
+        return line if frame.f_code.co_filename in map(str, PLACES) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        for damages, *_ in REFUSED:
+            graph = Graph(small_graph({"OTCA_TrainingRun": {"iterations": 2}}))
+            for damage in damages:
+                damage(graph)
+            preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
+    finally:
+        sys.settrace(before)
+    silent = {name for path in PLACES for number, name in places(path).items() if (str(path), number) not in made}
+    assert silent == ELSEWHERE.keys()
+    tests = "".join(file.read_text(encoding="utf-8") for file in ASSETS.parent.glob("tests/**/test_*.py"))
+    assert all(f"def {test}(" in tests for test in ELSEWHERE.values())
 
 
 @pytest.mark.parametrize(

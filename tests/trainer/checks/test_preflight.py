@@ -374,6 +374,15 @@ def test_an_adapter_of_another_network_than_the_loaders_file_is_named(
     assert told in "".join(map(str, problems))
 
 
+def test_an_adapter_is_not_merged_into_what_comfyui_loaded(small_graph, monkeypatch):
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    content = small_graph({"OTCA_SDESampler": {"merge_adapter": True}})
+    made_trainable(content)
+    content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": "net.safetensors"}}
+    [merged] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": loader("unet_name")}))
+    assert merged.input == "merge_adapter" and "ComfyUI owns these weights" in merged.message
+
+
 def asking(small_graph, prompts, kinds):
     """What is said of rewards that look for what these prompts ask for, beside nothing else that is trained."""
     content = small_graph({})
