@@ -183,17 +183,13 @@ def coming(graph: Mapping) -> dict[str, dict]:
     for node, entry in graph.items():
         if entry["class_type"] == RUN_NODE:
             try:
-                messages[node] = asdict(ownership.coming(graph, node)) | {"still": _moves_nothing(graph, entry)}
+                link = entry["inputs"].get("model")
+                update = graph.get(link[0], {}) if isinstance(link, list) and link else {}
+                still = update.get("inputs", {}).get("learning_rate") == 0
+                messages[node] = asdict(ownership.coming(graph, node)) | {"still": still}
             except RunError as error:
                 messages[node] = {"problem": str(error)}
     return messages
-
-
-def _moves_nothing(graph: Mapping, run: Mapping) -> bool:
-    """Whether the update above a Training Run has a learning rate of 0."""
-    link = run["inputs"].get("model")
-    update = graph.get(link[0], {}) if isinstance(link, list) and link else {}
-    return update.get("inputs", {}).get("learning_rate") == 0
 
 
 def makes_run(node: str, run: str) -> None:

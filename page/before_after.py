@@ -53,10 +53,6 @@ class Work:
     given_up: threading.Event = field(default_factory=threading.Event)
     process: processes.Process | None = None
 
-    @property
-    def goes_on(self) -> bool:
-        return self.state != "failed" and not self.given_up.is_set()
-
     def fail(self, message: str) -> None:
         self.state, self.error = "failed", message
 
@@ -96,7 +92,7 @@ class BeforeAfter:
         if not (run.adapters() or any((run.folder / name).is_dir() for name in NETWORKS)):
             raise Refused(409, f"run {run.id} has saved nothing yet. Fix: wait for its first checkpoint")
         with self._changing:
-            if self._work and self._work.goes_on:
+            if self._work and self._work.state != "failed" and not self._work.given_up.is_set():
                 of = self._work.run.id
                 raise Refused(409, f"pictures of run {of} are being made. Fix: wait for them, or cancel them there")
             self._work = work = Work(run, prompt, seed)

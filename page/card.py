@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..bundle import contents
 from ..host.access import wants
@@ -187,7 +186,8 @@ def _head(
     pairs: Sequence[tuple[str, str]],
 ) -> list[str]:
     """YAML, whose texts are written as JSON has them."""
-    is_video = any(_constant(entry, "frames", 1) > 1 for entry in graph.values() if is_ours(entry))
+    frames = [api.constants(entry).get("frames") for entry in graph.values() if is_ours(entry)]
+    is_video = any(isinstance(count, int) and count > 1 for count in frames)
     kind = "text-to-video" if is_video else "text-to-image"
     hubs = list(dict.fromkeys(hub for _, hub, _ in bases if hub))
     lines = ["---", "# license: choose one that the base model's licence allows, and remove the #"]
@@ -251,11 +251,6 @@ def _figures(changes: Sequence[prove.Change], evaluations: Sequence[Mapping]) ->
     ]
     note = f"{changes[0].change.count} pictures, on the same noises before and after {evaluations[-1]['iteration']} iterations"
     return [*table(["reward", "before", "after", "change"], rows), "", f"{note}; ± is 95 %, clustered by prompt."]
-
-
-def _constant(entry: Mapping, name: str, default: Any) -> Any:
-    value = api.constants(entry).get(name)
-    return value if isinstance(value, int) else default
 
 
 def _cell(text: str) -> str:

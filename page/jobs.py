@@ -161,7 +161,10 @@ class Jobs:
         if unseen := claim.doubt(run.folder):  # which no waiting would change
             raise Refused(409, unseen)
         deadline = time.monotonic() + patience
-        while run.busy() and _is_ending(run.status()) and time.monotonic() < deadline:
+        while run.busy() and time.monotonic() < deadline:
+            written = run.status()  # that it ended, and is about to exit? On the canvas that is ComfyUI, which does not
+            if written.place != status.HEADLESS or written.status in (status.UNKNOWN, "running", "queued"):
+                break
             time.sleep(0.1)
         if run.busy() or self._waiting(run):
             raise Refused(409, _busy(run))
@@ -395,11 +398,6 @@ class Jobs:
 def _is_queued(run: Run) -> bool:
     """Whether the run still waits: if it was resumed in a terminal, the status is that process's."""
     return run.status().status == "queued"
-
-
-def _is_ending(written: status.Status) -> bool:
-    """Whether its process has written that it ended, and is about to exit. On the canvas that is ComfyUI, which does not."""
-    return written.place == status.HEADLESS and written.status not in (status.UNKNOWN, "running", "queued")
 
 
 def _busy(run: Run) -> str:

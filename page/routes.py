@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ..host import extras
+from ..host.access import permissions
 from ..host.errors import Expected
 from ..host.questions import desk
 from ..host.text import plain_name
@@ -150,7 +151,7 @@ def add_routes(
     for path, handler in {
         "/otca/preview": served(shown.preview, PREVIEW),
         "/otca/suggestions": served(partial(suggestions.of_machine, runs), {"kind": word("")}),
-        "/otca/permissions": served(settings.all_given),
+        "/otca/permissions": served(lambda: {"given": list(map(asdict, permissions.given()))}),
         "/otca/machine": served(
             lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue(), "trainings": trainings.told()}
         ),

@@ -404,9 +404,11 @@ class Run:
                 f"run {self.id} has saved no adapter yet. Fix: wait for its first checkpoint, or stop it to save one"
             )
             raise Refused(409, message)
+        saving = (entry["inputs"] for entry in self._graph().values() if entry["class_type"] == SAVE_NODE)
+        own = [name for inputs in saving if isinstance(name := inputs.get("filename"), str) and is_id(name)]
         names = []
         for source in sources:
-            if there := next(filter(None, (saved_already(loras, name, source) for name in self._lora_names())), None):
+            if there := next(filter(None, (saved_already(loras, name, source) for name in own)), None):
                 names.append(there.name)
                 continue
             target = free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
@@ -422,11 +424,6 @@ class Run:
                 aside.unlink(missing_ok=True)
             names.append(str(target.relative_to(loras)))
         return names
-
-    def _lora_names(self) -> list[str]:
-        """The names that the workflow's Save LoRA nodes give their files."""
-        saving = (entry["inputs"] for entry in self._graph().values() if entry["class_type"] == SAVE_NODE)
-        return [name for inputs in saving if isinstance(name := inputs.get("filename"), str) and is_id(name)]
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file of this run, whole or not at all."""

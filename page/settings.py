@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,11 +30,6 @@ FOLDER_OPTIONS = ("--base-directory", "--extra-model-paths-config", "--input-dir
 WANTED = text(LONGEST, "give what /otca/permissions/wants says")
 WANTS = {"prompt": Field(json_object, required=True)}
 ALLOW = {"kind": Field(WANTED, required=True), "what": Field(WANTED, required=True)}
-
-
-def all_given() -> dict[str, Any]:
-    """The user's permissions so far."""
-    return {"given": list(map(asdict, permissions.given()))}
 
 
 def wants(prompt: dict, node_classes: Mapping[str, type]) -> dict[str, Any]:

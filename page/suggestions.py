@@ -61,7 +61,11 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
     "devices": lambda: ["auto", "cpu", *machine.accelerators()],
     "encoders": lambda: paths.list_models("preprocessor_config.json"),
     "networks": _networks,
-    "pair_folders": lambda: names_in(paths.input_folders(), folder_with(PAIRS), INPUT_DEPTH),
+    "pair_folders": lambda: names_in(
+        paths.input_folders(),
+        lambda entry: is_folder(entry) and os.path.isfile(os.path.join(entry.path, PAIRS)),
+        INPUT_DEPTH,
+    ),
     "picture_folders": _picture_folders,
     "prompt_files": _prompt_files,
     "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
@@ -131,11 +135,6 @@ def file_of(*suffixes: str) -> Wanted:
 
 def is_folder(entry: os.DirEntry) -> bool:
     return entry.is_dir(follow_symlinks=False)
-
-
-def folder_with(marker: str) -> Wanted:
-    """A folder that holds a file of that name."""
-    return lambda entry: is_folder(entry) and os.path.isfile(os.path.join(entry.path, marker))
 
 
 def _below(folder: Path, wanted: Wanted, depth: int) -> Iterator[str]:

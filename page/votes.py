@@ -164,7 +164,8 @@ class Scorer:
             self.open.discard(abandoned)
         if scores is None:
             raise Refused(503, "the server is being stopped. Fix: start it again; nothing that was voted is lost")
-        return {"scores": [_sent(score) for score in scores]}
+        # null: it failed; a word: the vote says nothing about the picture
+        return {"scores": [LEFT_OUT if score is None else score if math.isfinite(score) else None for score in scores]}
 
     def _scores(self, asked: Asked, abandoned: threading.Event) -> list[float | None] | None:
         """The scores; None if the training no longer waits for them."""
@@ -200,13 +201,6 @@ def _groups(prompts: list[str], given: list[Any]) -> list[int]:
         return [numbers.setdefault(of, len(numbers)) for of in zip(given, prompts, strict=True)]
     runs = (len(list(same)) for _, same in itertools.groupby(prompts))
     return [number for number, count in enumerate(runs) for _ in range(count)]
-
-
-def _sent(score: float | None) -> float | str | None:
-    """The score in the protocol's form: null if it failed, and a word if the vote says nothing about the picture."""
-    if score is None:
-        return LEFT_OUT
-    return score if math.isfinite(score) else None
 
 
 def _decoded(content: bytes) -> Asked:

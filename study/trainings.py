@@ -192,7 +192,10 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
                     comparison.read(training.folder)  # raises now, and not at the end, if it cannot be compared
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
-                    failed[str(training)] = state(training) if diverged(training) else _failure(training.folder / LOG)
+                    log = training.folder / LOG
+                    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+                    end = " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
+                    failed[str(training)] = state(training) if diverged(training) else f"failed; {log} ends: {end}"
                     say(f"{training}: {failed[str(training)]}")
             time.sleep(_GLANCE)
     finally:
@@ -267,8 +270,3 @@ def _start(training: Training, settings: Settings, say: Say) -> processes.Proces
     say(f"{training}: begins")
     with open(folder / LOG, "a", encoding="utf-8") as log:
         return processes.start(command, variables, log)
-
-
-def _failure(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return f"failed; {log} ends: {' | '.join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())}"

@@ -70,7 +70,8 @@ def load_flow_model(
     adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed) if training == "lora" else None
     loading.check(family, path, chosen)
     device = loading.resolve_device(chosen.device)
-    dtype = loading.resolve_dtype(chosen.dtype, device)
+    own = "float32" if device.type == "cpu" else "bfloat16"
+    dtype = loading.DTYPES[own if chosen.dtype == "auto" else chosen.dtype]
     fitting.check_folder(path, chosen, adapter, device, dtype)
     model = loading.load(family, path, chosen, device, dtype)
     if adapter is not None:

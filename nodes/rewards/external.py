@@ -165,19 +165,16 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         from ...trainer.rewards import judge
 
         links = dict(input_types)
+        only_of_servers = answer == "number" and "answer: number needs a server. Fix: grade, or disconnect judge"
         return (
             miswired(cls.INPUT_TYPES(), links)
-            or (cls._only_of_servers(answer) if "judge" in links else wrong_address(url, token_variable))
+            or (only_of_servers if "judge" in links else wrong_address(url, token_variable))
             or ("judge" not in links and cls._only_of_clips(questions, template, compare))
             or (template == OWN and complaint("questions", judge.parse_questions, questions, len(cls.ENDS)))
             or complaint("scale", judge.parse_scale, scale)
             or complaint("extra", judge.parse_extra, extra)
             or super().VALIDATE_INPUTS(clip)
         )
-
-    @staticmethod
-    def _only_of_servers(answer):
-        return answer == "number" and "answer: number needs a server. Fix: grade, or disconnect judge"
 
     @staticmethod
     def _only_of_clips(questions, template, compare):

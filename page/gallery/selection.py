@@ -66,7 +66,12 @@ class Selection:
             and good(about.get(row[1], nothing))
         ]
         if self.order == "stars":
-            chosen.sort(key=lambda row: _rank(about.get(row[1], nothing)), reverse=True)
+            of = {row[1]: about.get(row[1], nothing) for row in chosen}
+            rank = {
+                name: (opinion["stars"] + 2 * opinion["thumb"], opinion["better"] - opinion["worse"])
+                for name, opinion in of.items()
+            }
+            chosen.sort(key=lambda row: rank[row[1]], reverse=True)
         elif self.order == "taste":
             chosen.sort(key=lambda row: score_of(taste, row[1]) or -1.0, reverse=True)
         groups: dict[str, tuple[str, list[str]]] = {}
@@ -83,7 +88,3 @@ class Selection:
             "ids": [id for _, ids in groups.values() for id in ids],
             "models": [list(row) for row in gallery.models(MOST_MODELS)],
         }
-
-
-def _rank(said: Said) -> tuple[int, int]:
-    return said["stars"] + 2 * said["thumb"], said["better"] - said["worse"]

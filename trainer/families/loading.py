@@ -39,12 +39,6 @@ def resolve_device(name: str) -> torch.device:
     return torch.empty(0, device=devices.default_device()).device
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return DTYPES[name]
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
 def check_options(options: LoadOptions) -> None:
     """Raises FlowModelError for what the installed libraries cannot do with any checkpoint; nothing is loaded."""
     if options.shard and torch.__version__ < "2.7":

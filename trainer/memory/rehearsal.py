@@ -402,6 +402,4 @@ class PipelineCase(Case):
             yield Way(words, case={"processes": processes * self.processes, "options": shared})
 
 
-@lru_cache(maxsize=8)
-def _rehearsal(*case) -> Rehearsal:
-    return Rehearsal(*case)
+_rehearsal = lru_cache(maxsize=8)(Rehearsal)

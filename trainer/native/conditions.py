@@ -34,7 +34,10 @@ class Prompt:
         kinds = []
         for part, conds in sorted(self.processed[network].items()):
             for cond in conds:
-                if len(conds) > 1 or cond.keys() & _ALONE or not all(map(_is_rows, cond["model_conds"].values())):
+                tensors = [getattr(part, "cond", None) for part in cond["model_conds"].values()]
+                # One row of a batch each, which can stand below those of other prompts.
+                rows = [isinstance(part, Tensor) and part.ndim > 0 and len(part) == 1 for part in tensors]
+                if len(conds) > 1 or cond.keys() & _ALONE or not all(rows):
                     return None
                 shapes = [(name, type(c), c.cond.shape, c.cond.dtype) for name, c in cond["model_conds"].items()]
                 kinds.append((part, tuple(sorted(shapes, key=str))))
@@ -65,11 +68,6 @@ PARTIAL = {"area", "mask", "strength", "timestep_start", "timestep_end", "start_
 BROUGHT = {"control", "gligen", "hooks", "default", "attention_mask"}
 # A cond with one of these is no row that can stand below another prompt's.
 _ALONE = PARTIAL | BROUGHT
-
-
-def _is_rows(cond: Any) -> bool:
-    """Whether it is one row of a batch, which can stand below those of other prompts."""
-    return isinstance(getattr(cond, "cond", None), Tensor) and cond.cond.ndim > 0 and len(cond.cond) == 1
 
 
 def together(prompts: Sequence[Prompt], network: str) -> Processed:

@@ -55,7 +55,10 @@ class Function:
         inner, nodes = self.inner, sys.modules.get("nodes")
         name, place = inner.__qualname__.split(".")[0], inner.__module__
         classes: dict[str, type] = getattr(nodes, "NODE_CLASS_MAPPINGS", {})
-        names = {name, *_users(name, sys.modules.get(place))}
+        # A function that puts a wrapper on a MODEL uses the wrapper's name.
+        own = vars(sys.modules.get(place) or types)
+        calls = {key: call for key, call in own.items() if isinstance(call, types.FunctionType)}
+        names = {name, *(key for key, call in calls.items() if name in call.__code__.co_names)}
         users = {id_: cls for id_, cls in classes.items() if name == cls.__name__ or names & _names(cls)}
         away = {id_: (cls.__module__ != place, cls.__name__ != name, cls.__module__) for id_, cls in users.items()}
         near = sorted(id_ for id_, distance in away.items() if distance == min(away.values()))
@@ -83,12 +86,6 @@ def _names(cls: type) -> set[str]:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return names
-
-
-def _users(name: str, module: types.ModuleType | None) -> set[str]:
-    """The functions of a module that use a name, as one that puts a wrapper on a MODEL uses the wrapper's."""
-    functions = {key: call for key, call in vars(module or types).items() if isinstance(call, types.FunctionType)}
-    return {key for key, call in functions.items() if name in call.__code__.co_names}
 
 
 def functions(patcher: ModelPatcher, own: str) -> list[Function]:

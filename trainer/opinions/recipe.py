@@ -101,12 +101,12 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     levels = min(update["sampled_steps"] or own["levels"], own["levels"])
     others = 1  # the untrained model, which dpo compares with and the KL term pulls to
     forwards = iterations * 2 * own["pairs_per_iteration"] * levels * (3 + others) + TRIAL_CALLS
-    said, memory = [*planned.notes[1:], f"{iterations} iterations"], None
+    remarks, memory = [*planned.notes[1:], f"{iterations} iterations"], None
     try:
         memory = needs.read(graph)[0].needs.total if model != TEMPLATE else None  # the tiny model fits everywhere
     except ValueError as error:
-        said.append(f"Memory is not known: {error}")
-    text = ". ".join(said)
+        remarks.append(f"Memory is not known: {error}")
+    text = ". ".join(remarks)
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, text)
 
 

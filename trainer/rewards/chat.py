@@ -76,7 +76,8 @@ class ChatServer(Server):
     GOOD = "a chat completion"
 
     def __init__(self, url: str, timeout: float, retries: int, token_variable: str, concurrency: int, model: str):
-        super().__init__(chat_address(url), timeout, retries, token_variable, concurrency)
+        url = url.rstrip("/").removesuffix(CHAT) + CHAT  # by the address that clients of OpenAI take
+        super().__init__(url, timeout, retries, token_variable, concurrency)
         self.model = model
         # Shared by all who ask that model, so that what it lacks is found out, and told, once.
         self.abilities = _abilities.setdefault((self.url, model), Abilities())
@@ -139,12 +140,6 @@ class ChatServer(Server):
                 f"pictures, and url {self.PATH}"
             )
         return super()._remedy(status, target)
-
-
-def chat_address(url: str) -> str:
-    """Where questions go, by the address that clients of OpenAI take."""
-    base = url.rstrip("/")
-    return base if base.endswith(CHAT) else base + CHAT
 
 
 def data_urls(batch: Tensor, frames: int) -> list[tuple[str, ...]]:

@@ -249,7 +249,9 @@ class Run:
         if not on_canvas and self._save_due(last):
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
-            raise self._nothing_learned(report)
+            why, fix = nothing_to_learn(report.advantages.scores) or ("", "")
+            message = f"{why} in the last {self._without_scores} iterations, so nothing was learned"
+            raise RewardError(f"{message}. Fix: {fix}; then resume by --resume, or by queueing again")
         warnings = self.warnings()
         for kind in warnings.keys() - self._warned:
             logger.warning("iteration %d: %s", self.iteration, warnings[kind])
@@ -289,13 +291,6 @@ class Run:
             self._keep_best(model, self.iteration)
         if new:
             self.plot()
-
-    def _nothing_learned(self, report: Report) -> RewardError:
-        why, fix = nothing_to_learn(report.advantages.scores) or ("", "")
-        return RewardError(
-            f"{why} in the last {self._without_scores} iterations, so nothing was learned. Fix: {fix}; then resume by "
-            "--resume, or by queueing again"
-        )
 
     def _evaluated(self, iteration: int) -> bool:
         return any(row["iteration"] == iteration for row in self.evaluations)

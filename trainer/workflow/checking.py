@@ -143,7 +143,10 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
         return
     arguments = {name: value for name, value in graph.static_arguments(node).items() if node.judges(name)}
     if "input_types" in node.validates:
-        arguments["input_types"] = _linked_types(graph, node)
+        outputs = {
+            name: (graph.nodes[of].cls.RETURN_TYPES, at) for name, (of, at) in node.links.items() if of in graph.nodes
+        }
+        arguments["input_types"] = {name: types[at] for name, (types, at) in outputs.items() if 0 <= at < len(types)}
     try:
         answer = node.cls.VALIDATE_INPUTS(**arguments)
     except Exception as error:
@@ -157,15 +160,6 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
     value = node.constants.get(name) if name is not None else None
     yield graph.problem(node.id, name, value, message.removeprefix(f"{name}: "), fix or wanted)
-
-
-def _linked_types(graph: DeclaredGraph, node: Node) -> dict[str, Any]:
-    types = {}
-    for name, (source, index) in node.links.items():
-        returned = graph.nodes[source].cls.RETURN_TYPES if source in graph.nodes else ()
-        if 0 <= index < len(returned):
-            types[name] = returned[index]
-    return types
 
 
 def input_of(message: str, names: list[str], guess: bool = True) -> str | None:

@@ -5,10 +5,10 @@ A training runs our output nodes and what they need. The rest of a canvas, as a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from ...host.comfyui import is_ours
 from .graph import constants, links
@@ -94,7 +94,8 @@ def addresses(canvas: Any) -> dict[str, str]:
         models = properties.get("models") if isinstance(properties, Mapping) else None
         for model in models if isinstance(models, list) else ():
             name, url = (model.get("name"), model.get("url")) if isinstance(model, Mapping) else (None, None)
-            if isinstance(name, str) and isinstance(url, str) and _is_address(url) and len(urls) < MOST_ADDRESSES:
+            is_named = isinstance(name, str) and isinstance(url, str) and url.isprintable()
+            if is_named and re.match(r"https?://[\w.-]", url) and len(urls) < MOST_ADDRESSES:
                 urls.setdefault(name, url)
     return urls
 
@@ -124,10 +125,3 @@ def _graphs(canvas: Any) -> list[Mapping]:
 def _nodes(graph: Mapping) -> Iterator[Mapping]:
     nodes = graph.get("nodes")
     yield from (node for node in (nodes if isinstance(nodes, list) else ()) if isinstance(node, Mapping))
-
-
-def _is_address(url: str) -> bool:
-    try:
-        return url.isprintable() and urlsplit(url).scheme in ("http", "https")
-    except ValueError:
-        return False

@@ -95,10 +95,8 @@ def api_graph(graph: Any) -> dict[str, dict]:
     for node_id, entry in graph.items():
         node = entry if isinstance(entry, dict) else {}
         if not isinstance(node.get("class_type"), str) or not isinstance(node.get("inputs"), dict):
-            message, fix = (
-                f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs",
-                EXPORT_HELP,
-            )
+            message = f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs"
+            fix = EXPORT_HELP
             if "class_type" not in node and isinstance(node.get("inputs"), dict):
                 fix = "install the pack of that node where it is exported, whose page leaves out the class of what it lacks"
             problems.append(general(message, fix))

@@ -192,7 +192,7 @@ def test_half_precision_has_a_tolerance_of_its_own(tiny, prompts):
 @pytest.mark.parametrize("made", [aesthetic, pickscore, image_reward])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_comes_after_the_network_is_float32(made, dtype, tiny):
-    """A head's weights, and the factor of a cosine, which in 16 bits would move all scores one way: docs/rewards.md has the rest."""
+    """A head's weights, and the factor of a cosine, which in 16 bits would move all scores: docs/rewards.md has the rest."""
     judge, exact = made(tiny, dtype=dtype), made(tiny)
     assert judge.network.dtype == DTYPES[dtype]
     if made is pickscore:
