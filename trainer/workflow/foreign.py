@@ -94,8 +94,12 @@ def addresses(canvas: Any) -> dict[str, str]:
         models = properties.get("models") if isinstance(properties, Mapping) else None
         for model in models if isinstance(models, list) else ():
             name, url = (model.get("name"), model.get("url")) if isinstance(model, Mapping) else (None, None)
-            is_named = isinstance(name, str) and isinstance(url, str) and url.isprintable()
-            if is_named and re.match(r"https?://[\w.-]", url) and len(urls) < MOST_ADDRESSES:
+            if (
+                not (isinstance(name, str) and isinstance(url, str) and url.isprintable())
+                or len(urls) == MOST_ADDRESSES
+            ):
+                continue
+            if re.match(r"https?://[\w.-]", url):
                 urls.setdefault(name, url)
     return urls
 
