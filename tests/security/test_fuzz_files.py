@@ -298,7 +298,7 @@ def canvas(seed):
         return made | {"properties": {"models": models}, "widgets_values": [1, deep(3)]}
 
     def graph(id):
-        count = random.choice([1, 2, 2, 3, 300])
+        count = random.choice([1, 2, 2, 3, 100])
         links = [[n, n, 0, random.randrange(count), 0, "X"] for n in range(count)]
         return {"id": id, "nodes": [node(number) for number in range(count)], "links": links, "name": "x"}
 
