@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import files
 from .files import Damaged, NotOurs, open_plain, present, put_in_place, read_bytes
 
-MARKER = ".otca"
+MARKER, _BEGAN = ".otca", time.time()
 _ASIDE = re.compile(r"\.(?:[^/]+\.(?:safetensors|png|mp4|json|jsonl)|best(?:-\d+)?|\d{6,})\.(\d+)(?:\.\d+|\.old)?")
 _MADE = b"made by otca, which removes this folder when it is not needed any more\n"
 
@@ -27,12 +28,11 @@ def mark_own(folder: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote. A marker that a
-    kill cut short is ours where there is nothing else."""
+    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote. One that holds
+    nothing, or only a marker that was cut short, is as a kill leaves ours."""
     try:
         marker = read_bytes(folder / MARKER, len(_MADE)) if stat.S_ISDIR(os.lstat(folder).st_mode) else None
-        cut_short = marker is not None and _MADE.startswith(marker) and os.listdir(folder) == [MARKER]
-        return marker == _MADE or cut_short
+        return marker == _MADE or (_MADE.startswith(marker or b"") and not {*os.listdir(folder)} - {MARKER})
     except (OSError, Damaged):
         return False
 
@@ -41,6 +41,9 @@ def remove_own(folder: Path) -> bool:
     """Removes a folder that we made, following no link in it, and leaves any other one. Returns whether it is gone."""
     if not is_own(folder):
         return False
+    for path in folder.iterdir():
+        if path.name != MARKER:  # which goes last: what a kill leaves is ours
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     shutil.rmtree(folder)
     return True
 
@@ -69,22 +72,18 @@ def clear(*folders: Path) -> None:
         if files.is_plain_file(left):
             left.unlink(missing_ok=True)
         else:
-            _remove_left(left)
+            remove_own(left)
 
 
 def _at_work(number: int, written: float) -> bool:
     """Whether the process that wrote something lives: one of its number which began before. Numbers come again."""
+    if number == os.getpid():  # psutil's time is a second off, and a container's next process may be there sooner
+        return written >= _BEGAN
     import psutil
 
     with contextlib.suppress(psutil.Error):
         return psutil.Process(number).create_time() <= written
     return False
-
-
-def _remove_left(folder: Path) -> None:
-    if not remove_own(folder):
-        with contextlib.suppress(OSError):  # of one that is empty: the kill came before its marker
-            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -101,7 +100,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     if target.parent.is_dir():
         put_back(target)
         for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
-            _remove_left(left)
+            remove_own(left)
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))
     aside.mkdir(parents=True)
     mark_own(aside)

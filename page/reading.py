@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bisect
 import codecs
+import contextlib
 import math
 import os
 import stat
@@ -216,7 +217,9 @@ def _cut(name: str, number: int, error: Exception) -> str:
 
 def score(path: Path | None) -> float | None:
     """The evaluation/sum of a run's last evaluation, which compares runs of other rewards, too; None before the second one."""
-    ends: list[dict] = []
-    for row in rows(path, check_evaluation):
-        ends[1:] = [row]
-    return verdicts.metric_value(ends[:1], ends[1], keys.EVALUATION_SUM) if len(ends) > 1 else None
+    lines: list[bytes] = []
+    with contextlib.suppress(json_lines.TooLong), open(path or os.devnull, "rb") as file:
+        lines.extend(json_lines.lines(file, MOST_BYTES[EVALUATIONS], MOST_LINE))  # of a thousand runs: two are parsed
+    ways = ((parsed(line, check_evaluation) for line in way) for way in (lines, reversed(lines)))
+    ends = [next(filter(None, way), {}) for way in ways]
+    return verdicts.metric_value(ends[:1], ends[1], keys.EVALUATION_SUM) if ends[0] != ends[1] else None

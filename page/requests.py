@@ -194,10 +194,7 @@ async def bytes_of(request: web.Request, most: int, fix: str) -> bytes:
             content += piece
             if len(content) > most:
                 raise Refused(413, f"the request is larger than {most // 1024**2} MB. Fix: {fix}")
-    except (
-        ConnectionError,
-        web.RequestPayloadError,
-    ) as error:  # the sender hung up, or packed it otherwise than it says
+    except (ConnectionError, web.RequestPayloadError) as error:  # the sender hung up, or packs otherwise than it says
         request.content.feed_eof()  # else aiohttp reads on, and logs the same error
         raise Refused(400, f"the request broke off ({type(error).__name__}). Fix: send it whole") from error
     return bytes(content)

@@ -91,11 +91,8 @@ def files_in(folder: str) -> Iterator[File]:
                 left -= 1
                 if left < 0:
                     return
-                if (
-                    not entry.name.lower().endswith(SUFFIXES)
-                    or entry.name[0] == "."
-                    or not entry.is_file(follow_symlinks=False)
-                ):
+                is_picture = entry.name.lower().endswith(SUFFIXES) and entry.is_file(follow_symlinks=False)
+                if entry.name[0] == "." or not is_picture:
                     continue
                 with contextlib.suppress(OSError):  # it has just been removed
                     state = entry.stat(follow_symlinks=False)

@@ -111,7 +111,8 @@ def workflow(opinions: Opinions, gallery: Index, ids: list[str], model: str) -> 
 
 def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     """Adds them all."""
-    opinions = gallery.opinions
+    opinions, listing = gallery.opinions, threading.Lock()
+    kept: dict[tuple, dict[str, Any]] = {}  # the last list
 
     def served(function: Callable[..., Any], fields: Mapping[str, Any]) -> Callable:
         """Answers what a function says, in a thread, of these fields of the request's body or query."""
@@ -131,7 +132,13 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         if not gallery.index.rows("1", limit=1):
             gallery.index.look(patience=1.0)
         version, state = gallery.index.version, opinions.state()
-        chosen = Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)
+        key = (version, gallery.index.looked(), *asked.values())
+        with listing:
+            if (chosen := kept.pop(key, None)) is None:
+                chosen = Selection(**asked).of(gallery.index, opinions, gallery.taste.scores)
+            kept.clear()
+            if not (asked["words"] or asked["said"]) and asked["order"] == "newest":  # no opinion changes it
+                kept[key] = chosen
         gallery.index.look()  # after what is known: a look at ten thousand files would slow it down
         return {"version": version, "opinions": state, **chosen}
 

@@ -42,12 +42,8 @@ class Selection:
     order: str
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("said", self.said, SAID),
-            ("group", self.group, GROUPS),
-            ("order", self.order, ORDERS),
-        ):
-            if value not in choices:
+        for name, choices in {"said": SAID, "group": GROUPS, "order": ORDERS}.items():
+            if (value := getattr(self, name)) not in choices:
                 raise Refused(400, f"{name} = {value[:80]!r} is not known. Fix: one of {', '.join(map(repr, choices))}")
 
     def of(self, gallery: Index, opinions: Opinions, taste: Mapping[str, float]) -> dict[str, Any]:

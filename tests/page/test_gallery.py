@@ -16,6 +16,7 @@ from PIL import Image
 
 from comfyui_otca.page.gallery import facts, index
 from comfyui_otca.page.gallery.index import Index, id_of
+from comfyui_otca.page.gallery.selection import Selection
 from comfyui_otca.page.gallery.texts import MOST_TEXT
 from comfyui_otca.tests.page.strange_pictures import (
     SCRIPT,
@@ -393,6 +394,20 @@ def test_what_is_listed_and_what_is_not(site, shown, tmp_path):
     assert state["pictures"] == state["small"] == 4 and state["slow"] == []
     told = site.post("/otca/gallery/details", {"ids": [dog, "nothing"]}).content.decode()
     assert str(tmp_path) not in told and '"folder": "output"' in told
+
+
+def test_the_list_that_opens_a_page_is_made_once(site, shown, monkeypatch):
+    """Seen before: of 200 pages that opened at once, with 10,000 pictures, each waited for 36 s."""
+    made, real = [], Selection.of
+    monkeypatch.setattr(Selection, "of", lambda *asked: made.append(asked) or real(*asked))
+    first = shown("a.png")
+    assert [listed(site)["ids"] for _ in range(3)] == [[first]] * 3 and len(made) == 1
+    assert {*listed(site, group="prompt")["ids"], shown("b.png", png(seed=1))} == {*listed(site)["ids"]} and len(
+        made
+    ) == 3
+    for _ in range(2):
+        listed(site, said="nothing")  # which an opinion changes
+    assert len(made) == 5
 
 
 def test_pictures_are_named_by_ids_alone(site, shown, tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from comfyui_otca.host import json_lines
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.page import reading
+from comfyui_otca.trainer import keys
+from comfyui_otca.trainer.run import verdicts
 from comfyui_otca.trainer.run.folder import read_lines
 
 GB = 1024**3
@@ -46,6 +48,19 @@ def test_two_gigabytes_cost_little_and_are_said(site, made):
     warning = answers[""].json["warning"]
     for name in LINES:
         assert f"{name} is shown up to line 1: the next one is longer than" in warning and "Fix: " in warning
+
+
+def test_of_all_evaluations_the_list_reads_the_first_and_the_last(tmp_path, monkeypatch):
+    figures = {"std": 1.0, "standard_error": 0.1, "held_out": False, "values": [1.0]}
+    rows = [{"iteration": n, "rewards": {"a": {"mean": float(n), **figures}}} for n in range(9)]
+    path, read = tmp_path / "evaluation.jsonl", []
+    path.write_text("no row\n" + "".join(json.dumps(row) + "\n" for row in rows) + '{"iteration": 9, "rew')
+    real = reading.parsed
+    monkeypatch.setattr(reading, "parsed", lambda *line: read.append(line) or real(*line))
+    value = reading.score(path)
+    assert value == verdicts.metric_value(rows[:1], rows[-1], keys.EVALUATION_SUM) and value > 0 and len(read) == 4
+    path.write_text(json.dumps(rows[0]) + "\n")
+    assert reading.score(path) is None and reading.score(None) is None
 
 
 def test_what_comes_after_a_line_that_is_too_long_is_the_last_row_and_no_rewrite(site, made):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...host.json_files import check, is_number, is_whole
+from ...host.json_files import MOMENT, check, is_number, is_whole, maybe, one_of
 from ...host.text import quoted
 
 THUMB, STARS, PAIR, REGION, TAG = KINDS = ("thumb", "stars", "pair", "region", "tag")
@@ -86,9 +86,8 @@ def picture_of(row: Any) -> Picture:
 
 def opinion_of(row: Any) -> Opinion:
     """An opinion of what a page or a file says; without `id` and `time` it is a new one. Raises ValueError with what is wrong."""
-    own = {"id": ("32 hexadecimal digits", lambda value: value is None or _is(_NAME, value))}
-    own["time"] = ("a time", lambda value: value is None or (is_number(value) and value >= 0))
-    check(row, dict, {"kind": (f"one of {', '.join(KINDS)}", lambda value: value in KINDS), "picture": _PICTURE, **own})
+    own = {"id": maybe(("32 hexadecimal digits", lambda value: _is(_NAME, value))), "time": maybe(MOMENT)}
+    check(row, dict, {"kind": one_of(*KINDS), "picture": _PICTURE, **own})
     kind, other, value = row["kind"], row.get("other", ""), row.get("value")
     words, good = _OTHERS[kind]
     if not good(other):

@@ -306,9 +306,10 @@ class Run:
         if len(set(noise)) > 1:
             change = {"node": "Evaluation", "input": "noise by", "before": noise[0] or "seed", "now": noise[1]}
             self._graphs.note([change], iteration)
-        self._append(EVALUATIONS, {**row, budget.EVALUATED: budget.slowest(time.monotonic() - began)})
-        if self.writes:
+        row[budget.EVALUATED] = budget.slowest(time.monotonic() - began)
+        if self.writes:  # before its line, after which a run that was killed makes nothing again
             self._show_evaluation(images, captions, row)
+        self._append(EVALUATIONS, row)
 
     @writing
     def _append(self, name: str, row: dict) -> None:
@@ -340,8 +341,7 @@ class Run:
         first = next((other for other in self.evaluations if other["iteration"] == 0), row)
         alike = verdicts.same_beginnings(first, row)
         evaluation.save_pictures(self.folder, images, captions, row["iteration"], alike)
-        artefact = verdicts.artefact(self.evaluations)
-        if artefact is not None:
+        if artefact := verdicts.artefact(sorted([*self.evaluations, row], key=lambda row: row["iteration"])):
             evaluation.save_artefact(self.folder, images, captions, artefact)
         self._open_trackers().write(row["iteration"], means)
 

@@ -120,6 +120,7 @@ def test_a_pair_of_two_prompts_is_refused_and_nothing_of_its_request_is_kept(sto
         (thumb(A, 1, other=B), "only pairs, regions and tags"),
         (thumb(A, 1, id="x"), "32 hexadecimal digits"),
         (thumb(A, 1, time="now"), "has time"),
+        (thumb(A, 1, time=2**63), "has time"),
         ({"kind": ["thumb"], "picture": A, "value": 1}, "one of thumb, stars"),
         ({"kind": "stars", "picture": A, "value": 6}, "stars are 1 to 5"),
         ({"kind": "pair", "picture": A, "other": A, "value": True}, "with itself"),

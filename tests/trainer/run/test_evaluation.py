@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from comfyui_otca.tests import training
 from comfyui_otca.trainer.families.base import Forwards
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward
 from comfyui_otca.trainer.run import evaluation
@@ -40,6 +42,14 @@ def test_pictures_are_set_beside_those_that_began_alike_alone(tmp_path):
     assert not both.exists()
     evaluation.save_pictures(tmp_path, images, ["a", "b"], 2, True)
     assert both.exists()
+
+
+def test_a_kill_amid_the_pictures_of_an_evaluation_leaves_no_line_of_it(small_workflow, tmp_path, monkeypatch):
+    """Seen before: the line came first, and the resumed run had no pictures from before training."""
+    monkeypatch.setattr(evaluation, "save_pictures", lambda *_: sys.exit("killed"))
+    with pytest.raises(SystemExit, match="killed"):
+        training.train(small_workflow(), tmp_path)
+    assert not (tmp_path / "evaluation.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("metadata", [[{}], [{}, 1]])
