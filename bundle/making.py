@@ -35,9 +35,7 @@ README, SETTINGS = "README.md", "settings.sh"
 RUNS = ("run.sh",)  # what may be executed
 ZIP = ".zip"
 MOST_OF_ONE_PATH = 300  # characters
-ZIP_DATE = time.mktime(
-    (2020, 1, 1, 0, 0, 0, 0, 0, -1)
-)  # of every file in it: two bundles of one workflow are the same to the byte
+ZIP_DATE = time.mktime((2020, 1, 1, 0, 0, 0, 0, 0, -1))  # of every file: two bundles of one workflow are equal
 
 
 def check_target(target: Path) -> None:

@@ -359,9 +359,8 @@ def quiet_libraries() -> None:
     """Leaves the terminal to our own progress: no bars while small files are loaded, no notes about unused weights."""
     environment.write_default("TRANSFORMERS_VERBOSITY", "error")
     environment.write_default("DIFFUSERS_VERBOSITY", "error")
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # it misses a kernel for CPUs, in which nothing is quantized
+    # It misses a kernel for CPUs, in which nothing is quantized.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

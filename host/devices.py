@@ -96,9 +96,7 @@ def available(device: torch.device) -> int:
         import torch
 
         free, total = torch.cuda.mem_get_info(device)
-        weights = sys.modules.get(
-            "comfy_aimdo.control"
-        )  # where ComfyUI's server keeps weights that torch knows nothing of
+        weights = sys.modules.get("comfy_aimdo.control")  # where ComfyUI's server keeps weights unknown to torch
         return min(
             total, free + torch.cuda.memory_reserved(device) + (weights.get_total_vram_usage() if weights else 0)
         )

@@ -34,9 +34,7 @@ def _prompt_files() -> list[str]:
     lists = [name for name in names if not name.endswith((PAIRS, OPINIONS))]  # which are no lists of prompts
     pictures = set(names_in(paths.input_folders(), file_of(*PICTURE_SUFFIXES), INPUT_DEPTH))
     of_pictures = {os.path.splitext(name)[0] for name in pictures}
-    pairs = {
-        name for name in lists if os.path.splitext(name)[0] in of_pictures
-    }  # a picture's text, in a folder of such pairs
+    pairs = {name for name in lists if os.path.splitext(name)[0] in of_pictures}  # a picture's text
     below = {name.rpartition("/")[0] for name in pairs if "/" in name}
     return [*sorted(below), *(name for name in lists if name not in pairs or "/" not in name)]
 
@@ -61,11 +59,7 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
     "devices": lambda: ["auto", "cpu", *machine.accelerators()],
     "encoders": lambda: paths.list_models("preprocessor_config.json"),
     "networks": _networks,
-    "pair_folders": lambda: names_in(
-        paths.input_folders(),
-        lambda entry: is_folder(entry) and os.path.isfile(os.path.join(entry.path, PAIRS)),
-        INPUT_DEPTH,
-    ),
+    "pair_folders": lambda: names_in(paths.input_folders(), folder_with(PAIRS), INPUT_DEPTH),
     "picture_folders": _picture_folders,
     "prompt_files": _prompt_files,
     "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
@@ -135,6 +129,11 @@ def file_of(*suffixes: str) -> Wanted:
 
 def is_folder(entry: os.DirEntry) -> bool:
     return entry.is_dir(follow_symlinks=False)
+
+
+def folder_with(marker: str) -> Wanted:
+    """A folder that holds a file of that name."""
+    return lambda entry: is_folder(entry) and os.path.isfile(os.path.join(entry.path, marker))
 
 
 def _below(folder: Path, wanted: Wanted, depth: int) -> Iterator[str]:

@@ -320,9 +320,7 @@ class _Record:
         fix = "put the file back, or choose another --output"
         fields = {"prompts": TEXTS, "metadata": maybe(OBJECTS)}
         kept = read_json(folder / SETTINGS, fields=fields, fix=fix)
-        before: dict[str, Any] = (
-            {"noise": "seed"} | kept if kept else {"prompts": []}
-        )  # of a time when no noise was named
+        before: dict[str, Any] = {"noise": "seed"} | kept if kept else {"prompts": []}  # an older one names no noise
         for name, value in fixed.items():
             if before.get(name, value) != value:
                 raise RunError(

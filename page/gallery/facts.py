@@ -88,9 +88,7 @@ def shown(text: str, most: int) -> str:
 
 def _of_graph(found: Carried) -> dict[str, Any]:
     try:
-        content = json_files.parse(
-            found.texts["prompt"].replace("[NaN]", "[null]")
-        )  # which ComfyUI writes of IS_CHANGED
+        content = json_files.parse(found.texts["prompt"].replace("[NaN]", "[null]"))  # NaN: ComfyUI's IS_CHANGED
     except ValueError as error:
         found.left_out.append(f"its graph {shown(str(error), 200)}")
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +62,12 @@ class Selection:
             and good(about.get(row[1], nothing))
         ]
         if self.order == "stars":
-            of = {row[1]: about.get(row[1], nothing) for row in chosen}
-            rank = {
-                name: (opinion["stars"] + 2 * opinion["thumb"], opinion["better"] - opinion["worse"])
-                for name, opinion in of.items()
-            }
-            chosen.sort(key=lambda row: rank[row[1]], reverse=True)
+
+            def rank(row: Sequence[Any]) -> tuple[int, int]:
+                opinion = about.get(row[1], nothing)
+                return opinion["stars"] + 2 * opinion["thumb"], opinion["better"] - opinion["worse"]
+
+            chosen.sort(key=rank, reverse=True)
         elif self.order == "taste":
             chosen.sort(key=lambda row: score_of(taste, row[1]) or -1.0, reverse=True)
         groups: dict[str, tuple[str, list[str]]] = {}

@@ -3,6 +3,7 @@ turned, lines of votes, opinions and pairs, canvases with subgraphs inside thems
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import itertools
@@ -210,7 +211,9 @@ def change(value, random, options=VALUES):
     if random.random() < 0.2:
         del value[key]
     else:
-        value[random.choice([key] * 9 + ["kind"]) if isinstance(value, dict) else key] = random.choice(options)
+        value[random.choice([key] * 9 + ["kind"]) if isinstance(value, dict) else key] = copy.deepcopy(
+            random.choice(options)
+        )
 
 
 def spoilt_lines(seed):

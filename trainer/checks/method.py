@@ -83,10 +83,8 @@ def _update(graph: _Graph) -> Iterator[Problem]:
         kind = graph.nodes[step].class_type
         matching, follows = kind == MATCHING_NODE, kind == GRADIENT_NODE
         if follows and "advantages" in graph.nodes[step].links:
-            follows, matching = (
-                False,
-                graph.values[step]["also"] != "grpo",
-            )  # what the other gradient refuses, this does
+            # What the other gradient refuses, this does.
+            follows, matching = False, graph.values[step]["also"] != "grpo"
         for sampler in sorted(graph.samplers[step]):
             if graph.nodes[sampler].class_type in GIVEN_NODES:
                 if kind != MATCHING_NODE:

@@ -89,7 +89,11 @@ def load(
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor, which reads pictures too
     limit = min(rules.most_tokens, tokenizer.model_max_length) if tokenizer is not None else rules.most_tokens
     model = family(pipeline, path, options.max_sequence_length or limit)
-    model.visitors = {name for name in family.COMPONENTS if options.offloads(name)}
+    # On the device only while they work.
+    offloaded = {"text_encoder": options.offload_encoders, "vae": options.offload_vae}
+    model.visitors = {
+        name for name in family.COMPONENTS if any(on and name.startswith(kind) for kind, on in offloaded.items())
+    }
     if options.vae_tiling:
         pipeline.vae.enable_tiling()
     for network in model.experts.values():

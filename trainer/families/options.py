@@ -29,10 +29,6 @@ class LoadOptions:
     offload_vae: bool = False
     shard: bool = False
 
-    def offloads(self, component: str) -> bool:
-        """Whether that component of the pipeline is on the device only while it works."""
-        return self.offload_encoders and component.startswith("text_encoder") or self.offload_vae and component == "vae"
-
 
 def conflict(training: str, options: Mapping) -> Misfit | None:
     """Options of `load_flow_model` that do not go together, with the one to change."""

@@ -76,9 +76,8 @@ def evaluate(
     alone = one_by_one(judges)
     columns = dict(zip(alone, distributed.whole(score(alone, images, texts)[: len(rows)]).T, strict=True))
     images = distributed.whole(images[: len(rows)])
-    if compared := [
-        judge for judge in judges if judge not in alone
-    ]:  # those see a prompt's pictures of all seeds together
+    # The others see a prompt's pictures of all seeds together.
+    if compared := [judge for judge in judges if judge not in alone]:
         groups = [number % len(prompts) for number in range(len(pairs))]
         scores = distributed.each(score(compared, images, [text for text, _ in pairs], groups))[0]
         columns |= zip(compared, scores.T, strict=True)

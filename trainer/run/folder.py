@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...host import files, json_files, json_lines
 from ...host.errors import Expected
@@ -74,6 +75,12 @@ WRITTEN = (METRICS, EVALUATIONS, CHANGES, WORKFLOW, CANVAS, STATUS, BUDGET, STOP
 STATES = ("queued", "running", "idle", "finished", "stopped", "interrupted", "failed")
 
 
+def _nodes(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("class_type"), str) and isinstance(value.get("inputs"), dict)
+    )
+
+
 @dataclass(frozen=True)
 class OwnFile:
     """A JSON object in a run's folder.
@@ -129,12 +136,7 @@ FILES: dict[str, OwnFile] = {
     WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),
     WORKFLOW: OwnFile(
         fix="put the file back, or export the workflow again and train that with --output and --resume",
-        values=(
-            "a node with class_type and inputs",
-            lambda node: (
-                isinstance(node, dict) and [*map(type, map(node.get, ("class_type", "inputs")))] == [str, dict]
-            ),
-        ),
+        values=("a node with class_type and inputs", _nodes),
     ),
 }
 
@@ -149,20 +151,22 @@ def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
     try:
         content = json_files.read_json(folder / name, fields=file.fields, fix=file.fix)
         if content is not None and file.values:
-            expected, good = file.values
-            wrong = [
-                f"has {quoted(key)} = {quoted(value)}, and not {expected}"
-                for key, value in content.items()
-                if not good(value)
-            ]
-            if wrong or not content:
-                raise Damaged(folder / name, wrong[0] if wrong else f"holds nothing, and not {expected}", file.fix)
+            check_values(content, file.values, folder / name, file.fix)
     except Damaged as error:
         if not file.lost:
             raise
         say(f"{error.path} {error.wrong}; the run continues without it, but no longer knows {file.lost}")
         return None
     return content
+
+
+def check_values(content: dict, values: Check, path: Path, fix: str) -> None:
+    wanted, good = values
+    if not content:
+        raise Damaged(path, f"holds nothing, and not {wanted}", fix)
+    for name, value in content.items():
+        if not good(value):
+            raise Damaged(path, f"has {quoted(name)} = {quoted(value)}, and not {wanted}", fix)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

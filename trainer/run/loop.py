@@ -259,7 +259,8 @@ def differences(before: Mapping, now: Mapping) -> list[str]:
 def _summary(run: Run, total: int, say: Say) -> None:
     """Tells the run's result: every reward on the fixed prompts and seeds, before and after."""
     if len(run.evaluations) > 1:
-        first, last = run.evaluations[0]["rewards"], run.final_evaluation["rewards"]
+        rows = {row["iteration"]: row["rewards"] for row in run.evaluations}
+        first, last = run.evaluations[0]["rewards"], rows.get(run.adapter_iteration, run.evaluations[-1]["rewards"])
         for name, before in first.items():
             if name in last and None not in (before["mean"], last[name]["mean"]):
                 means = (f"{row[name]['mean']:.3f} ± {row[name]['standard_error']:.3f}" for row in (first, last))

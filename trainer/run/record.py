@@ -120,12 +120,6 @@ class Run:
         kept = (row.get("brake") or {}).get("kept") if row["iteration"] == self.iteration else None
         return self.iteration if kept is None else kept
 
-    @property
-    def final_evaluation(self) -> dict:
-        """The evaluation of the adapter which the run has, or else the last one."""
-        rows = {row["iteration"]: row for row in self.evaluations}
-        return rows.get(self.adapter_iteration, self.evaluations[-1])
-
     def curves(self) -> np.ndarray:
         return figures.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
 
