@@ -206,11 +206,15 @@ def _from_0_1(state: dict[str, Any]) -> dict[str, Any]:
     return {"memos": {"next_rollout": graph, **memos}, "old_policy": {"steps": 0, "differs": False}, **state}
 
 
+def _from_before_names(state: dict[str, Any], model: FlowModel) -> dict[str, Any]:
+    """Upgrades a state that said neither its base model nor its alpha: both are taken for those of `model`."""
+    adapter = model.policy.adapter
+    return {"base": model.identity, "lora_alpha": adapter.alpha if adapter is not None else None, **state}
+
+
 def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     policy, adapter = model.policy, read_tensors(checkpoint / ADAPTER)
-    # One from before names said neither its base model nor its alpha: both are taken for those of `model`.
-    own_alpha = policy.adapter.alpha if policy.adapter is not None else None
-    state = {"base": model.identity, "lora_alpha": own_alpha, **state}
+    state = _from_before_names(state, model)
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in policy.trainable_named().items()}:
         raise ValueError(f"{checkpoint} was made with another model or adapter")
     alpha = state["lora_alpha"] if policy.adapter is not None else 1.0
