@@ -222,7 +222,7 @@ def spoilt_lines(seed):
     name = random.choice(sorted(LINES))
     rows = json.loads(json.dumps(LINES[name]))
     for _ in range(random.choice([0, 1, 1, 1, 2])):
-        change(random.choice(rows), random)
+        change(random.choice([row for row in rows if row]), random)
     content = "".join(text_of(row) + "\n" for row in rows).encode()
     return name, content if random.random() < 0.7 else spoilt(content, random)
 
