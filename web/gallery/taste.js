@@ -7,7 +7,6 @@ import { button, h, setText } from "../sidebar/dom.js";
 const POLL_MS = 2000;
 
 const TEXT = {
-  title: t("My Taste"),
   on: t("Learn My Taste"),
   onTitle: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it"),
   encoder: t("Image encoder"),
