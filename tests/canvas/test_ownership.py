@@ -386,6 +386,8 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     seeds = {"OTCA_SDESampler": {"seed": 7}}
     one, two = tabs("one", seeds), tabs("two", seeds)
     assert said(one) == told("one")
+    both = results.coming(one.workflow.graph | {"90": one.workflow.graph[RUN]}).values()
+    assert len(both) == 2 and all("Training Runs of the same samples" in row["problem"] for row in both)
     one.queue(), one.queue(), two.queue()
     assert said(one) == told("one", 2)
     assert said(two) == told("two", 1)

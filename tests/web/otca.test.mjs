@@ -284,6 +284,13 @@ test("which run goes on is said, and another one can be chosen", async () => {
   await foreseen({ run: "quickstart-3", iteration: 0, other: null, at: [] });
   assert.match(textOf(run, "otca-curves-heading"), /^No iteration yet/, "those of another run would be taken for its own");
   assert.equal(run.roots[0].all("otca-curves-name").length, 0);
+
+  run.mode = 2;
+  api.answers.set("/otca/coming", {});
+  send("graphChanged");
+  await new Promise((done) => setTimeout(done, 150));
+  await settled();
+  assert.equal(said()[0].textContent, "Muted or bypassed: no Run is recorded.", "it still promised to continue");
   comfyuiMakes.prompt = null;
 });
 
