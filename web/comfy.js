@@ -25,6 +25,18 @@ export function nodeDefinition(node) {
   return /** @type {{nodeData?: Definition}} */ (/** @type {unknown} */ (node.constructor)).nodeData;
 }
 
+/**
+ * What a class of nodes has where a graph says nothing: {input: value}.
+ *
+ * @param {string} kind
+ * @returns {Record<string, unknown>}
+ */
+export function defaultsOf(kind) {
+  const { required, optional } = window.LiteGraph.registered_node_types[kind]?.nodeData?.input ?? {};
+  const inputs = Object.entries({ ...required, ...optional }).filter(([, [, options]]) => options && "default" in options);
+  return Object.fromEntries(inputs.map(([name, [, options]]) => [name, options?.default]));
+}
+
 function rootGraph() {
   return app.rootGraph ?? app.graph;
 }
@@ -787,7 +799,8 @@ function layOut(note) {
   run?.setSize([Math.max(run.size[0], RUN_WIDTH), run.size[1]]);
   for (const preview of graph.nodes.filter(isPreview)) preview.setSize(PREVIEW_SIZE);
   const uses = (/** @type {GraphNode} */ node) => (node.inputs ?? []).flatMap((_, slot) => node.getInputNode(slot) ?? []);
-  const nodes = graph.nodes.map((node) => ({ id: node, size: node.size, uses: uses(node), anywhere: isPreview(node), grows: node === run }));
+  const size = (/** @type {GraphNode} */ node) => [node.size[0], node.size[1] + (GAINS[node.type ?? ""] ?? 0)];
+  const nodes = graph.nodes.map((node) => ({ id: node, size: size(node), uses: uses(node), anywhere: isPreview(node), grows: node === run }));
   for (const [node, place] of inColumns(nodes)) node.pos = place;
   if (note) {
     const first = window.LiteGraph.createNode("MarkdownNote");
@@ -810,6 +823,8 @@ function isInView({ pos, size }) {
 
 const READABLE = 0.7; // how much the graph is magnified, at least, where a node is shown
 const OVERVIEW = 0.6; // and where a whole graph is, that nobody laid out
+/** @type {Record<string, number>} what lines make a node taller by, once it has run */
+const GAINS = { OTCA_MakeTrainable: 80, OTCA_LoadFlowModel: 80, OTCA_SaveLoRA: 60 };
 const RUN_WIDTH = 480; // of Training Run: two curves beside each other
 /** @type {[number, number][]} */
 const [NOTE_SIZE, PREVIEW_SIZE] = [[290, 560], [234, 300]];

@@ -74,7 +74,7 @@ interface Definition {
   display_name?: string;
   category: string;
   output: string[];
-  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean }?]>>>;
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean; default?: unknown }?]>>>;
 }
 
 interface NodeInput {
@@ -152,7 +152,7 @@ type Queued = { workflow_id?: string | null };
 
 interface Window {
   LGraphCanvas: { link_type_colors: Record<string, string> };
-  LiteGraph: { createNode(type: string): GraphNode };
+  LiteGraph: { createNode(type: string): GraphNode; registered_node_types: Record<string, { nodeData?: Definition } | undefined> };
 }
 
 /** A widget of ours, and which nodes it is put on. */

@@ -199,3 +199,17 @@ def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(sm
 
 def curve_points(path) -> int:
     return len(re.findall("[ML]", path.get_attribute("d")))
+
+
+def test_a_node_that_is_left_with_its_picture_open_is_opened_without_it(ran):
+    """It grew by the picture at each change of tabs, until the picture lay below the window."""
+    ran.show(9)
+    height = "() => app.graph.getNodeById(9).size[1]"
+    before = ran.page.evaluate(height)
+    ran.page.locator(".otca-heatmap canvas").focus()
+    ran.page.keyboard.press("ArrowDown")
+    ran.page.keyboard.press("Enter")
+    ran.wait("() => document.querySelector('.otca-heatmap-preview img')?.naturalWidth === 40")
+    assert ran.page.evaluate(height) > before
+    ran.page.evaluate("() => app.loadGraphData(app.graph.serialize())")
+    ran.wait(f"before => ({height})() === before", before)

@@ -64,6 +64,12 @@ test("settings that differ, by node and input; what is equal is left out", () =>
   assert.deepEqual(differingSettings([first, second]), [{ node: "Loader", input: "model", values: ["a", "b"] }]);
 });
 
+test("an input that a graph leaves out has its class's default", () => {
+  const [whole, short] = [{ 1: node("Load", { model: "a", device: "auto" }) }, { 1: node("Load", { model: "a" }) }];
+  assert.deepEqual(differingSettings([whole, short], () => ({ device: "auto" })), []);
+  assert.deepEqual(differingSettings([whole, short], () => ({ device: "cpu" }))[0].values, ["auto", "cpu"]);
+});
+
 test("a node that a run lacks, two of one title, and links by what they lead to", () => {
   const first = { 1: node("R", { w: 1 }, "Reward"), 2: node("R", { w: 2 }, "Reward"), 3: node("S", { from: ["1", 0] }, "Stack") };
   const second = { 5: node("R", { w: 1 }, "Reward"), 9: node("S", { from: ["10", 1] }, "Stack"), 10: node("M", { k: true }, "Mix") };

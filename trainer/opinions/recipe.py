@@ -60,7 +60,7 @@ class Recipe:
     held_out: int
     forwards: int
     memory: int | None
-    said: str
+    said: tuple[str, ...]
 
 
 def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = "train") -> Recipe:
@@ -106,8 +106,7 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
         memory = needs.read(graph)[0].needs.total if model != TEMPLATE else None  # the tiny model fits everywhere
     except ValueError as error:
         remarks.append(f"Memory is not known: {error}")
-    text = ". ".join(remarks)
-    return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, text)
+    return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, tuple(remarks))
 
 
 def _tag(store: Store, chosen: list[str], tag: str) -> None:

@@ -31,6 +31,7 @@ export function setupGallery(comfy) {
       });
       container.replaceChildren(view.element);
       container.classList.add("otca-sidebar-container");
+      view.focus();
     },
     destroy() {
       view?.dispose();

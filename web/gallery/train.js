@@ -79,7 +79,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
       form === "pairs" ? TEXT.pairs(items, held) : TEXT.pictures(items, held),
       TEXT.cost(forwards, minutes(0.1), minutes(1)),
       memory !== null && TEXT.memory(fileSize(memory)),
-      said,
+      ...said,
     ];
     told.replaceChildren(...lines.filter(Boolean).map((line) => h("li.otca-note", {}, line)));
     open.disabled = false;

@@ -113,9 +113,10 @@ const NAME_OF_THE_RUN = "run_name"; // differs always, and heads the columns
  *
  * @param {Prompt[]} prompts
  * @returns {{node: string, input: string, values: (string | null)[]}[]}
+ * @param {(kind: string) => Record<string, unknown>} [defaultsOf] what a node's class has where a graph says nothing
  */
-export function differingSettings(prompts) {
-  const tables = prompts.map(settingsOf);
+export function differingSettings(prompts, defaultsOf = () => ({})) {
+  const tables = prompts.map((prompt) => settingsOf(prompt, defaultsOf));
   const rows = new Map(tables.flatMap((table) => [...table].map(([key, { node, input }]) => [key, { node, input }])));
   return [...rows].flatMap(([key, { node, input }]) => {
     const values = tables.map((table) => table.get(key)?.text ?? null);
@@ -125,14 +126,15 @@ export function differingSettings(prompts) {
 
 /**
  * @param {Prompt} prompt
+ * @param {(kind: string) => Record<string, unknown>} defaultsOf
  * @returns {Map<string, {node: string, input: string, text: string}>}
  */
-function settingsOf(prompt) {
+function settingsOf(prompt, defaultsOf) {
   const names = namesOf(prompt);
   const settings = new Map();
   for (const [id, { class_type: kind, inputs }] of Object.entries(prompt)) {
     const node = names.get(id) ?? "";
-    for (const [input, value] of Object.entries(inputs)) {
+    for (const [input, value] of Object.entries({ ...defaultsOf(kind), ...inputs })) {
       if (kind === "OTCA_TrainingRun" && input === NAME_OF_THE_RUN) continue;
       settings.set(`${kind}\n${node}\n${input}`, { node, input, text: valueText(value, names) });
     }

@@ -49,7 +49,7 @@ const TEXT = {
 export async function compareRuns(comfy, runs) {
   const compared = await Promise.all(runs.map((run) => read(comfy, run)));
   const parts = [curvesPart(comfy, compared), picturesPart(comfy, compared)];
-  const dialog = openDialog(TEXT.title, legend(compared), ...parts.map(({ element }) => element), settingsPart(compared));
+  const dialog = openDialog(TEXT.title, legend(compared), ...parts.map(({ element }) => element), settingsPart(comfy, compared));
   dialog.classList.add("otca-compare");
   dialog.addEventListener("close", () => parts.forEach(({ dispose }) => dispose()));
   for (const { start } of parts) start();
@@ -234,11 +234,14 @@ function picturesPart(comfy, compared) {
   return { element: section(TEXT.samples, null, drawn), start: show, dispose() {} };
 }
 
-/** @param {import("../lib/compare.js").Compared[]} compared */
-function settingsPart(compared) {
+/**
+ * @param {Comfy} comfy
+ * @param {import("../lib/compare.js").Compared[]} compared
+ */
+function settingsPart(comfy, compared) {
   const read = compared.filter(({ prompt }) => prompt);
   const unread = compared.filter(({ prompt }) => !prompt).map(({ run }) => run.id);
-  const rows = differingSettings(read.map(({ prompt }) => /** @type {Prompt} */ (prompt)));
+  const rows = differingSettings(read.map(({ prompt }) => /** @type {Prompt} */ (prompt)), comfy.defaultsOf);
   const cell = (/** @type {string | null} */ value) => h("td", { title: value ?? undefined }, value ?? TEXT.missing);
   const table = h(
     "div.otca-settings",

@@ -47,7 +47,7 @@ export function overlayChart() {
           if (y === null) return;
           const x = toX(xs[index]);
           svg.append(s("circle", { cx: x, cy: toY(y), r: 2.8, fill: color }));
-          svg.append(s("line.otca-error-bar", { x1: x, x2: x, y1: toY(y - errors[index]), y2: toY(y + errors[index]), stroke: color }));
+          svg.append(s("line.otca-error-bar", { x1: x, x2: x, y1: toY(y - errors[index]), y2: toY(y + errors[index]), style: `stroke: ${color}` }));
         });
       }
       const span = shownX[1] - shownX[0];

@@ -16,6 +16,7 @@ const CELLS_HEIGHT = { least: 150, perRow: READABLE, most: 320 };
 const AROUND = 68; // toolbar, legend and paddings
 const NOTE_HEIGHT = 34; // of two lines
 const PREVIEW_HEIGHT = 194;
+const HEIGHT = "height without the preview"; // property of a node that shows it: what it goes back to
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
 
@@ -210,6 +211,7 @@ class Heatmap {
    * @param {any} data
    */
   show(kind, data) {
+    if (kind === "opened") this.closed();
     this.showHold(); // on any occasion: the graph does not tell when a control changes
     if (kind === "credit" && this.state.advantages && heatmap.haveSameCells(data, this.state.credit)) {
       this.coming = data; // shown with its advantages, which come next: else every iteration would show other colours first
@@ -557,9 +559,21 @@ class Heatmap {
   previewToggled(isOpen, hadFocus) {
     this.root.style.minHeight = `${this.minHeight()}px`;
     const [width, height] = this.node.size;
-    this.node.setSize([width, height + (isOpen ? PREVIEW_HEIGHT : -PREVIEW_HEIGHT)]);
+    if (isOpen) {
+      this.node.properties[HEIGHT] = String(height);
+      this.node.setSize([width, height + PREVIEW_HEIGHT]);
+    }
+    this.closed();
     this.comfy.growNode(this.node);
     if (hadFocus) this.canvas.focus();
+  }
+
+  /** A node that is saved, or left, while its preview is open is opened without it: it has the height of before again. */
+  closed() {
+    const { properties, size } = this.node;
+    if (this.preview.isOpen || !properties[HEIGHT]) return;
+    this.node.setSize([size[0], Number(properties[HEIGHT])]);
+    delete properties[HEIGHT];
   }
 
   dispose() {

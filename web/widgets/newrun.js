@@ -8,7 +8,7 @@ const PAUSE = 200; // ms without a change of the queue, which is read whole
 const TEXT = {
   train: t("Train {count}", { count: MANY }),
   stop: (/** @type {number} */ count) => t("Stop after this one ({count} left)", { count }),
-  out: (/** @type {number} */ count) => t("{count} Runs were taken out of the queue. {train} goes on from here.", { count, train: TEXT.train }),
+  out: (/** @type {number} */ count) => t("{count} Runs were taken out of the queue. Press {train} to go on from here.", { count, train: TEXT.train }),
   begin: t("New run"),
 };
 

@@ -59,7 +59,7 @@ def test_a_group_with_only_likes_has_no_pair_and_that_is_said_with_what_to_do(ga
     ids = gallery(5)
     thumbs(gallery.store, **dict.fromkeys(ids, 1))
     with pytest.raises(
-        PairError, match="0 pairs from 5 opinions.*5 pictures have no other one.*set learn_from to pictures"
+        PairError, match="0 pairs from 5 opinions.*5 pictures have no partner.*set learn_from to pictures"
     ):
         made()
     assert [group.items[0].value for group in made("pictures").groups] == [1.0] * 5
