@@ -694,10 +694,13 @@ export function onExecution({ started, cached, failed, interrupted }) {
 /** @param {number} count how often the graph that is open is queued, as by ComfyUI's Run with that number beside it */
 export const queueRuns = (count) => app.queuePrompt(0, count);
 
-/** The ids of the prompts of the open workflow that wait in the queue. */
-export async function waitingHere() {
-  const { queue_pending: pending } = await getJson("/queue");
-  const ours = pending.filter((/** @type {any[]} */ [, , , extra]) => isOfOpenWorkflow({ workflow_id: extra.extra_pnginfo?.workflow?.id }));
+/**
+ * The ids of the prompts of the open workflow that wait in the queue, or of the one that runs.
+ *
+ * @param {"queue_pending" | "queue_running"} [state]
+ */
+export async function waitingHere(state = "queue_pending") {
+  const ours = (await getJson("/queue"))[state].filter((/** @type {any[]} */ [, , , extra]) => isOfOpenWorkflow({ workflow_id: extra.extra_pnginfo?.workflow?.id }));
   return ours.map((/** @type {[number, string]} */ [, id]) => id);
 }
 
@@ -729,9 +732,13 @@ async function workflowOf(prompt) {
   return extra.extra_pnginfo?.workflow?.id;
 }
 
-/** ComfyUI's own Stop: ends the prompt that runs. */
-export function interrupt() {
-  return api.interrupt(null);
+/**
+ * ComfyUI's own Stop: ends the prompt that runs.
+ *
+ * @param {string | null} [prompt] its id: no other one is ended
+ */
+export function interrupt(prompt = null) {
+  return api.interrupt(prompt);
 }
 
 /**

@@ -173,7 +173,7 @@ comfy.app.registerExtension({
     comfy.onMissingPackages((missing) => showMissing(comfy, missing));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
-    const votes = votePanel(comfy, { stop: comfy.interrupt });
+    const votes = votePanel(comfy, { stop: () => comfy.interrupt() });
     comfy.onQuestions(votes.refresh);
     comfy.onReconnected(votes.refresh);
     votes.refresh();

@@ -204,6 +204,25 @@ test("one click queues twenty Runs of the graph that is open", async () => {
   delete app.queuePrompt;
 });
 
+test("the red X also ends the Run that ComfyUI has begun by then, and no other workflow's", async () => {
+  const { app } = await import("./comfyui.mjs");
+  const run = made(12, RUN);
+  await load("a", run);
+  const entry = (id, workflow) => [1, id, {}, { extra_pnginfo: { workflow: { id: workflow } } }];
+  const queue = { queue_running: [entry("begun", "a"), entry("other", "b")], queue_pending: [entry("waits", "a")] };
+  api.answers.set("/queue", queue);
+  const ended = [];
+  api.interrupt = async (id) => ended.push(id);
+  app.queuePrompt = async () => {};
+  run.widgets.find(({ name }) => name === "Train 20").callback();
+  await settled();
+  api.answers.set("/history/stopped", { stopped: { prompt: entry("stopped", "a") } });
+  send("execution_interrupted", { prompt_id: "stopped" });
+  await settled();
+  assert.deepEqual(ended, ["begun"]);
+  delete app.queuePrompt;
+});
+
 test("a new run has the next free name and begins with a fresh adapter", async () => {
   const run = made(12, RUN);
   const loader = made(1, LOADER);

@@ -4,7 +4,7 @@ import { OBJECTIVES } from "../lib/color.js";
 import { errorBars, runningMean } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
-import { agreement } from "../lib/learned.js";
+import { agreement, learned } from "../lib/learned.js";
 import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { h, section } from "./dom.js";
@@ -188,7 +188,7 @@ function rewardModel({ name, key }, color) {
       ],
       dots: errorBars(evaluations, name),
       marks: changes,
-      rest: significant(mean.at(-1)),
+      rest: learned(evaluations, name)?.ends ?? significant(mean.at(-1)), // the dots are to be judged by
     };
   };
 }

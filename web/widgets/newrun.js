@@ -58,6 +58,12 @@ export const newRunWidget = {
       if (count) comfy.toast("info", TEXT.train, TEXT.out(count));
     }
 
+    /** The red X ends one Run, and ComfyUI has begun the next when it says so. */
+    async function end() {
+      await stop();
+      for (const id of await comfy.waitingHere("queue_running")) await comfy.interrupt(id);
+    }
+
     async function empty() {
       const waiting = await comfy.waitingHere();
       if (waiting.length) await comfy.takeOut(waiting);
@@ -74,7 +80,7 @@ export const newRunWidget = {
     return {
       /** The queue has changed: {waiting}, with the one that runs; or that one was stopped, and with it what Train 20 queued. */
       show(kind, data) {
-        if (kind === "interrupted" && isMany) reported(stop());
+        if (kind === "interrupted" && isMany) reported(end());
         if (kind !== "queue") return;
         clearTimeout(looking);
         if (data.waiting > 1) {
