@@ -114,7 +114,7 @@ function curvesPart(comfy, compared) {
   const metrics = sharedMetrics(compared);
   const metric = choice(TEXT.metric, [], () => show());
   for (const [kind, label] of Object.entries(TEXT.kinds)) {
-    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, kind === "reward" ? TEXT.each(text) : chartName(key) ?? text));
+    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, kind === "reward" || kind === "held_out" ? TEXT.each(text) : chartName(key) ?? text));
     if (options.length) metric.append(h("optgroup", { label }, options));
   }
   const axis = choice(TEXT.axis, [["iterations", TEXT.iterations], ["seconds", TEXT.seconds]], () => show());
