@@ -324,16 +324,16 @@ export async function lastResults() {
 }
 
 /**
- * Which run each Training Run of the open workflow would go on with: {id: Coming}. None if another workflow was opened meanwhile.
+ * Which run each Training Run of the open workflow would go on with: {id: Coming}. null if another workflow was opened meanwhile.
  *
- * @returns {Promise<Record<string, Coming>>}
+ * @returns {Promise<Record<string, Coming> | null>}
  */
 export async function comingRuns() {
   const asked = rootGraph().id;
   const { output } = await exportedGraph();
   if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_TrainingRun")) return {};
   const runs = await postJson("/otca/coming", { prompt: output });
-  return asked === rootGraph().id ? runs : {};
+  return asked === rootGraph().id ? runs : null;
 }
 
 /**

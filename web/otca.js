@@ -102,8 +102,8 @@ const showWantsSoon = soon(
   () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
 const foreseeSoon = soon(async () => {
-  /** @type {Record<string, Coming>} */
-  const runs = await comfy.comingRuns().catch(() => ({})); // of what is wrong with a graph, its Run will tell
+  const runs = await comfy.comingRuns().catch(() => null); // of what is wrong with a graph, its Run will tell
+  if (!runs) return;
   const coming = Object.values(runs);
   if (coming.length) comfy.goOnAt(coming.flatMap(({ at = [] }) => at));
   for (const { id } of comfy.allNodes()) deliver("coming", runs[id] ?? {}, id);
