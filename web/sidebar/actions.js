@@ -71,7 +71,7 @@ async function begin(comfy, { title, route, suffix, instead, ask, showRun }) {
   const graph = await comfy.exportedGraph();
   const [word, { runs }, comings] = await Promise.all([comfy.trainingsWord(), comfy.getJson("/otca/runs"), comfy.comingRuns()]);
   const taken = runs.map((/** @type {Run} */ run) => run.id);
-  const goesOn = Object.values(comings).find(({ iteration }) => iteration > 0)?.run;
+  const goesOn = Object.values(comings ?? {}).find(({ iteration }) => iteration > 0)?.run;
   if (!word.given) {
     const name = uniqueName(`${runNameOf(graph.output)}${suffix}`, taken);
     const answer = await comfy.postJson("/otca/export", { prompt: graph.output, name });
