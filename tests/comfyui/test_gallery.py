@@ -249,6 +249,7 @@ def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
         canvas.page.locator("dialog.otca-dialog[open]").wait_for()
         found[name] = canvas.page.evaluate(AXE, "dialog.otca-dialog[open]")
         canvas.page.keyboard.press("Escape")
+    canvas.page.unroute("**/otca/gallery/workflow")
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.evaluate(choose, "dark")
     assert not any(found.values()), json.dumps(found, indent=1)
