@@ -17,7 +17,7 @@ HOW = "name axe.min.js by AXE_CORE, or install it beside the repository (docs/ma
 # Only what hinders somebody. Rules about whole pages are ComfyUI's affair.
 AXE = """async selector => {
     const { violations } = await axe.run(selector, { rules: { region: { enabled: false } } });
-    const grave = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+    const grave = violations.filter(({ impact }) => ["moderate", "serious", "critical"].includes(impact));
     return grave.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => [id, html.slice(0, 200), failureSummary]));
 }"""
 
