@@ -295,7 +295,8 @@ def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, t
     for node, entry in workflow.items():
         defaults = _defaults(node, entry, node_classes.get(entry["class_type"]))
         lines = [
-            f'<tr><td>{escape(name)}</td><td class="value"><div>{_setting(value, defaults.get(name, value))}</div></td></tr>'
+            f'<tr><td>{escape(name)}</td><td class="value">'
+            f'<div tabindex="0">{_setting(value, defaults.get(name, value))}</div></td></tr>'
             for name, value in entry["inputs"].items()
             if not graph.is_link(value)
         ]
