@@ -214,7 +214,7 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     if gone:
         notes.append(f"{gone} opinions are about pictures that are gone, changed or cannot be read, and are left out")
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
-        notes.append(f"{single} pictures have no partner of which you think otherwise: learn_from = pictures takes them")
+        notes.append(f"{single} pictures have no partner with another opinion: learn_from = pictures takes them")
     if len(groups) < LEAST:
         other = "give more opinions" + (
             ", or set learn_from to pictures" if form == PAIRS and len(alone) >= LEAST else ""
