@@ -5,6 +5,7 @@ It also trains: that is how the sidebar starts it, see page/test_jobs.py.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,14 @@ def test_rewards_and_families_are_found_under_the_name_that_comfyui_gives(clone,
     answer = python("-c", AS_COMFYUI_DOES, clone, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert {"ShapesAccuracy", "HTTPReward", "Flux2Klein"} <= set(answer.stdout.split())
+
+
+def test_its_tests_run_in_a_folder_whose_name_is_that_of_no_package(tmp_path):
+    """As in a clone's ComfyUI-OTCA, where pytest took the root for a package and imported none of them."""
+    folder = tmp_path / "ComfyUI-OTCA"
+    (folder / "tests").mkdir(parents=True)
+    for name in ("__init__.py", "pyproject.toml", "tests/conftest.py"):
+        shutil.copyfile(ROOT / name, folder / name)
+    (folder / "tests" / "test_any.py").write_text("def test_any(): pass\n")
+    answer = python("-m", "pytest", "-q", "-p", "no:xdist", cwd=folder)
+    assert answer.returncode == 0, answer.stdout
