@@ -87,10 +87,13 @@ def test_stop_in_the_middle_of_a_hundred_pictures_and_run_again(server, pictures
     before = asked(server)
     assert 40 <= before < PICTURES - 1
     assert "execution_success" in server.run(scoring("first"))
-    assert asked(server) == PICTURES - 1, "each picture but the broken one, once"
+    again = asked(server) - (PICTURES - 1)
+    assert 0 <= again <= 4, (
+        "each picture but the broken one, once, and those again at which Stop came before their answer"
+    )
     first = saved(server, "first")
     assert len(first) == PICTURES - 1 and f"{BROKEN:03d}.png" not in first
     assert all(map(math.isfinite, first.values())) and len({round(value, 6) for value in first.values()}) > 50
     assert "execution_success" in server.run(scoring("second", name="vlm_judge", batch_size=7))
-    assert asked(server) == 2 * (PICTURES - 1), "another node has another memory"
+    assert asked(server) == 2 * (PICTURES - 1) + again, "another node has another memory"
     assert saved(server, "second") == pytest.approx(first, abs=1e-5)
