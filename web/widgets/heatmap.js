@@ -211,7 +211,7 @@ class Heatmap {
    * @param {any} data
    */
   show(kind, data) {
-    if (kind === "opened") this.closed();
+    if (kind === "opened") this.restoreHeight();
     this.showHold(); // on any occasion: the graph does not tell when a control changes
     if (kind === "credit" && this.state.advantages && heatmap.haveSameCells(data, this.state.credit)) {
       this.coming = data; // shown with its advantages, which come next: else every iteration would show other colours first
@@ -563,13 +563,13 @@ class Heatmap {
       this.node.properties[HEIGHT] = String(height);
       this.node.setSize([width, height + PREVIEW_HEIGHT]);
     }
-    this.closed();
+    this.restoreHeight();
     this.comfy.growNode(this.node);
     if (hadFocus) this.canvas.focus();
   }
 
   /** A node that is saved, or left, while its preview is open is opened without it: it has the height of before again. */
-  closed() {
+  restoreHeight() {
     const { properties, size } = this.node;
     if (this.preview.isOpen || !properties[HEIGHT]) return;
     this.node.setSize([size[0], Number(properties[HEIGHT])]);
