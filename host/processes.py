@@ -18,6 +18,7 @@ STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # whom torchrun asked to end 
 FOLDER = str(Path(__file__).resolve().parents[1])  # a plain clone is not installed, or is not the one that is
 WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 PIPE = subprocess.PIPE
+ENDED: list[BaseException] = []  # what torchrun ended with, kept to the end of this process
 
 Process = subprocess.Popen
 
@@ -72,6 +73,9 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     try:
         torchrun([*options, FOLDER, *arguments])
     except SignalException as stopped:
+        # Its frames hold torchrun's rendezvous. If that went now, the last that holds it could be the thread of its own
+        # timer, which would wait for its own end: a RuntimeError that nobody asked for
+        ENDED.append(stopped)
         return 128 + stopped.sigval
     except ChildFailedError as failed:
         codes = {rank: failure.exitcode for rank, failure in sorted(failed.failures.items())}

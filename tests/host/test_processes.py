@@ -7,12 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 
+from comfyui_otca.host import processes
 from comfyui_otca.tests.training import assert_same_tensors, untimed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +120,40 @@ def test_a_killed_one_ends_all_and_is_named(start, folder):
     assert "process 1 was killed by SIGKILL. --resume continues from the last checkpoint" in errors
     assert "otca process 0: " in errors and "Traceback" not in errors
     assert status(folder / "killed") == "failed"
+
+
+def test_a_stop_in_the_midst_of_a_heartbeat_leaves_no_error(monkeypatch):
+    """Torchrun's rendezvous outlives the launch: its timer's thread would else wait for itself."""
+    inside, outside, errors = threading.Event(), threading.Event(), []
+
+    class Rendezvous:
+        def __init__(self):
+            self.timer = _PeriodicTimer(timedelta(milliseconds=1), self.beat, weakref.ref(self))
+            self.timer.start()
+
+        @staticmethod
+        def beat(reference):
+            rendezvous = reference()
+            inside.set()
+            outside.wait()
+            del rendezvous
+
+    def torchrun(options):
+        rendezvous = Rendezvous()
+        inside.wait()
+        raise SignalException(f"{rendezvous} {options}", signal.SIGTERM)
+
+    monkeypatch.setattr("torch.distributed.run.main", torchrun)
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    monkeypatch.setattr(processes, "ENDED", [])
+    assert processes.launch(2, 0, ["train"]) == 143
+    thread = next(thread for thread in threading.enumerate() if thread.name == "PeriodicTimer")
+    inside.clear()
+    outside.set()
+    beaten = inside.wait(9)  # it lives, and beats again
+    processes.ENDED.clear()
+    thread.join(PATIENCE)
+    assert beaten and errors == []
 
 
 def test_bad_input_is_told_once_and_not_tried_again(start, folder, undisturbed):
