@@ -29,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    from .commands.options import EXIT_BAD_INPUT
+    from .host import environment
     from .host.errors import Expected
     from .host.text import shorten_logs
 
@@ -38,8 +40,14 @@ def _run(arguments: list[str]) -> int:
     try:
         return options.command(options)
     except (Expected, ValueError, OSError) as error:  # ValueError: of a library, about what it was given
-        _complain(error)
-        return _exit_code(error)
+        process, message = environment.read("RANK"), str(error)
+        if isinstance(error, OSError) and "Fix:" not in message:  # the system's own words
+            message += ". Fix: make that place readable and writable and free its disk, or name another one"
+        print(f"otca{f' process {process}' if process else ''}: {message}", file=sys.stderr)
+        # Returns EXIT_BAD_INPUT for an error in what the user gave, 1 for any other
+        if isinstance(error, Expected):
+            return EXIT_BAD_INPUT if error.status < 500 else 1
+        return EXIT_BAD_INPUT if isinstance(error, ValueError | FileNotFoundError) else 1
 
 
 class _Output:
@@ -87,25 +95,6 @@ def parser() -> argparse.ArgumentParser:
     for add in COMMANDS:
         add(commands)
     return otca
-
-
-def _complain(error: BaseException) -> None:
-    from .host import environment
-
-    process, message = environment.read("RANK"), str(error)
-    if isinstance(error, OSError) and "Fix:" not in message:  # the system's own words
-        message += ". Fix: make that place readable and writable and free its disk, or name another one"
-    print(f"otca{f' process {process}' if process else ''}: {message}", file=sys.stderr)
-
-
-def _exit_code(error: Exception) -> int:
-    """Returns EXIT_BAD_INPUT for an error in what the user gave, 1 for any other."""
-    from .commands.options import EXIT_BAD_INPUT
-    from .host.errors import Expected
-
-    if isinstance(error, Expected):
-        return EXIT_BAD_INPUT if error.status < 500 else 1
-    return EXIT_BAD_INPUT if isinstance(error, ValueError | FileNotFoundError) else 1
 
 
 def _main_of_clone():

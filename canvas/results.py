@@ -91,25 +91,29 @@ def shown(
     ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
     if trajectories is not None:
         made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
-        _look_at(node, trajectories, made_by)
+        # Predictions are held of one workflow, the one that ran last
+        workflow = comfyui.running_workflow_id()
+        for (of, _), look in _looks.items():
+            if of != workflow:
+                look.let_go()
+        _looks.pop((workflow, node), None)
+        if trajectories.predictions is not None and trajectories.model is not None:
+            _looks[workflow, node] = Look(trajectories, trajectories.predictions, trajectories.model, made_by)
     return {"ui": ui, "result": result}
-
-
-def _look_at(node: str, trajectories: Trajectories, made_by: str) -> None:
-    """Predictions are held of one workflow, the one that ran last."""
-    workflow = comfyui.running_workflow_id()
-    for (of, _), look in _looks.items():
-        if of != workflow:
-            look.let_go()
-    _looks.pop((workflow, node), None)
-    if trajectories.predictions is not None and trajectories.model is not None:
-        _looks[workflow, node] = Look(trajectories, trajectories.predictions, trajectories.model, made_by)
 
 
 def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
     """Remembers what a node shows, with what made it, and sends it to the page."""
     workflow = comfyui.running_workflow_id()
-    _keep_recent(workflow)
+    # Forgets the workflow that ran longest ago if there are too many: a result holds pictures
+    _recent.pop(workflow, None)
+    _recent[workflow] = None
+    if len(_recent) > MOST_WORKFLOWS:
+        oldest = next(iter(_recent))
+        del _recent[oldest]
+        for held in (_results, _looks, _runs):
+            for key in [key for key in held if key[0] == oldest]:
+                del held[key]
     made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
     below = lineage.runs_below(prompt, node) if node in prompt else []
     run = next(filter(None, (_runs.get((workflow, recording)) for recording in below)), None)
@@ -139,18 +143,6 @@ def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dic
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
     """The results that a node showed last, by kind; also what a script queued, whose graph has no workflow id."""
     return _results.get((workflow, node)) or _results.get((None, node), {})
-
-
-def _keep_recent(workflow: str | None) -> None:
-    """Forgets the workflow that ran longest ago if there are too many: a result holds pictures."""
-    _recent.pop(workflow, None)
-    _recent[workflow] = None
-    if len(_recent) > MOST_WORKFLOWS:
-        oldest = next(iter(_recent))
-        del _recent[oldest]
-        for held in (_results, _looks, _runs):
-            for key in [key for key in held if key[0] == oldest]:
-                del held[key]
 
 
 def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None) -> None:

@@ -38,14 +38,22 @@ def sample(arguments: argparse.Namespace) -> int:
     With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
     """
     from ..inference import guidance
-    from ..inference.loading import sample_to_file
+    from ..inference.loading import pair_to_folder, sample_to_file
     from ..trainer.prompts import prompt_of
 
     guides = [guidance.parse(text) for text in arguments.guide]
     arguments.prompt = list(map(prompt_of, arguments.prompt))
     options.begin(arguments, arguments.source, *(guide.source for guide in guides))
     if arguments.pair:
-        return _pair(arguments)
+        others = ("output", "guide", "steps", "size", "frames")
+        if len(arguments.prompt) > 1 or (set_options := [f"--{name}" for name in others if getattr(arguments, name)]):
+            extra = "a second --prompt" if len(arguments.prompt) > 1 else set_options[0]
+            raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
+        classes = options.classes_of_run(arguments, arguments.source)
+        folder = Path(arguments.source).expanduser()
+        pair_to_folder(folder, arguments.prompt[0], arguments.seed, arguments.pair, classes, options.say)
+        print(arguments.pair)
+        return 0
     path = sample_to_file(
         arguments.source,
         arguments.prompt,
@@ -59,20 +67,6 @@ def sample(arguments: argparse.Namespace) -> int:
         guides=guides,
     )
     print(path)
-    return 0
-
-
-def _pair(arguments: argparse.Namespace) -> int:
-    from ..inference.loading import pair_to_folder
-
-    others = ("output", "guide", "steps", "size", "frames")
-    if len(arguments.prompt) > 1 or (set_options := [f"--{name}" for name in others if getattr(arguments, name)]):
-        extra = "a second --prompt" if len(arguments.prompt) > 1 else set_options[0]
-        raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
-    classes = options.classes_of_run(arguments, arguments.source)
-    folder = Path(arguments.source).expanduser()
-    pair_to_folder(folder, arguments.prompt[0], arguments.seed, arguments.pair, classes, options.say)
-    print(arguments.pair)
     return 0
 
 

@@ -150,7 +150,15 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
             )
     adapters = [find(guide.source) for guide in guides]
     for adapter in adapters:
-        _check_base(model, adapter)
+        # Adapters of two models of one shape have one shape too; a file of ours says by what model it was trained
+        kind = model.identity.partition("-")[0]
+        for file in weights_of(adapter):
+            base = read_metadata(file).get(lora.BASE, model.identity)
+            if base.startswith(f"{kind}-") and base != model.identity:
+                raise ValueError(
+                    f"guide {adapter} was trained on another base model than {model.source}. Fix: sample with the model that all "
+                    "guides began with"
+                )
     model.come_back()
     names = [f"guide_{number}" for number in range(len(guides))]
     try:
@@ -185,15 +193,3 @@ def file_states(guides: Sequence[Guide]) -> list[str]:
     """Changes when an adapter does, so that one that was trained on is read again."""
     states = [(file, file.stat()) for guide in guides for file in all_of(find(guide.source))]
     return [f"{file}:{state.st_mtime_ns}:{state.st_size}" for file, state in states]
-
-
-def _check_base(model: FlowModel, adapter: Path) -> None:
-    """Adapters of two models of one shape have one shape too; a file of ours says by what model it was trained."""
-    kind = model.identity.partition("-")[0]
-    for file in weights_of(adapter):
-        base = read_metadata(file).get(lora.BASE, model.identity)
-        if base.startswith(f"{kind}-") and base != model.identity:
-            raise ValueError(
-                f"guide {adapter} was trained on another base model than {model.source}. Fix: sample with the model that all "
-                "guides began with"
-            )

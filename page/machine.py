@@ -50,7 +50,19 @@ class Machine:
         """
         if self._looking.acquire(blocking=False):
             try:
-                self._seen = [asdict(device) for device in (*_accelerators(), _main_memory(processes))]
+                memory, used, is_known = psutil.virtual_memory(), 0, False
+                for number in list(processes):
+                    with contextlib.suppress(psutil.Error):  # it has just ended
+                        process = psutil.Process(number)
+                        for member in (process, *process.children(recursive=True)):
+                            used, is_known = used + member.memory_info().rss, True
+                self._seen = [
+                    asdict(device)
+                    for device in (
+                        *_accelerators(),
+                        Memory("", memory.total - memory.available, memory.total, used if is_known else None),
+                    )
+                ]
             finally:
                 self._looking.release()
         return self._seen
@@ -112,13 +124,3 @@ def _accelerators() -> list[Memory]:
                 held = None
             cards.append(Memory(f"{kind}:{number}", total - free, total, held))
     return cards
-
-
-def _main_memory(processes: Iterable[int]) -> Memory:
-    memory, used, is_known = psutil.virtual_memory(), 0, False
-    for number in list(processes):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            process = psutil.Process(number)
-            for member in (process, *process.children(recursive=True)):
-                used, is_known = used + member.memory_info().rss, True
-    return Memory("", memory.total - memory.available, memory.total, used if is_known else None)

@@ -195,18 +195,14 @@ def put_right(answer: dict) -> dict:
         written: list[str] = error["details"].split("\n")
         summary = dict.fromkeys(lines.get(line, line) for line in written)
         error = {**error, "details": "\n".join(summary)}
-        if why := _not_listed(error):
+        # Why ComfyUI does not know a node of ours that a graph holds; "" if it is about another one. ComfyUI 0.3.64
+        # names the class in its message alone.
+        extra = error.get("extra_info")
+        named = [extra.get("class_type")] if isinstance(extra, dict) else []
+        named += re.findall(r"OTCA_\w+", str(error.get("message")))
+        if why := next((WITHHELD[name] for name in named if name in WITHHELD), ""):
             error = {**error, "message": why}
     return {**answer, **({"error": error} if error else {}), "node_errors": nodes}
-
-
-def _not_listed(error: dict) -> str:
-    """Why ComfyUI does not know a node of ours that a graph holds; "" if it is about another one. ComfyUI 0.3.64 names the
-    class in its message alone."""
-    extra = error.get("extra_info")
-    named = [extra.get("class_type")] if isinstance(extra, dict) else []
-    named += re.findall(r"OTCA_\w+", str(error.get("message")))
-    return next((WITHHELD[name] for name in named if name in WITHHELD), "")
 
 
 def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:

@@ -85,10 +85,21 @@ def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     if limit is not None and stands.reason == limit.spent:
         stands = replace(stands, reason=None)  # which is how a proof should end
     texts = [error, *run_page.warnings(rows[METRICS], rows[EVALUATIONS], stands)]
+    evaluations = rows[EVALUATIONS]
+    shown = []
+    for prompt, *both in pairs(folder / SAMPLES, evaluations, _PAIRS):
+        pictures = zip(both, ("before", "after"), strict=True)
+        html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
+        shown.append(card(html, prompt, "pair"))
+    note = '<p class="quiet">Left before training, right after it.</p>'
     body = [
         _head(graph, changes, verdict, facts),
         *(f'<p class="warning">{escape(text)}</p>' for text in dict.fromkeys(map(without_folders, texts)) if text),
-        section("Before and after", _changes(changes, rows[EVALUATIONS]) + _pairs(folder, rows[EVALUATIONS])),
+        section(
+            "Before and after",
+            _changes(changes, rows[EVALUATIONS])
+            + (f'{note}<div class="cards">{"".join(shown)}</div>' if shown else ""),
+        ),
         section("Curves", run_page.curves(rows[METRICS], rows[EVALUATIONS], [])),
         section("Machine and memory", _machine(facts, files)),
         section("Time", _phases(facts, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),
@@ -145,16 +156,6 @@ def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
         "the 95 % interval, clustered by prompt; p is corrected for the number of rewards (Holm)."
     )
     return card(table(("reward", "before", "after", "change", "p"), _rows(lines)), caption)
-
-
-def _pairs(run: Path, evaluations: Sequence[Mapping]) -> str:
-    shown = []
-    for prompt, *both in pairs(run / SAMPLES, evaluations, _PAIRS):
-        pictures = zip(both, ("before", "after"), strict=True)
-        html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
-        shown.append(card(html, prompt, "pair"))
-    note = '<p class="quiet">Left before training, right after it.</p>'
-    return f'{note}<div class="cards">{"".join(shown)}</div>' if shown else ""
 
 
 def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tuple[str, Image, Image]]:

@@ -341,7 +341,12 @@ class Run:
             size, row = _size(path) if path else None, rows.get(iteration)
             if size is None or row is None:
                 continue
-            pairs = _pairs(row)
+            # Prompt and seed of each picture, in the order in which an evaluation samples them
+            prompts = row.get("prompts") or []
+            # Rows of before 0.2 do not say how many pictures there are; those that nothing but votes would judge have no values.
+            counts = [len(figures["values"]) for figures in row["rewards"].values() if figures.get("values")]
+            seeds = row.get("count", max(counts, default=0)) // len(prompts) if prompts else 0
+            pairs = [(prompt, seed) for seed in range(max(1, seeds)) for prompt in prompts][:MOST_PICTURES]
             places = grids.found_in(size, [prompt for prompt, _ in pairs])
             if places is not None:
                 pictures = [{"prompt": p, "seed": s, "box": places.box(k)} for k, (p, s) in enumerate(pairs)]
@@ -471,15 +476,6 @@ def leads_inside(folder: Path, path: Path) -> bool:
 
 def _quietly(line: str) -> None:
     """A page asks every few seconds: what is wrong is in the answer, and not in the log each time."""
-
-
-def _pairs(row: dict[str, Any]) -> list[tuple[str, int]]:
-    """Prompt and seed of each picture, in the order in which an evaluation samples them."""
-    prompts = row.get("prompts") or []
-    # Rows of before 0.2 do not say how many pictures there are; those that nothing but votes would judge have no values.
-    counts = [len(figures["values"]) for figures in row["rewards"].values() if figures.get("values")]
-    seeds = row.get("count", max(counts, default=0)) // len(prompts) if prompts else 0
-    return [(prompt, seed) for seed in range(max(1, seeds)) for prompt in prompts][:MOST_PICTURES]
 
 
 def _size(path: Path) -> tuple[int, int] | None:

@@ -47,7 +47,13 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     if kind not in KINDS:
         raise ValueError(f"--reward {text!r}: no reward has the kind {kind!r}. Fix: one of {', '.join(KINDS)}")
     made = reward_class(kind)
-    declared = _options(made)
+    # The keywords of its constructor, and of those below it that it hands the rest on to
+    declared = {"name": inspect.signature(made).parameters["name"]}
+    for owner in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
+        parameters = inspect.signature(owner.__init__).parameters.values()
+        declared |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
     options = {}
     for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
         name, equals, value = part.partition("=")
@@ -70,17 +76,6 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     reward = made(**converted)
     reward.bounds = bounds
     return reward
-
-
-def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
-    """The keywords of its constructor, and of those below it that it hands the rest on to."""
-    declared = {"name": inspect.signature(made).parameters["name"]}
-    for owner in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
-        parameters = inspect.signature(owner.__init__).parameters.values()
-        declared |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return declared
 
 
 def _converted(text: str, default: Any) -> Any:

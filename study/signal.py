@@ -383,7 +383,10 @@ def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -
     drawn, parts = (_drawn(generator, size) for size in (len(rows), len(gram)))
     of_steps = np.einsum("rn,njm,rm->rj", drawn, signal, parts, optimize=True)
     of_pairs = np.einsum("rn,njk->rjk", drawn, square)
-    length = _length(gram, parts)
+    # |G| of each resample, from different parts alone; NaN where they disagree
+    apart = gram - np.diag(gram.diagonal())
+    squares = np.einsum("rm,mn,rn->r", parts, apart, parts) / (1 - (parts**2).sum(1))
+    length = np.sqrt(np.where(squares > 0, squares, np.nan))
     signals, weights = {}, {}
     for name in rows[0]["credits"]:
         own = [row["credits"][name] for row in rows]
@@ -427,13 +430,6 @@ def _drawn(generator: np.random.Generator, size: int) -> np.ndarray:
     """Shares [RESAMPLES + 1, size] with which a resample takes each of `size`; the first takes all alike."""
     counts = generator.multinomial(size, np.full(size, 1 / size), RESAMPLES)
     return np.concatenate([np.full((1, size), 1 / size), counts / size])
-
-
-def _length(gram: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """|G| of each resample, from different parts alone; NaN where they disagree."""
-    apart = gram - np.diag(gram.diagonal())
-    squares = np.einsum("rm,mn,rn->r", parts, apart, parts) / (1 - (parts**2).sum(1))
-    return np.sqrt(np.where(squares > 0, squares, np.nan))
 
 
 def _of_fixed(weights: np.ndarray, of_steps: np.ndarray, of_pairs: np.ndarray) -> np.ndarray:

@@ -349,7 +349,10 @@ class Index:
         try:
             picture = upright(content(file))
             digest = pixels_id(np.asarray(picture))
-            made = _small(picture)
+            picture.thumbnail((SMALL, SMALL), Image.Resampling.BOX, reducing_gap=2.0)
+            written = io.BytesIO()
+            picture.save(written, "WEBP", quality=75, method=1)
+            made = written.getvalue()
             with contextlib.suppress(OSError):  # it is made again when it is asked for
                 self._place(file).parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._place(file), made)
@@ -403,13 +406,6 @@ def _stands(file: File, error: Exception) -> int:
 def _why(error: Exception) -> str:
     """Without the path, which the page need not know."""
     return facts.shown(getattr(error, "strerror", None) or str(error), facts.LONGEST_NAME)
-
-
-def _small(picture: Image.Image) -> bytes:
-    picture.thumbnail((SMALL, SMALL), Image.Resampling.BOX, reducing_gap=2.0)
-    written = io.BytesIO()
-    picture.save(written, "WEBP", quality=75, method=1)
-    return written.getvalue()
 
 
 def folders() -> list[Path]:

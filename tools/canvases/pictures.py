@@ -65,7 +65,17 @@ def card(canvas: Canvas, template: Template, runs: int) -> None:
     _write(sheet, *_words(template.title))
     shots = _outcome(canvas, template, runs) if runs else []
     if not runs:
-        _tell(sheet, next(iter(template.notes.values())))
+        # Writes the beginning of a note, as far as there is room, without its Markdown
+        # PIL's own letters have no × and no Greek.
+        draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(font_manager.findfont("DejaVu Sans"), TOLD)
+        text = re.sub(
+            r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", re.sub("^#.*", "", next(iter(template.notes.values())))
+        )  # a heading is the template's name again
+        lines = [line for part in text.splitlines() for line in textwrap.wrap(part.strip(), LETTERS)]
+        most = (SIZE[1] - TOP - 16) // (TOLD + 8)
+        for row, line in enumerate(lines[:most]):
+            end = " …" if row == most - 1 and len(lines) > most else ""
+            draw.text((EDGE, TOP + row * (TOLD + 8)), line + end, INK, font)
     room, x = (SIZE[0] - 2 * EDGE - 16 * (len(shots) - 1)) // max(1, len(shots)), EDGE
     for shot in shots:
         shot.thumbnail((room, SIZE[1] - TOP - 16), Image.Resampling.LANCZOS)
@@ -227,17 +237,3 @@ def _write(sheet: Image.Image, name: str, below: str) -> None:
         size -= 2
     draw.text((EDGE, 24), name, INK, ImageFont.load_default(size))
     draw.text((EDGE, 118), below, FAINT, ImageFont.load_default(LINE))
-
-
-def _tell(sheet: Image.Image, note: str) -> None:
-    """Writes the beginning of a note, as far as there is room, without its Markdown."""
-    # PIL's own letters have no × and no Greek.
-    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(font_manager.findfont("DejaVu Sans"), TOLD)
-    text = re.sub(
-        r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", re.sub("^#.*", "", note)
-    )  # a heading is the template's name again
-    lines = [line for part in text.splitlines() for line in textwrap.wrap(part.strip(), LETTERS)]
-    most = (SIZE[1] - TOP - 16) // (TOLD + 8)
-    for row, line in enumerate(lines[:most]):
-        end = " …" if row == most - 1 and len(lines) > most else ""
-        draw.text((EDGE, TOP + row * (TOLD + 8)), line + end, INK, font)

@@ -27,7 +27,18 @@ def train(data: Drawings, folder: Path, steps: int, batch: int = 128) -> None:
     """Symmetric InfoNCE; no caption occurs twice in a batch, so every other pair of it is a true negative."""
     captions = data.world.captions
     tokenizer = clip_tokenizer(data.world)
-    model = CLIPModel(_config(tokenizer))
+    shape = dict(hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_attention_heads=4, projection_dim=64)
+    text = dict(
+        shape,
+        num_hidden_layers=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=CLIP_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    vision = dict(shape, num_hidden_layers=3, image_size=SIZE, patch_size=8)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
     tokens = tokenizer(captions, padding=True, return_tensors="pt")
@@ -56,21 +67,6 @@ def train(data: Drawings, folder: Path, steps: int, batch: int = 128) -> None:
     tokenizer.save_pretrained(folder)
     size = {"height": SIZE, "width": SIZE}
     CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=size).save_pretrained(folder)
-
-
-def _config(tokenizer) -> CLIPConfig:
-    shape = dict(hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_attention_heads=4, projection_dim=64)
-    text = dict(
-        shape,
-        num_hidden_layers=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=CLIP_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    vision = dict(shape, num_hidden_layers=3, image_size=SIZE, patch_size=8)
-    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=64)
 
 
 def clip_tokenizer(world: World) -> CLIPTokenizer:

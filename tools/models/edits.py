@@ -15,7 +15,7 @@ import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 from diffusers.pipelines.flux.pipeline_output import FluxPipelineOutput
 from PIL import Image
-from transformers import T5Config, T5EncoderModel, T5Tokenizer
+from transformers import T5Config, T5EncoderModel
 
 from ...host.paths import ASSETS
 from ...trainer.pictures import grids
@@ -41,7 +41,17 @@ def train_edits(base: Path, folder: Path, steps: int, per_caption: int = 240, ba
     assert isinstance(pipeline, FluxPipeline)
     transformer = pipeline.transformer.train().requires_grad_(True)
     tokenizer_2 = t5_tokenizer(EDITS)
-    t5 = _of_new_words(pipeline.text_encoder_2, pipeline.tokenizer_2, tokenizer_2)
+    # The text encoder with another vocabulary, where words of both have their old meaning
+    new = T5EncoderModel(T5Config.from_dict(pipeline.text_encoder_2.config.to_dict(), vocab_size=len(tokenizer_2)))
+    state = pipeline.text_encoder_2.state_dict()
+    embedding = new.shared.weight.detach().clone()
+    places = pipeline.tokenizer_2.get_vocab()
+    for word, place in tokenizer_2.get_vocab().items():
+        if word in places:
+            embedding[place] = state["shared.weight"][places[word]]
+    tied = {name: embedding for name in state if state[name].shape == state["shared.weight"].shape}
+    new.load_state_dict(state | tied)
+    t5 = new.train()
     careful, careless, before = _pairs(per_caption)
     captions, length = EDITS.captions, EDITS.caption_tokens
     t5_ids = padded(tokenizer_2, captions, length)
@@ -72,20 +82,6 @@ def train_edits(base: Path, folder: Path, steps: int, per_caption: int = 240, ba
         "tokenizer_2": tokenizer_2,
     }
     FluxKontextPipeline(**parts).to(dtype=torch.float16).save_pretrained(folder)
-
-
-def _of_new_words(old: T5EncoderModel, known: T5Tokenizer, words: T5Tokenizer) -> T5EncoderModel:
-    """The text encoder with another vocabulary, where words of both have their old meaning."""
-    new = T5EncoderModel(T5Config.from_dict(old.config.to_dict(), vocab_size=len(words)))
-    state = old.state_dict()
-    embedding = new.shared.weight.detach().clone()
-    places = known.get_vocab()
-    for word, place in words.get_vocab().items():
-        if word in places:
-            embedding[place] = state["shared.weight"][places[word]]
-    tied = {name: embedding for name in state if state[name].shape == state["shared.weight"].shape}
-    new.load_state_dict(state | tied)
-    return new.train()
 
 
 def _pairs(per_caption: int) -> tuple[Drawings, Drawings, Drawings]:

@@ -79,7 +79,10 @@ def together(decide: Callable[[], Prepared], classes: Classes) -> Prepared:
     has prepared the training."""
     if distributed.is_main():
         try:
-            prepared = _handed_over(classes) or decide()
+            file = environment.read(HANDED)
+            prepared = (
+                _read(Path(file).read_text(encoding="utf-8"), classes, launched=True) if file else None
+            ) or decide()
         except BaseException as error:
             distributed.announce(error)
             raise
@@ -99,11 +102,6 @@ def hand_over(prepared: Prepared) -> Iterator[None]:
             yield
         finally:
             environment.remove(HANDED)
-
-
-def _handed_over(classes: Classes) -> Prepared | None:
-    file = environment.read(HANDED)
-    return _read(Path(file).read_text(encoding="utf-8"), classes, launched=True) if file else None
 
 
 def _written(prepared: Prepared) -> str:

@@ -141,6 +141,10 @@ _knowing = threading.Lock()
 
 def _read(name: str, prompt: str = "") -> Picture:
     def read() -> Picture:
+        import torch
+
+        from ..pictures import media
+
         path, descriptor = permissions.open_prompts(name, picture=True)
         status = os.fstat(descriptor)
         state = str(path), status.st_ino, status.st_mtime_ns, status.st_size
@@ -149,7 +153,10 @@ def _read(name: str, prompt: str = "") -> Picture:
                 os.close(descriptor)
                 _known[state] = _known.pop(state)
                 return _known[state]
-        made = _decoded(opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
+        content = opening.read(descriptor, permissions.MOST_PICTURE_BYTES)
+
+        pixels = np.asarray(media.upright(content))
+        made = Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))
         with _knowing:
             _known[state] = made
             total = sum(entry.pixels.nbytes for entry in _known.values())
@@ -173,12 +180,3 @@ def _in_time(work: Callable[[], opening.T], name: str, prompt: str) -> opening.T
         message = f"{of}{KEY} {opening.shown(name)} of a prompt: {error}".partition(". Fix: ")[0]
         fix = "put a plain picture of that name into ComfyUI's input folder, or correct the line"
         raise PromptError(f"{message}. Fix: {fix}") from error
-
-
-def _decoded(content: bytes) -> Picture:
-    import torch
-
-    from ..pictures import media
-
-    pixels = np.asarray(media.upright(content))
-    return Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))

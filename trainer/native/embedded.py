@@ -56,8 +56,17 @@ def model(folder: Path) -> comfy.model_patcher.ModelPatcher:
     settings = comfy.supported_models.Flux(
         comfy.model_detection.detect_unet_config(weights, "") | _sizes_taken_for_granted(transformer)
     )
-    settings.latent_format = _latent_format(autoencoder)
-    settings.sampling_settings = {"shift": _timestep_shift(folder, autoencoder, transformer)}
+    # FLUX's format of latents with the numbers of this autoencoder, and without previews, which exist for the real
+    # one
+    latents = comfy.latent_formats.Flux()
+    latents.scale_factor, latents.shift_factor = autoencoder["scaling_factor"], autoencoder["shift_factor"]
+    latents.latent_channels, latents.spacial_downscale_ratio = autoencoder["latent_channels"], _pixels(autoencoder)
+    latents.latent_rgb_factors = latents.latent_rgb_factors_bias = latents.taesd_decoder_name = None
+    settings.latent_format = latents
+    # μ of ModelSamplingFlux at the size that the model was trained with: its noise levels are shifted by e^μ
+    scheduler, side = read_json(folder / "scheduler" / "scheduler_config.json"), autoencoder["sample_size"]
+    checkpoint = Checkpoint(FAMILY, {}, scheduler, autoencoder, transformer)
+    settings.sampling_settings = {"shift": math.log(checkpoint.shift(SamplerSettings(width=side, height=side)))}
     device, types = comfy.model_management.get_torch_device(), settings.supported_inference_dtypes
     dtype = comfy.model_management.unet_dtype(supported_dtypes=types)
     settings.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, types))
@@ -82,22 +91,6 @@ def _sizes_taken_for_granted(config: Config) -> dict:
         "num_heads": heads,
         "axes_dim": config["axes_dims_rope"],
     }
-
-
-def _latent_format(config: Config) -> comfy.latent_formats.LatentFormat:
-    """FLUX's format of latents with the numbers of this autoencoder, and without previews, which exist for the real one."""
-    latents = comfy.latent_formats.Flux()
-    latents.scale_factor, latents.shift_factor = config["scaling_factor"], config["shift_factor"]
-    latents.latent_channels, latents.spacial_downscale_ratio = config["latent_channels"], _pixels(config)
-    latents.latent_rgb_factors = latents.latent_rgb_factors_bias = latents.taesd_decoder_name = None
-    return latents
-
-
-def _timestep_shift(folder: Path, autoencoder: Config, transformer: Config) -> float:
-    """μ of ModelSamplingFlux at the size that the model was trained with: its noise levels are shifted by e^μ."""
-    scheduler, side = read_json(folder / "scheduler" / "scheduler_config.json"), autoencoder["sample_size"]
-    checkpoint = Checkpoint(FAMILY, {}, scheduler, autoencoder, transformer)
-    return math.log(checkpoint.shift(SamplerSettings(width=side, height=side)))
 
 
 def _patcher(network: torch.nn.Module, device: torch.device, offload_device: torch.device):

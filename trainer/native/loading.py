@@ -62,7 +62,18 @@ def make_trainable(
     made.settle(made.device)
     made.is_untried = bool(extra)  # what rides along is of one size, which is known only when it is sampled
     if not extra:
-        _try(made)
+        # At the smallest size: a CLIP of another model shows only in how the network takes its embeddings
+        try:
+            trial.run(made, *made.smallest())
+        except (torch.OutOfMemoryError, FlowModelError):
+            raise  # which are no fault of the CLIP
+        except trial.MISFITS as error:
+            kind = type(made.models[HIGH].model).__name__
+            raise FlowModelError(
+                f"clip: {kind} cannot take what this CLIP makes of a prompt ({trial.first_line(error)}). Fix: load the text "
+                "encoders that belong to the model, with their type in the loader"
+            ) from error
+        devices.empty_cache()
     return made
 
 
@@ -83,21 +94,6 @@ def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
     message = "conditioning: %s goes along with every prompt; its embeddings do not, since each prompt has its own"
     logger.info(message, ", ".join(sorted(extra)))
     return extra
-
-
-def _try(model: NativeModel) -> None:
-    """At the smallest size: a CLIP of another model shows only in how the network takes its embeddings."""
-    try:
-        trial.run(model, *model.smallest())
-    except (torch.OutOfMemoryError, FlowModelError):
-        raise  # which are no fault of the CLIP
-    except trial.MISFITS as error:
-        kind = type(model.models[HIGH].model).__name__
-        raise FlowModelError(
-            f"clip: {kind} cannot take what this CLIP makes of a prompt ({trial.first_line(error)}). Fix: load the text encoders "
-            "that belong to the model, with their type in the loader"
-        ) from error
-    devices.empty_cache()
 
 
 def tuned(model: NativeModel) -> dict[str, ModelPatcher]:

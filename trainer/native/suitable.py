@@ -10,7 +10,6 @@ from ..families.sizes import LatentGrid
 from . import foreign
 
 if TYPE_CHECKING:
-    import torch
     from comfy.model_patcher import ModelPatcher
     from comfy.sd import VAE
 
@@ -39,7 +38,15 @@ def check(model: ModelPatcher, name: str = "model") -> None:
         raise _refused(name, kind, "makes no pictures and no videos")
     if kind in NEEDS_SOUND:
         raise _refused(name, kind, "makes sound along with its video, which nothing here samples")
-    _check_weights(model.model.diffusion_model, name, kind)
+    # A gradient is computed with the weights as numbers, and an unknown class may not give them
+    network = model.model.diffusion_model
+    for key, weight in network.named_parameters():
+        stored = type(weight.data).__name__
+        if stored not in READABLE:
+            raise FlowModelError(
+                f"{name}: the weights of {kind} are stored as {stored} ({key}), which cannot be read here. Fix: load a file in "
+                "bfloat16 or fp8, or in a quantized format that ComfyUI's own loader knows"
+            )
     if around := [function for function in foreign.functions(model, "") if function.kind in foreign.AROUND_SAMPLING]:
         raise FlowModelError(
             f"{name}: {foreign.titles(around)} works around a whole sampling, as where a step reuses what an earlier one has "
@@ -61,17 +68,6 @@ def _of_sampling(sampling: Any) -> str | None:
     if not math.isclose(scale, 1.0):
         return f"starts from noise {scale:g} times as strong, which the SDE's steps do not know"
     return None
-
-
-def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:
-    """A gradient is computed with the weights as numbers, and an unknown class may not give them."""
-    for key, weight in network.named_parameters():
-        stored = type(weight.data).__name__
-        if stored not in READABLE:
-            raise FlowModelError(
-                f"{name}: the weights of {kind} are stored as {stored} ({key}), which cannot be read here. Fix: load a file in "
-                "bfloat16 or fp8, or in a quantized format that ComfyUI's own loader knows"
-            )
 
 
 def check_vae(model: ModelPatcher, vae: VAE, name: str = "vae") -> None:

@@ -25,7 +25,7 @@ from ..prompts import numbers_at
 from ..rewards.base import Reward, RewardError
 from ..rewards.overlap import Overlap
 from ..rollout import share_of, stream
-from ..types import OPINION, Advantages, Prompts, SamplerSettings, Scores, StepCredit, Trajectories, place_of
+from ..types import OPINION, Advantages, Prompts, SamplerSettings, Scores, Trajectories, place_of
 from .latents import Latents
 from .plan import PAIRS, Group, Item, Plan, places
 from .reading import PairError
@@ -93,7 +93,19 @@ def take(
     trajectories = _on_lines(model, settings, final, images, prompts, share, of_rows, seed + index)
     trajectories = replace(trajectories, seconds=time.perf_counter() - started)
     liked = torch.tensor([(1 + item.value) / 2 for item in own])
-    advantages = _of_scores(trajectories, liked, rewards, _credit(trajectories, plan, items, settings))
+    # The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share
+    credit = _credit(trajectories, plan, items, settings)
+    scores = Scores(
+        values=liked[:, None],
+        names=(OPINION,),
+        coefficients=(1.0,),
+        groups=trajectories.groups,
+        held_out=torch.empty(len(liked), 0),
+        held_out_names=(),
+        rewards=rewards,
+        prompts=trajectories.prompts,
+    )
+    advantages = of_pairs(replace(distributed.whole(scores), plain=credit), credit)
     if index % CHECK_EVERY == 0 and plan.held_out:
         figures = agreement(model, plan, settings, seed)
         advantages = replace(advantages, metrics={**advantages.metrics, **figures})
@@ -139,21 +151,6 @@ def _on_lines(
         model=model,
         overlap=Overlap(),
     )
-
-
-def _of_scores(trajectories: Trajectories, values: Tensor, rewards: Sequence[Reward], credit: StepCredit) -> Advantages:
-    """The advantages of the whole batch, of which these trajectories and their scores [B] in [0, 1] may be a share."""
-    scores = Scores(
-        values=values[:, None],
-        names=(OPINION,),
-        coefficients=(1.0,),
-        groups=trajectories.groups,
-        held_out=torch.empty(len(values), 0),
-        held_out_names=(),
-        rewards=rewards,
-        prompts=trajectories.prompts,
-    )
-    return of_pairs(replace(distributed.whole(scores), plain=credit), credit)
 
 
 def agreement(model: FlowModel, plan: Plan, settings: SamplerSettings, seed: int) -> dict[str, float]:

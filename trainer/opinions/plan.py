@@ -204,7 +204,12 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     gone = len(source.opinions) - len(opinions)
     source = replace(source, opinions=tuple(opinions), pictures=there)
     values, regions = values_of(opinions), _regions(opinions)
-    as_pairs = _pairs(opinions, there, values, regions)
+    pairs = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
+    prompts = {name: picture.prompt for name, picture in there.items()}
+    as_pairs = [
+        Group(prompts[better], (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))))
+        for better, worse in [*pairs, *made_pairs(values, prompts, set(itertools.chain.from_iterable(pairs)))]
+    ]
     alone = _alone(opinions, there, values, regions)
     is_held = _holding(as_pairs, alone, there, held_out)
     used = as_pairs if form == PAIRS else alone
@@ -253,15 +258,6 @@ def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], 
         if opinion.kind == REGION:
             regions[opinion.picture] = (*regions.get(opinion.picture, ()), opinion.value)
     return regions
-
-
-def _pairs(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:
-    pairs = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
-    prompts = {name: picture.prompt for name, picture in there.items()}
-    return [
-        Group(prompts[better], (Item(better, 1.0, regions.get(better, ())), Item(worse, -1.0, regions.get(worse, ()))))
-        for better, worse in [*pairs, *made_pairs(values, prompts, set(itertools.chain.from_iterable(pairs)))]
-    ]
 
 
 def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:

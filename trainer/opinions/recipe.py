@@ -82,7 +82,11 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     chosen = list(dict.fromkeys(names))
     tag = plain_name(tag)[:MOST_TAG] if chosen else ""
     if chosen:
-        _tag(store, chosen, tag)
+        before = {opinion.picture for opinion in store.standing(TAG) if opinion.other == tag}
+        changes = [(name, None) for name in before.difference(chosen)] + [
+            (name, True) for name in chosen if name not in before
+        ]
+        store.give([{"kind": TAG, "picture": name, "other": tag, "value": value} for name, value in changes])
     source = plans.read_source("", tag)
     try:
         planned, learn_from = plans.plan(source, plans.PAIRS, 0.2), plans.PAIRS
@@ -107,14 +111,6 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
     except ValueError as error:
         remarks.append(f"Memory is not known: {error}")
     return Recipe(graph, tag, learn_from, len(planned.groups), len(planned.held_out), forwards, memory, tuple(remarks))
-
-
-def _tag(store: Store, chosen: list[str], tag: str) -> None:
-    before = {opinion.picture for opinion in store.standing(TAG) if opinion.other == tag}
-    changes = [(name, None) for name in before.difference(chosen)] + [
-        (name, True) for name in chosen if name not in before
-    ]
-    store.give([{"kind": TAG, "picture": name, "other": tag, "value": value} for name, value in changes])
 
 
 def _read(name: str) -> dict[str, dict]:

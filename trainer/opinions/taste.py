@@ -17,7 +17,7 @@ from ..pictures import media
 from ..rewards.taste import Head
 from .fit import Encoder, Fitted
 from .identity import read_picture
-from .kinds import PAIR, Opinion, Picture
+from .kinds import PAIR, Picture
 from .latents import Kept
 from .pairs import FOLDS, folds, made_pairs, values_of
 from .store import Store
@@ -130,7 +130,19 @@ class ClickedTaste:
         rows = self._rows(name for opinion in opinions for name in opinion.pictures)
         pictures = self.store.pictures(rows)
         self._prompts = {name: pictures.get(name, Picture(name)).prompt for name in rows}
-        self._pairs = _all_pairs(opinions, self._prompts)
+        # Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all
+        # prompts
+        chosen = [
+            opinion.pictures
+            for opinion in opinions
+            if opinion.kind == PAIR and set(opinion.pictures) <= self._prompts.keys()
+        ]
+        pairs = [(better, worse) for better, worse in chosen]
+        values = {name: value for name, value in values_of(opinions).items() if name in self._prompts}
+        for groups in (self._prompts, dict.fromkeys(self._prompts, "")):
+            used = {name for pair in pairs for name in pair}
+            pairs += made_pairs(values, groups, used)
+        self._pairs = pairs
         self._fitted = self._fit(self._pairs) if len(self._pairs) >= LEAST else None
         self._state = state
 
@@ -157,16 +169,3 @@ class ClickedTaste:
             row = torch.from_numpy(self._encoder.row(pixels)).float()
             self._kept.write(name, row)
         return row.double().numpy()
-
-
-def _all_pairs(opinions: Sequence[Opinion], prompts: dict[str, str]) -> list[tuple[str, str]]:
-    """Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all prompts."""
-    chosen = [
-        opinion.pictures for opinion in opinions if opinion.kind == PAIR and set(opinion.pictures) <= prompts.keys()
-    ]
-    pairs = [(better, worse) for better, worse in chosen]
-    values = {name: value for name, value in values_of(opinions).items() if name in prompts}
-    for groups in (prompts, dict.fromkeys(prompts, "")):
-        used = {name for pair in pairs for name in pair}
-        pairs += made_pairs(values, groups, used)
-    return pairs

@@ -23,8 +23,13 @@ def figures(images: Tensor, periods: tuple[int, ...]) -> dict[str, list[float]]:
     for picture in images:
         picture = picture.float().clamp(0, 1)
         luma = picture @ picture.new_tensor(_LUMA)
+        height, width = luma.shape
+        window = torch.outer(torch.hann_window(height, periodic=False), torch.hann_window(width, periodic=False))
+        power = torch.fft.rfft2((luma - luma.mean()) * window).abs().square()
+        power[:, 1 : (width + 1) // 2] *= 2  # of a real picture the other half of the plane is the same
+        fast = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]) > 0.25
         row = {
-            "high_frequency": _high_frequency(luma),
+            "high_frequency": (power[fast].sum() / power.sum().clamp(min=1e-12)).item(),
             "clipped": ((picture * 255).round() % 255 == 0).any(-1).float().mean().item(),
             "chroma": (picture.amax(-1) - picture.amin(-1)).mean().item(),
         }
@@ -32,15 +37,6 @@ def figures(images: Tensor, periods: tuple[int, ...]) -> dict[str, list[float]]:
         for name, value in row.items():
             values.setdefault(name, []).append(round(value, 6))
     return values
-
-
-def _high_frequency(luma: Tensor) -> float:
-    height, width = luma.shape
-    window = torch.outer(torch.hann_window(height, periodic=False), torch.hann_window(width, periodic=False))
-    power = torch.fft.rfft2((luma - luma.mean()) * window).abs().square()
-    power[:, 1 : (width + 1) // 2] *= 2  # of a real picture the other half of the plane is the same
-    fast = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]) > 0.25
-    return (power[fast].sum() / power.sum().clamp(min=1e-12)).item()
 
 
 def _peaks(luma: Tensor, period: int) -> float:

@@ -112,7 +112,12 @@ def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: 
     """
     stills = grids.stills(images)
     if alike:
-        _before_after(folder, stills, captions, iteration)
+        first = folder / SAMPLES / BEFORE
+        if iteration == 0:
+            first.parent.mkdir(exist_ok=True)
+            write_tensors(first, {"images": (stills * 255).round().byte()})
+        elif files.present(first) and (before := _pictures_before(first, stills)) is not None:
+            grids.save(grids.before_after(before.float() / 255, stills, captions), folder / "samples.png")
     path = folder / SAMPLES / f"{iteration:06d}"
     grids.save(grids.sample_grid(stills[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN]), path.with_suffix(".png"))
     if images.ndim == 5:
@@ -133,15 +138,6 @@ def save_artefact(folder: Path, images: Tensor, captions: Sequence[str], found: 
     stacked = [picture[number] for picture in (*([before.float() / 255] if before is not None else ()), now)]
     captions = ["before training"] * (len(stacked) - 1) + [captions[number]]
     grids.save(grids.sample_grid(torch.stack(stacked), captions, columns=1), folder / found.file)
-
-
-def _before_after(folder: Path, images: Tensor, captions: list[str], iteration: int) -> None:
-    first = folder / SAMPLES / BEFORE
-    if iteration == 0:
-        first.parent.mkdir(exist_ok=True)
-        write_tensors(first, {"images": (images * 255).round().byte()})
-    elif files.present(first) and (before := _pictures_before(first, images)) is not None:
-        grids.save(grids.before_after(before.float() / 255, images, captions), folder / "samples.png")
 
 
 def _pictures_before(path: Path, like: Tensor) -> Tensor | None:

@@ -105,7 +105,16 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
         say(f"{folder} has no checkpoint yet: starting from the beginning{lost}")
     # 2. The record begins, or goes on, at that iteration.
     run.begin(start)
-    run.who = _who(workflow, model)
+    # Who trains what, for a human: "2 processes on 1 machine, cpu, float32, 8 samples (4 each), scenes-flux, LoRA …"
+    processes, machines = distributed.world(), distributed.machines()
+    words = [f"{processes} process{'es' * (processes > 1)} on {machines} machine{'s' * (machines > 1)}"]
+    words += [str(model.device), str(model.dtype).removeprefix("torch.")]
+    if samples := _samples(workflow):
+        most = f" (at most {-(-samples // processes)} each)" if processes > 1 else ""
+        words.append(f"{samples} samples{most}")
+    trained = sum(p.numel() for adapters in model.adapters.values() for p in adapters.parameters().values())
+    kind = f"LoRA of {trained:,} parameters" if model.policy.is_adapted else "full training"
+    run.who = ", ".join([*words, Path(model.source).name, kind])
     say(f"{run.who}; {folder}, after iteration {start}")
     run.apply_brake(model)  # of an evaluation after which its process was killed
     outputs = workflow.output_nodes()
@@ -133,7 +142,16 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
     # 4. Stopped or failed: what was learned is saved.
     except stopping.Stopped as stopped:
         lost = distributed.announce(stopped)
-        code = _stopped(run, model, stopped, (lambda line: None) if lost else say)
+        # An iteration either finished or left no trace, so the model stands where the last recorded line says it does.
+        run.save(model)
+        if run.history:
+            run.plot()
+        if asks_to_stop(run.folder):
+            (run.folder / STOP).unlink(missing_ok=True)
+        ((lambda line: None) if lost else say)(
+            f"stopped by {stopped} after iteration {run.iteration}; --resume continues from there: {run.folder}"
+        )
+        code = 128 + stopping.request.signal if stopping.request.signal else 0
         if lost:  # torchrun asked this process to stop, since another one died
             raise lost from None
         run.mark("stopped", total)  # once all is saved: who reads it may resume
@@ -153,19 +171,6 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
     run.mark("finished", total, reason=(run.spent() if run.iteration < total else None) or run.reason)
     _summary(run, total, say)
     return 0
-
-
-def _who(workflow: Workflow, model: FlowModel) -> str:
-    """Who trains what, for a human: "2 processes on 1 machine, cpu, float32, 8 samples (4 each), scenes-flux, LoRA …"."""
-    processes, machines = distributed.world(), distributed.machines()
-    words = [f"{processes} process{'es' * (processes > 1)} on {machines} machine{'s' * (machines > 1)}"]
-    words += [str(model.device), str(model.dtype).removeprefix("torch.")]
-    if samples := _samples(workflow):
-        most = f" (at most {-(-samples // processes)} each)" if processes > 1 else ""
-        words.append(f"{samples} samples{most}")
-    trained = sum(p.numel() for adapters in model.adapters.values() for p in adapters.parameters().values())
-    kind = f"LoRA of {trained:,} parameters" if model.policy.is_adapted else "full training"
-    return ", ".join([*words, Path(model.source).name, kind])
 
 
 def _samples(workflow: Workflow) -> int | None:
@@ -280,17 +285,6 @@ def _summary(run: Run, total: int, say: Say) -> None:
     files = ("samples.png", "rewards.png", "credit.png", "lora.safetensors")
     there = ", ".join(name for name in files if (run.folder / name).is_file())
     say(f"done after {run.iteration} iterations: {run.folder} ({there})")
-
-
-def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) -> int:
-    # An iteration either finished or left no trace, so the model stands where the last recorded line says it does.
-    run.save(model)
-    if run.history:
-        run.plot()
-    if asks_to_stop(run.folder):
-        (run.folder / STOP).unlink(missing_ok=True)
-    say(f"stopped by {stopped} after iteration {run.iteration}; --resume continues from there: {run.folder}")
-    return 128 + stopping.request.signal if stopping.request.signal else 0
 
 
 def _line(run: Run, total: int, began: float, start: int) -> str:

@@ -109,7 +109,16 @@ def structure(graph: Graph, node_id: str) -> str:
     text that is a model's path, or the switch between two models, is structure with all its constants.
     """
     order = _sources_first(graph, node_id)
-    deciding = _deciding(graph, order)
+    # The foreign nodes that something structural comes from: an edge of ours, or a structural input
+    foreign, deciding = {id_ for id_ in order if not is_ours(graph[id_])}, set()
+    for id_ in reversed(order):  # each after all that it is needed by
+        entry = graph[id_]
+        names = _structural_names(entry)
+        if entry["class_type"] != DATASET_NODE:  # whose prompts are text
+            names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
+        for name, (source, _) in order[id_].items():
+            if source in foreign and (id_ in deciding if id_ in foreign else name in names):
+                deciding.add(source)
     return _digest(graph, order, lambda id_: constants(graph[id_]) if id_ in deciding else _structural(graph[id_]))
 
 
@@ -187,20 +196,6 @@ def _by_path(graph: Graph, node: str | None) -> dict[str, str]:
     runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
     top = node if node in runs else next(iter(runs), None)
     return {path: id_ for id_, path in above(graph, top).items()} if top is not None else {}
-
-
-def _deciding(graph: Graph, order: Order) -> set[str]:
-    """The foreign nodes that something structural comes from: an edge of ours, or a structural input."""
-    foreign, deciding = {id_ for id_ in order if not is_ours(graph[id_])}, set()
-    for id_ in reversed(order):  # each after all that it is needed by
-        entry = graph[id_]
-        names = _structural_names(entry)
-        if entry["class_type"] != DATASET_NODE:  # whose prompts are text
-            names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
-        for name, (source, _) in order[id_].items():
-            if source in foreign and (id_ in deciding if id_ in foreign else name in names):
-                deciding.add(source)
-    return deciding
 
 
 def _structural_names(entry: Mapping) -> set[str]:
