@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import kernels
 
 
 class FrozenLinear(torch.autograd.Function):
@@ -137,45 +138,17 @@ class _Again(torch.autograd.Function):
 def training() -> Iterator[None]:
     """Within it ComfyUI takes the kernels that have a gradient: also where something is computed again for one.
 
-    Not all of its networks ask whether there is training. The fused kernels of rotary embeddings, which have no gradient, give
-    way to the plain ones of the same library.
+    Not all of its networks ask whether there is training, so that those without a gradient give way by themselves.
     """
     import comfy.model_management
 
     before = getattr(comfy.model_management, "in_training", False)
-    kernels = _fused_kernels()
     comfy.model_management.in_training = True
-    for module, name, _, plain_one in kernels:
-        setattr(module, name, plain_one)
     try:
-        yield
+        with kernels.with_gradients():
+            yield
     finally:
-        for module, name, fused, _ in kernels:
-            setattr(module, name, fused)
         comfy.model_management.in_training = before
-
-
-def _fused_kernels() -> list[tuple[Any, str, Callable, Callable]]:
-    """(module, name, fused, plain) of the functions that have no gradient; none before 0.33."""
-    try:
-        import comfy_kitchen
-        from comfy_kitchen.backends import eager
-    except ImportError:
-        return []
-    names = [name for name in dir(eager) if "rope" in name and not name.endswith("_") and hasattr(comfy_kitchen, name)]
-    return [(comfy_kitchen, name, getattr(comfy_kitchen, name), _with_copies(getattr(eager, name))) for name in names]
-
-
-def _with_copies(kernel: Callable) -> Callable:
-    """Some networks hand it the scale of a norm straight from a shared cast buffer, and autograd would keep that."""
-
-    def plain_one(*args, **kwargs):
-        vectors = [isinstance(arg, Tensor) and arg.ndim == 1 and not arg.requires_grad for arg in args]
-        return kernel(
-            *(arg.clone() if is_vector else arg for arg, is_vector in zip(args, vectors, strict=True)), **kwargs
-        )
-
-    return plain_one
 
 
 @contextmanager

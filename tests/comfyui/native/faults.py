@@ -14,7 +14,7 @@ from comfyui_otca.tests.comfyui.native.proofs import logged, stock_velocity
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_checkpointing, without_frozen_layers
 from comfyui_otca.tests.comfyui.tiny.parts import Text, tiny_clip
 from comfyui_otca.trainer.families.options import FlowModelError
-from comfyui_otca.trainer.native import frozen, suitable
+from comfyui_otca.trainer.native import kernels, suitable
 from comfyui_otca.trainer.native.expert import Expert
 from comfyui_otca.trainer.native.guard import Tried, WrongGradient
 from comfyui_otca.trainer.types import NextRollout
@@ -39,7 +39,7 @@ def cast_buffers(family: str, checkpointing: str = "off") -> dict:
 
 def kernel_scales(family: str) -> dict:
     """The same for norms whose scale a network fetches itself and hands to a kernel: autograd has to keep a copy of it."""
-    return _of_shared_buffer(family, lambda: attribute(frozen, "_with_copies", lambda kernel: kernel))
+    return _of_shared_buffer(family, lambda: attribute(kernels, "_is_vector", lambda value: False))
 
 
 def _of_shared_buffer(family: str, fault, **options) -> dict:
