@@ -4,7 +4,6 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 """
 
 from ..host.access import permissions
-from ..trainer.types import REPLACED
 from . import credit, data, fusion, guidance, model, native, run, sampling, training
 from .rewards import external, images, stack, videos
 
@@ -36,13 +35,11 @@ _NODES = [
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}
-# Nodes that ComfyUI does not list, and what to say of them: those that are no more, and those that the user has to allow before
-# it starts.
+# Nodes that ComfyUI does not list before the user allows them, and what to say of them.
 WITHHELD = {
-    **{name: f"{name} is not a node any more. Fix: {fix}" for name, fix in REPLACED.items()},
     "OTCA_RewardPython": "Reward: Python is not listed here, since it runs a file's code with all your rights. Fix: read the "
     "file that the workflow names; if you trust it, start ComfyUI with "
-    f"{permissions.PYTHON} set to its folder; or take the node out",
+    f"{permissions.PYTHON} set to its folder; or take the node out"
 }
 
 

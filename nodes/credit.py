@@ -3,7 +3,7 @@
 from ..canvas import payloads, results
 from ..host import devices, search
 from ..host.access.wants import ENCODER, Naming
-from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES
+from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES, REPLACED
 from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
 CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
@@ -143,12 +143,14 @@ class StepCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "method": choice(CREDITS).tip(
+        "method": choice(CREDITS)
+        .tip(
             "uniform: every step alike (DanceGRPO, Flow-GRPO). noise_aware: in proportion to the noise that a step adds "
             "(TempFlow-GRPO). pcpo: a step pulls as hard as it is long; with the loss log_hinge of GRPO Step. grpo_guard: "
             "clipping acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. "
             "learned: by the share of each reward's variance that it decides."
-        ),
+        )
+        .replacing({old: {"values": values, "inputs": inputs} for old, (_, values, inputs) in REPLACED.items()}),
     }
     OPTIONAL = {
         "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(

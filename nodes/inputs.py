@@ -42,6 +42,10 @@ class Input(NamedTuple):
         """The same behind the button, for a node where it matters less than on others."""
         return self._replace(options={**self.options, "advanced": True})
 
+    def replacing(self, nodes: Mapping[str, Any]) -> Input:
+        """The same, with the nodes of before in whose place its node comes, for the page (`web/lib/values.js`)."""
+        return self._replace(options={**self.options, "otca_before": nodes})
+
     def named(self, name: str) -> tuple[list[str] | str, Options]:
         """The same with its label, or else its name, as the shown name; the tooltip tells a name that the label hides."""
         type_ = self.type() if callable(self.type) else self.type

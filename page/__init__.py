@@ -25,7 +25,7 @@ def settle_in() -> None:
     middlewares.make_room_when_asked(PromptServer.instance, results.release, results.Busy)
     middlewares.say_refusals_once(PromptServer.instance)
     middlewares.sort_templates(PromptServer.instance, Path(__file__).absolute().parents[1].name)
-    middlewares.name_withheld(PromptServer.instance)
+    middlewares.name_queued(PromptServer.instance)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:

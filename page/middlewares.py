@@ -29,7 +29,7 @@ from ..trainer.workflow import lineage
 from ..trainer.workflow.checking import input_of
 from ..trainer.workflow.foreign import kind_at
 from ..trainer.workflow.graph import constants
-from ..trainer.workflow.reading import api_graph
+from ..trainer.workflow.reading import api_graph, renewed
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +78,19 @@ def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[E
     prompt_server.add_on_prompt_handler(before_others)
 
 
-def name_withheld(prompt_server) -> None:
-    """Gives a queued node of ours that is not listed its class, which ComfyUI's page leaves out: so that the answer says what is
-    missing, and how to allow it."""
+def name_queued(prompt_server) -> None:
+    """Gives queued nodes of ours their classes: the one of today to those of before, and to one that is not listed its own,
+    which ComfyUI's page leaves out, so that the answer says what is missing and how to allow it."""
 
     def before(data: dict) -> dict:
         if not isinstance(data, dict):  # which ComfyUI then refuses
             return data
         extra, prompt = data.get("extra_data"), data.get("prompt")
+        if not isinstance(prompt, dict):
+            return data
         canvas = canvas_of(extra.get("extra_pnginfo")) if isinstance(extra, dict) else None
-        if canvas is not None and isinstance(prompt, dict):
-            return {**data, "prompt": _with_classes(prompt, canvas)}
-        return data
+        prompt = prompt if canvas is None else _with_classes(prompt, canvas)
+        return {**data, "prompt": {name: renewed(entry) for name, entry in prompt.items()}}
 
     prompt_server.add_on_prompt_handler(before)
 

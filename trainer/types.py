@@ -95,16 +95,16 @@ GIVEN_NODES = (PAIRS_NODE, PICTURES_NODE)  # of pictures that are there already:
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
 MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
 TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
-REPLACED = {  # node ids that are no more, and how to have what they did
-    f"OTCA_{name}": f"take Step Credit (OTCA_StepCredit) with method = {method}"
-    for name, method in {
-        "UniformWeights": "uniform",
-        "NoiseAwareWeights": "noise_aware",
-        "PCPOWeights": "pcpo",
-        "GRPOGuard": "grpo_guard",
-        "InverseVarianceWeights": "inverse_variance",
-        "LearnedCredit": "learned",
-    }.items()
+REPLACED = {  # node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
+    f"OTCA_{name}": ("OTCA_StepCredit", {"method": method}, ("trajectories", *inputs))
+    for name, method, *inputs in (
+        ("UniformWeights", "uniform", "timestep_fraction", "seed"),
+        ("NoiseAwareWeights", "noise_aware"),
+        ("PCPOWeights", "pcpo"),
+        ("GRPOGuard", "grpo_guard"),
+        ("InverseVarianceWeights", "inverse_variance", "model", "decay"),
+        ("LearnedCredit", "learned", "scores", "model", "measure_every", "groups", "decay", "w_min"),
+    )
 }
 _ENDS = ("1", "2", "3", "4", "vq", "mq", "ta", "visual", "temporal", "dynamic", "alignment", "factual")
 GONE = {  # inputs that are no more: the value that each has now for everybody, and what to do where a training needs another

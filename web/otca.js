@@ -8,7 +8,7 @@ import { setupGallery } from "./gallery/tab.js";
 import { t } from "./lib/language.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
-import { leaveOutGone } from "./lib/values.js";
+import { leaveOutGone, renew } from "./lib/values.js";
 import { showNewWants } from "./sidebar/actions.js";
 import { askToNotify, beginWithDefaults, otcaSettings } from "./sidebar/settings.js";
 import { followAgain, setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
@@ -189,6 +189,7 @@ comfy.app.registerExtension({
   /** @param {{nodes: import("./lib/values.js").Saved[], definitions?: {subgraphs?: {nodes: import("./lib/values.js").Saved[]}[]}}} graph */
   beforeConfigureGraph(graph) {
     const parts = [graph, ...(graph.definitions?.subgraphs ?? [])];
+    for (const part of parts) renew(part, definitions);
     const gone = parts.flatMap(({ nodes }) => leaveOutGone(nodes, definitions));
     if (gone.length) comfy.toast("warn", t("Inputs that are no more were left out"), [...new Set(gone)].join("\n"));
   },

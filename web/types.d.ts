@@ -74,10 +74,11 @@ interface Definition {
   display_name?: string;
   category: string;
   output: string[];
-  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean; default?: unknown }?]>>>;
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string; control_after_generate?: boolean; otca_before?: Record<string, { values: Record<string, unknown>; inputs: string[] }>; default?: unknown }?]>>>;
 }
 
 interface NodeInput {
+  link?: number | null;
   name: string;
   type: string;
   shape?: number;

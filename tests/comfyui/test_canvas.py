@@ -10,6 +10,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.server import PACK
 from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.trainer.types import REPLACED
 
 EXAMPLES = list(TEMPLATES)
 ALL_NODES = {str(number) for number in range(1, 15)}  # 15 is the note
@@ -76,6 +77,40 @@ def test_a_canvas_that_was_saved_with_an_input_that_is_no_more_keeps_its_other_v
     read = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(({ name, value }) => [name, value]))"
     values = canvas.page.evaluate(read, node["id"])
     assert {name: values.get(name) for name in OLD} == OLD | {"rescale": None}
+
+
+# A credit node of before, as a page wrote it: its sockets, and its values in their order.
+BEFORE = {
+    "OTCA_LearnedCredit": (
+        ["trajectories", "scores", "model"],
+        {"measure_every": 3, "groups": 1, "decay": 0.8, "w_min": 0.25},
+    ),
+    "OTCA_UniformWeights": (["trajectories"], {"timestep_fraction": 0.6, "seed": 7}),
+    "OTCA_GRPOGuard": (["trajectories"], {}),
+}
+ORIGINS = {"trajectories": 3, "scores": 8, "model": 1}  # whose first output it is
+
+
+@pytest.mark.parametrize("old", BEFORE)
+def test_a_canvas_with_a_node_of_before_opens_and_is_queued_as_what_it_is_now(canvas, tmp_path, old):
+    sockets, values = BEFORE[old]
+    content = json.loads(TEMPLATES["otca"].canvas.read_text(encoding="utf-8"))
+    (node,) = (node for node in content["nodes"] if node["type"] == "OTCA_TCDWeights")
+    links = dict(zip(ORIGINS, (24, 901, 902), strict=True))
+    for slot, name in enumerate(sockets[1:], 1):
+        content["links"].append([links[name], ORIGINS[name], 0, node["id"], slot, f"OTCA_{name.upper()}"])
+        next(other for other in content["nodes"] if other["id"] == ORIGINS[name])["outputs"][0]["links"].append(
+            links[name]
+        )
+    node.pop("widgets_values_named", None)
+    node |= {"type": old, "properties": {"Node name for S&R": old}, "widgets_values": [*values.values()]}
+    node["inputs"] = [{"name": name, "type": f"OTCA_{name.upper()}", "link": links[name]} for name in sockets]
+    (file := tmp_path / "old.json").write_text(json.dumps(content), encoding="utf-8")
+    canvas.load(file)
+    entry = canvas.prompt()["9"]
+    sources = {name: [str(origin), 0] for name, origin in ORIGINS.items() if name in sockets}
+    assert (entry["class_type"], entry["inputs"]["method"]) == ("OTCA_StepCredit", REPLACED[old][1]["method"])
+    assert {name: entry["inputs"].get(name) for name in REPLACED[old][2]} == {**values, **sources}
 
 
 def test_quickstart_opens_from_the_templates_browser(canvas):

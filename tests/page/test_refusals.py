@@ -13,6 +13,8 @@ from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, WITHHELD
 from comfyui_otca.page import middlewares
 from comfyui_otca.tests.bundle.conftest import declared, file_inputs
+from comfyui_otca.trainer.types import REPLACED
+from comfyui_otca.trainer.workflow import Workflow
 
 
 def answered(class_type, **values):
@@ -235,7 +237,7 @@ def test_a_node_that_waits_for_the_users_word_is_named_as_that():
 def test_a_queued_node_that_is_not_listed_has_its_class_again():
     """ComfyUI's page queues it without one; what a script or a damaged page sends stays what it is."""
     handlers = []
-    middlewares.name_withheld(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
+    middlewares.name_queued(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
     (handler,) = handlers
     inner = {"id": "in", "nodes": [{"id": 5, "type": "OTCA_RewardPython"}, {"id": 4, "type": ["x"]}, 7]}
     other = {"id": "also", "nodes": [{"id": 5, "type": "Theirs"}]}  # a number counts within its subgraph
@@ -263,10 +265,16 @@ def test_a_queued_node_that_is_not_listed_has_its_class_again():
         assert handler(other) == other
 
 
-def test_a_node_that_is_no_more_is_named_with_what_replaced_it():
-    error = {**UNKNOWN[1], "message": UNKNOWN[1]["message"].replace("RewardPython", "PCPOWeights")}
-    told = middlewares.put_right({"error": error, "node_errors": []})["error"]["message"]
-    assert "Fix: take Step Credit (OTCA_StepCredit) with method = pcpo" in told
+@pytest.mark.parametrize("old", REPLACED)
+def test_a_node_of_before_is_queued_as_what_it_is_now(old):
+    """By a script; the page does it as it opens a graph (`web/lib/values.js`)."""
+    handlers = []
+    middlewares.name_queued(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
+    inputs = {name: ["1", 0] for name in REPLACED[old][2]}
+    now = handlers[0]({"prompt": {"5": {"class_type": old, "inputs": inputs}}})["prompt"]["5"]
+    assert now == {"class_type": "OTCA_StepCredit", "inputs": {**inputs, "method": REPLACED[old][1]["method"]}}
+    read = Workflow({"5": {"class_type": old, "inputs": inputs}}, NODE_CLASS_MAPPINGS).nodes["5"]
+    assert isinstance(read.cls, type) and read.class_type == "OTCA_StepCredit"
 
 
 def test_our_templates_are_listed_by_their_names():

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...host.comfyui import comfy_loaded, is_ours
 from ...host.errors import parts
-from ..types import GONE, REPLACED
+from ..types import GONE
 from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
@@ -54,7 +54,7 @@ def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]
         if not comfy_loaded() and (is_known or node_id in read_from and not is_own):
             lacking.setdefault(class_type, []).append(node_id)
         elif not is_known and (is_own or node_id in read_from):
-            fix = REPLACED.get(class_type) or suggest(class_type, graph.node_classes) if is_own else OF_A_PACK
+            fix = suggest(class_type, graph.node_classes) if is_own else OF_A_PACK
             yield graph.problem(node_id, None, None, f"unknown node class {class_type}", fix)
         elif not is_known:
             message = f"left out, since class {class_type} is not known here and no known node needs it"

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from ..types import REPLACED
 from .graph import title
 from .problem import Problem, WorkflowError, general, refusal
 
@@ -106,9 +107,21 @@ def api_graph(graph: Any) -> dict[str, dict]:
         raise WorkflowError(problems)
     # a prompt inside a PNG also carries the results of IS_CHANGED, which hold for that day only and may be NaN
     return {
-        node_id: {key: copy.deepcopy(value) for key, value in entry.items() if key != "is_changed"}
+        node_id: renewed({key: copy.deepcopy(value) for key, value in entry.items() if key != "is_changed"})
         for node_id, entry in graph.items()
     }
+
+
+def renewed(entry: Any) -> Any:
+    """A node of a graph by the id that it has now, with the inputs that make it what it was; anything else as it is."""
+    if (
+        not isinstance(entry, dict)
+        or entry.get("class_type") not in REPLACED
+        or not isinstance(entry.get("inputs"), dict)
+    ):
+        return entry
+    class_type, values, _ = REPLACED[entry["class_type"]]
+    return {**entry, "class_type": class_type, "inputs": {**entry["inputs"], **values}}
 
 
 def _unfit_parts(node_id: str, entry: dict) -> list[Problem]:

@@ -19,7 +19,6 @@ from typing import Any
 from ...host.comfyui import is_ours
 from ...host.errors import Expected
 from ...host.text import shortened
-from ..types import REPLACED
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
 from .declared import CONVERSIONS, PREFIX, Declaration, DeclaredGraph, Node, convert, parse, read_node
 from .graph import told_apart, wrapped
@@ -239,8 +238,7 @@ class Workflow:
     def _class(self, class_type: str) -> tuple[str, type]:
         full = class_type if class_type in self.node_classes else PREFIX + class_type
         if full not in self.node_classes:
-            fix = REPLACED.get(full) or suggest(class_type, self.node_classes)
-            raise refusal(f"unknown node class {class_type!r}", fix)
+            raise refusal(f"unknown node class {class_type!r}", suggest(class_type, self.node_classes))
         return full, self.node_classes[full]
 
     # --- running ------------------------------------------------------------------------------------------------
