@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
+COMFYUI ?= $(lastword $(sort $(wildcard $(HOME)/comfy/ComfyUI*)))
+NEWEST := $(HOME)/envs/newest
+TORCH ?= torch torchvision torchaudio
 TYPES := $(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-.PHONY: help setup quickstart fix lint test test-train test-comfyui test-all
+.PHONY: help setup quickstart fix lint test test-train test-comfyui test-newest test-all
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -52,6 +55,14 @@ test-train: setup ## real networks, several processes, the pretend accelerator: 
 # The newest ComfyUI and page that are there, and whether the pack works in the oldest (docs/maintaining.md).
 test-comfyui: setup ## the pack in a ComfyUI that is there, and its page: 12 minutes
 	$(PYTEST) --layer comfyui -rs tests/comfyui
+
+# That ComfyUI's packages without the versions that it asks for, as somebody has them who updates everything but the core.
+test-newest: setup ## the same with the newest packages that a ComfyUI may have, in an environment beside it
+	$(PYTHON) -m venv $(NEWEST)
+	sed -E '/^torch(vision|audio)?$$/d; s/^(comfy[-_a-z]*)==.*/\1/' $(COMFYUI)/requirements.txt > $(NEWEST)/requirements.txt
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade $(TORCH) -r $(NEWEST)/requirements.txt -r requirements.txt diffusers peft accelerate
+	$(NEWEST)/bin/python -m pip list | grep -iE '^(torch|transformers|tokenizers|diffusers|peft|comfy|numpy|safetensors)'
+	COMFYUI_PATH=$(COMFYUI) COMFYUI_PYTHON=$(NEWEST)/bin/python $(PYTEST) --layer comfyui -rs tests/comfyui
 
 # All of it, with the long forms of the tests that have one, in every ComfyUI, renderer and page that is there: for a night.
 test-all: lint ## all of these with their long forms: a night

@@ -163,6 +163,11 @@ def test_every_family(inside, everything, check):
     assert wrong == {}
 
 
+def test_a_network_keeps_nothing_of_a_prompt_for_its_next_step(once):
+    """As Qwen-Image 2.1's would: the adapter has changed by then, and the reference is without it."""
+    assert set(once.ask("prefix_cache", "Flux")["told"]) == {False}
+
+
 @pytest.mark.parametrize("mode", ["", "one_call"])
 def test_resumed_to_the_bit(once, mode):
     found = once.ask("resume", "Flux", mode=mode, checkpointing="on")

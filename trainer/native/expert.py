@@ -136,6 +136,8 @@ class Expert:
         foreign.rewrap(self.core)
         self._unlock()
         self.patcher.pre_run()
+        if reset := getattr(self.core.diffusion_model, "reset_prefix_cache", None):
+            reset(False)  # what a network keeps of a prompt from step to step is of the adapter as it was then
         self.is_stale = False
         if not self.is_ready:
             raise RuntimeError(

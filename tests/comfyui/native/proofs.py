@@ -181,6 +181,14 @@ def _against_ksampler(made: Made, guidance: float) -> float:
         return apart(made.tiny.model.model.process_latent_out(ours), theirs)
 
 
+def prefix_cache(family: str) -> dict:
+    """What a network that keeps what it made of the prompt is told, where its adapter changes."""
+    made, told = make(family), []
+    made.tiny.model.model.diffusion_model.reset_prefix_cache = told.append
+    made.sample()
+    return {"told": told}
+
+
 def tuned_model(family: str) -> dict:
     """Tuned Model and the LoRA file, each in ComfyUI's own path, against the trained model's own velocity."""
     import comfy.sd

@@ -135,6 +135,13 @@ QWEN = {
     "axes_dims_rope": (8, 12, 12),
 }
 
+# The gate and the values of its MLP are one matrix, all blocks share one modulation, and the text attends causally.
+QWEN21 = {
+    name: QWEN[name]
+    for name in ("in_channels", "num_layers", "attention_head_dim", "num_attention_heads", "axes_dims_rope")
+}
+QWEN21 |= {"image_model": "qwen_image21", "out_channels": 64, "context_in_dim": 32}
+
 HUNYUAN = {name: value for name, value in FLUX.items() if name != "txt_ids_dims"} | {
     "image_model": "hunyuan_video",
     "patch_size": [1, 2, 2],
@@ -362,6 +369,8 @@ FAMILIES: dict[str, Family] = {
     "SD3": Family(SD3, Text(32, pooled=24, least=12), buffers=places),
     "QwenImage": Family(QWEN, Text(32, sees=True)),
     "QwenImageEdit": Family(QWEN, Text(32), of="QwenImage", conditions=reference),
+    "QwenImage21": Family(QWEN21, Text(32), down=16),
+    "QwenImage21Edit": Family(QWEN21, Text(32), down=16, of="QwenImage21", conditions=reference),
     "ZImage": Family(Z_IMAGE, Text(32, mask=True)),
     "ZImagePixelSpace": Family(Z_PIXELS, Text(32, mask=True), down=1),
     "Lumina2": Family(LUMINA, Text(32, mask=True), later=("rope_theta",)),
