@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from comfyui_otca.tests import training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,14 +48,9 @@ class Installation:
         return self.version if self.front_end is None else f"{self.version}-page-{front_end_version(self.front_end)}"
 
     @property
-    def age(self) -> list[list[int]]:
+    def age(self) -> list[Version]:
         """Sorts the newest to the end: by its own version, then by the front end's, which is taken to be newer than its own."""
-        page = [] if self.front_end is None else numbers(front_end_version(self.front_end))
-        return [numbers(self.version), page]
-
-
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+        return [Version(self.version), Version("0" if self.front_end is None else front_end_version(self.front_end))]
 
 
 def front_end_version(folder: Path) -> str:
@@ -99,7 +96,7 @@ def targets() -> list[Installation]:
     """The installations, and the newest of them once more with the newest front end that is there."""
     found = installations()
     newest = found[-1] if found else None
-    front_end = max(front_ends(), key=lambda folder: numbers(front_end_version(folder)), default=None)
+    front_end = max(front_ends(), key=lambda folder: Version(front_end_version(folder)), default=None)
     return found + ([replace(newest, front_end=front_end)] if newest and front_end else [])
 
 

@@ -49,6 +49,7 @@ class Family:
     later: tuple[str, ...] = ()  # keys of the network's config that ComfyUI 0.3 does not know yet
     new: bool = False  # a variant of a class that ComfyUI 0.3 has without it
     batch: int = 2  # samples that the network takes in one call: 1 or any number
+    is_made_flow: bool = False  # trained as a flow, which its class is not: ComfyUI is told by ModelSamplingSD3
 
 
 def tiny_clip(form: Text, seed: int) -> comfy.sd.CLIP:

@@ -142,6 +142,27 @@ QWEN21 = {
 }
 QWEN21 |= {"image_model": "qwen_image21", "out_channels": 64, "context_in_dim": 32}
 
+SDXL = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [0, 1],
+    "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 1, 1],
+    "use_linear_in_transformer": True,
+    "context_dim": 32,
+    "adm_in_channels": 24 + 6 * 256,
+    "num_classes": "sequential",
+    "num_head_channels": 16,
+    "num_heads": -1,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "use_temporal_attention": False,
+}
+
 HUNYUAN = {name: value for name, value in FLUX.items() if name != "txt_ids_dims"} | {
     "image_model": "hunyuan_video",
     "patch_size": [1, 2, 2],
@@ -367,6 +388,7 @@ FAMILIES: dict[str, Family] = {
     "Flux2": Family(FLUX2, Text(32), down=16),
     "Flux2Edit": Family(FLUX2, Text(32), down=16, of="Flux2", conditions=reference),
     "SD3": Family(SD3, Text(32, pooled=24, least=12), buffers=places),
+    "SDXLFlow": Family(SDXL, Text(32, pooled=24), of="SDXL", is_made_flow=True),
     "QwenImage": Family(QWEN, Text(32, sees=True)),
     "QwenImageEdit": Family(QWEN, Text(32), of="QwenImage", conditions=reference),
     "QwenImage21": Family(QWEN21, Text(32), down=16),

@@ -11,6 +11,7 @@ import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models
 import torch
+from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from comfyui_version import __version__
 
 from .parts import Family
@@ -35,11 +36,12 @@ def tiny_model(family: Family, name: str, seed: int, dtype: torch.dtype, quantiz
         model = network(family, name, torch.float32, quantized)
         model.load_model_weights(quantized_state(weights, quantized), "")
     patcher = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
-    return patcher(
+    made = patcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
     )
+    return ModelSamplingSD3().patch(made, 3.0)[0] if family.is_made_flow else made
 
 
 def network(family: Family, name: str, dtype: torch.dtype, quantized: str | None = None):
