@@ -95,8 +95,9 @@ def _through(values: Tensor, rounded: Tensor) -> Tensor:
 def _resized(levels: Tensor, sides: tuple[int, int], resample: int) -> Tensor:
     """[B, 3, *sides], as Pillow resizes: one axis after the other, with 8 bits after each."""
     first = _first_axis(*levels.shape[2:], *sides, resample)
-    # float64 holds Pillow's sums of integers, so that halves are rounded as it rounds them.
-    return _along(levels.double(), sides, resample, (first, 5 - first)).to(levels.dtype)
+    # float64, which Apple's GPUs lack, holds Pillow's sums of integers, so that halves are rounded as it rounds them.
+    exact = levels.to("cpu" if levels.device.type == "mps" else levels.device, torch.float64)
+    return _along(exact, sides, resample, (first, 5 - first)).to(levels)
 
 
 def _along(levels: Tensor, sides: tuple[int, int], resample: int, axes: Sequence[int]) -> Tensor:
