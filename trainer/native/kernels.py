@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FunctionType
@@ -48,87 +48,85 @@ def with_gradients() -> Iterator[None]:
 
 
 class Kernel:
-    """A function of tensors: the fused one where its gradient is right, else the plain one."""
+    """A function of tensors: the fused one, but where a gradient goes through it that it has not, or not right."""
 
     def __init__(self, fused: Function, plain: Function) -> None:
         self.fused, self.plain = fused, plain
         self._takes, self._plain_takes = (inspect.signature(form).parameters for form in (fused, plain))
-        self._choice: dict[str, Function | None] = {}  # by the type of device; None: neither has a gradient
+        self._choice: dict[
+            tuple[str, ...], Function | None
+        ] = {}  # by device and inputs with a gradient; None: has none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(self._takes, args, strict=False)) | kwargs
+        arguments = dict(zip(self._takes, args, strict=False)) | kwargs
+        trained = [name for name, value in arguments.items() if _is_trained(value)] if torch.is_grad_enabled() else []
+        if not trained:
+            return self.fused(**arguments)
         # Some networks hand over the scale of a norm straight from a shared cast buffer, and autograd would keep that
-        given = {name: value.clone() if _is_vector(value) else value for name, value in given.items()}
-        device = next((value.device.type for value in given.values() if isinstance(value, Tensor)), "cpu")
-        if device not in self._choice:
+        arguments = {name: value.clone() if _is_vector(value) else value for name, value in arguments.items()}
+        case = arguments[trained[0]].device.type, *trained
+        if case not in self._choice:
             if torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():  # no place to try it
-                return self._in_plain(**given)
+                return self._in_plain(**arguments)
             # In a thread of its own, where nobody looks at what is kept for a backward pass
             with ThreadPoolExecutor(1) as pool:
-                self._choice[device] = pool.submit(self._try, given).result()
-        choice = self._choice[device]
-        if (
-            choice is None
-            and torch.is_grad_enabled()
-            and any(_moves(value) and value.requires_grad for value in given.values())
-        ):
+                self._choice[case] = pool.submit(self._try, arguments, trained).result()
+        if (choice := self._choice[case]) is None:
             raise FlowModelError(
-                f"model: {self.fused.__name__} of comfy_kitchen has no gradient, in plain torch either, and this model calls it "
-                "where one is needed. Fix: load a file in bfloat16 or fp8"
+                f"model: {self.fused.__name__} of comfy_kitchen has no gradient by {trained[0]}, in plain torch either, and this "
+                "model calls it where one is needed. Fix: load a file in bfloat16 or fp8"
             )
-        return (choice or self.fused)(**given)
+        return choice(**arguments)
 
-    def _in_plain(self, out: Tensor | None = None, **given: Any) -> Any:
+    def _in_plain(self, out: Tensor | None = None, **arguments: Any) -> Any:
         """The plain form, written into `out` where the caller has a place for it.
 
         Raises:
             FlowModelError: it is given what the plain form does not have.
         """
         defaults = {name: parameter.default for name, parameter in self._takes.items()}
-        for name in given.keys() - self._plain_takes.keys():
-            if isinstance(given[name], Tensor) or given[name] != defaults[name]:
+        for name in arguments.keys() - self._plain_takes.keys():
+            if isinstance(arguments[name], Tensor) or arguments[name] != defaults[name]:
                 raise FlowModelError(
                     f"model: {self.fused.__name__} of comfy_kitchen has no gradient, and its plain form has no input {name!r}. "
                     "Fix: update comfy-kitchen, or load another model"
                 )
-        made = self.plain(**{name: given.get(name, defaults.get(name)) for name in self._plain_takes})
+        made = self.plain(**{name: arguments.get(name, defaults.get(name)) for name in self._plain_takes})
         return made if out is None else out.copy_(made)
 
-    def _try(self, given: Arguments) -> Function | None:
-        right = _gradient(self._in_plain, given)
-        own = _gradient(self.fused, given)
-        if right is None:
+    def _try(self, arguments: Arguments, trained: Sequence[str]) -> Function | None:
+        right, own = (_gradient(form, arguments, trained) for form in (self._in_plain, self.fused))
+        if right is None or not right.any():  # as of what rounds to whole numbers
             return None if own is None else self.fused
-        apart = None if own is None else (own - right).norm() <= ALIKE * right.norm()
-        return self.fused if apart else self._in_plain
+        is_right = own is not None and (own - right).norm() <= ALIKE * right.norm()
+        return self.fused if is_right else self._in_plain
 
 
 _kernel = functools.cache(Kernel)
 
 
-def _moves(value: Any) -> bool:
-    """Whether a gradient may go through it: numbers of 16 bits and more."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _is_vector(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 1 and not value.requires_grad
 
 
-def _gradient(function: Function, given: Arguments) -> Tensor | None:
-    """Of a sum with unequal weights over what it returns, by all tensors that it is given, in a row; None where it has none."""
-    leaves = {name: value.detach().clone().requires_grad_() for name, value in given.items() if _moves(value)}
-    # A copy, since some write over what they are given
-    copies = {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in {**given, **leaves}.items()
-    }
+def _gradient(function: Function, arguments: Arguments, trained: Sequence[str]) -> Tensor | None:
+    """The gradient, in a row, of an unequally weighted sum of what it returns, by what is trained; None: it has none."""
+    leaves = [arguments[name].detach().clone().requires_grad_() for name in trained]
+    copied = {**arguments, **dict(zip(trained, leaves, strict=True))}
     try:
-        returned = function(**copies)
-        outputs = [value for value in (returned if isinstance(returned, tuple | list) else [returned]) if _moves(value)]
-        weighted = [
-            value.float().flatten() * torch.linspace(1, 2, value.numel(), device=value.device) for value in outputs
+        # Copies, since some write over what they are given
+        returned = function(
+            **{name: value.clone() if isinstance(value, Tensor) else value for name, value in copied.items()}
+        )
+        outputs = [
+            value.float().flatten() for value in (returned if isinstance(returned, tuple | list) else [returned])
         ]
-        gradients = torch.autograd.grad(torch.cat(weighted).sum(), list(leaves.values()), materialize_grads=True)
+        weighted = [value * torch.linspace(1, 2, len(value), device=value.device) for value in outputs]
+        gradients = torch.autograd.grad(torch.cat(weighted).sum(), leaves, materialize_grads=True)
         return torch.cat([gradient.float().flatten() for gradient in gradients])
     except torch.OutOfMemoryError:
         raise

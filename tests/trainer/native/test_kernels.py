@@ -96,8 +96,14 @@ def test_a_right_kernel_stays_and_one_without_is_no_loss_where_no_gradient_goes(
 
 def test_where_neither_has_one_it_is_named(kitchen):
     package = kitchen(silent, silent)
-    with pytest.raises(FlowModelError, match="silent of comfy_kitchen has no gradient, in plain torch either"):
+    with pytest.raises(FlowModelError, match="silent of comfy_kitchen has no gradient by x, in plain torch either"):
         gradient(package)
+
+
+def test_what_rounds_has_no_gradient_in_plain_torch_either(kitchen):
+    """As the product of whole numbers: its plain form has one, of zeros."""
+    with pytest.raises(FlowModelError, match="has no gradient by x"):
+        gradient(kitchen(silent, lambda x: (x * 2).round()))
 
 
 def test_what_the_plain_form_does_not_have_is_not_left_out_in_silence(kitchen):
