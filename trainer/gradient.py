@@ -45,7 +45,7 @@ from .types import (
     Trajectories,
     UpdateSettings,
 )
-from .updates import refusals
+from .updates import passes, refusals
 from .updates.optimizer import NonFiniteUpdate, Tally, outcome, prepared, take_steps
 
 if TYPE_CHECKING:
@@ -346,22 +346,8 @@ class _Backward:
         return [reward for reward in self.scores.rewards if not reward.held_out]
 
     def chunks(self, rows: Tensor) -> Iterator[Tensor]:
-        """Yields as many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
-        if not len(rows):
-            return
         size = self.settings.batch_size or len(rows)
-        if not self.whole_groups:
-            yield from rows.split(size)
-            return
-        chunk: list[Tensor] = []
-        for group in self.trajectories.groups[rows].unique():
-            members = rows[self.trajectories.groups[rows] == group]
-            if chunk and sum(map(len, chunk)) + len(members) > size:
-                yield torch.cat(chunk)
-                chunk = []
-            chunk.append(members)
-        if chunk:
-            yield torch.cat(chunk)
+        return passes.chunks(rows, self.trajectories.groups, size, self.whole_groups)
 
     # the network
 

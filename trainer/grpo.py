@@ -21,6 +21,7 @@ from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, Update
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, prepared, take_steps
+from .updates.passes import policy_gradient_parts
 
 logger = logging.getLogger(__name__)
 
@@ -238,33 +239,16 @@ class _Backward:
         return self.measured.watching(parameters, position, pulls, policy.loss_scale.value / self.total)
 
     def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
-        """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps, but
-        where steps are measured.
-
-        Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other processes
-        that hold parts of this model have to be kept pace with.
-        """
-        sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
-        part, room = [], self.settings.batch_size
-        for position, step in enumerate(trained):
-            rows = self.pulls[:, position].nonzero()[:, 0]  # [N]
-            if self.model.policy.is_sharded and self.anybody_pulls[position]:
-                rows = torch.arange(len(self.valid))
-            if kept or not self.settings.batch_size:
-                if len(rows):
-                    yield [(position, rows)]
-                continue
-            if part and (self.measured or not self.model.same_network(sigmas[trained[part[-1][0]]], sigmas[step])):
-                yield part
-                part, room = [], self.settings.batch_size
-            while len(rows):
-                part.append((position, rows[:room]))
-                room, rows = room - len(part[-1][1]), rows[room:]
-                if not room:
-                    yield part
-                    part, room = [], self.settings.batch_size
-        if part:
-            yield part
+        levels = [self.trajectories.sigmas[step] for step in self.trajectories.trained]
+        anybody_pulls = self.anybody_pulls if self.model.policy.is_sharded else None
+        return policy_gradient_parts(
+            self.pulls,
+            anybody_pulls,
+            self.settings.batch_size,
+            kept,
+            self.measured is not None,
+            lambda before, after: self.model.same_network(levels[before], levels[after]),
+        )
 
     def _kept(self, part, kept) -> list[Tensor]:
         return [kept[position][devices.upload(rows, kept[position].device)] for position, rows in part]

@@ -2,15 +2,14 @@
 
 Every loss of `matching` is the same loop: for some noise levels of each sample x_σ = (1-σ)·x0 + σ·ε, one call for the policy, and
 one without gradient for each other policy that the loss or a KL term compares it with. What differs is which levels are drawn,
-and which samples have to be together; `drawn_levels` and `_units` say that.
+and which samples have to be together; `drawn_levels` and `matching_parts` say that.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -25,6 +24,7 @@ from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRoll
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
 from .updates.optimizer import Tally, check_source, outcome, prepared, take_steps
+from .updates.passes import Part, matching_parts
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
 OLD_DECAYS: dict[str, Callable[[int], float]] = {
@@ -173,18 +173,6 @@ def _of_pairs(advantages: Advantages) -> Tensor:
     return chosen
 
 
-def _units(loss: str, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
-    """(position of a level, rows) of what has to be in one pass, by falling noise: single samples, or of dgpo and dpo groups."""
-    units = []
-    for position, column in enumerate(drawn.T):
-        rows = column.nonzero()[:, 0]
-        parts = (
-            [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
-        )
-        units += [(position, part) for part in parts]
-    return units
-
-
 def fresh_noise(
     loss: str, trajectories: Trajectories, version: int, positions: Sequence[int], rows: Sequence[int]
 ) -> Tensor:
@@ -201,15 +189,6 @@ def fresh_noise(
 
 
 # -- one pass ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The samples of one call of the network: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
-
-    positions: tuple[int, ...]
-    rows: tuple[int, ...]
-    idle: bool = False
 
 
 class _Backward:
@@ -241,26 +220,18 @@ class _Backward:
             on_step()
             self._loss(part).backward()
 
-    def _parts(self) -> list[_Part]:
-        """All pairs by falling noise, as many to a part as fit; of a sharded model equally many in every process and network."""
-        size = self.settings.batch_size or max(1, len(self.drawn))
+    def _parts(self) -> list[Part]:
         levels = [self.trajectories.sigmas[step] for step in self.trajectories.trained]
-        units = _units(self.settings.loss, self.drawn, self.trajectories.groups)
-        first = [
-            position
-            for position in range(len(levels))
-            if position == 0 or not self.model.same_network(levels[position - 1], levels[position])
-        ]
-        parts = []
-        for begin, end in zip(first, [*first[1:], len(levels)], strict=True):
-            own = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
-            if self.model.policy.is_sharded:
-                most = int(distributed.each(torch.tensor(len(own))).max())
-                own += [_Part((begin,), (0,), idle=True)] * (most - len(own))
-            parts += own
-        return parts
+        return matching_parts(
+            self.drawn,
+            self.trajectories.groups,
+            KINDS[self.settings.loss].groups,
+            self.settings.batch_size or max(1, len(self.drawn)),
+            lambda before, after: self.model.same_network(levels[before], levels[after]),
+            self.model.policy.is_sharded,
+        )
 
-    def _loss(self, part: _Part) -> Tensor:
+    def _loss(self, part: Part) -> Tensor:
         """A part's share of the loss, ready for its backward pass."""
         model, settings, trajectories, policy = self.model, self.settings, self.trajectories, self.model.policy
         kind = KINDS[settings.loss]
@@ -324,17 +295,3 @@ class _Backward:
         others = {"old": two, "reference": two, "groups": group, "keep_winner": self.settings.keep_winner}
         _, statistics = matching_loss(self.settings.loss, two, two, two, torch.full((2,), 0.5), ends, **others)
         return list(statistics)
-
-
-def _filled(units: Sequence[tuple[int, Tensor]], size: int) -> Iterator[_Part]:
-    """Units put together in parts of at most `size` pairs; one that is larger is one of its own."""
-    positions: list[int] = []
-    rows: list[int] = []
-    for position, members in units:
-        if rows and len(rows) + len(members) > size:
-            yield _Part(tuple(positions), tuple(rows))
-            positions, rows = [], []
-        positions += [position] * len(members)
-        rows += members.tolist()
-    if rows:
-        yield _Part(tuple(positions), tuple(rows))
