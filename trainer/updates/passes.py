@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,3 +118,69 @@ def chunks(rows: Tensor, groups: Tensor, size: int, whole_groups: bool) -> Itera
         chunk.append(members)
     if chunk:
         yield torch.cat(chunk)
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of one call of the network.
+
+    Attributes:
+        rows: numbers of samples.
+        steps: for each the number of a step, in an update's own count; of a leap those of the two that it joins.
+        idle: of no sample, to keep pace with other processes only.
+    """
+
+    rows: Tensor  # [N]
+    steps: Tensor  # [N] or [N, 2·K]
+    idle: bool = False
+
+
+def pack(units: Iterable[Points], size: int) -> Iterator[Points]:
+    """Puts units together, in their order, to parts of at most `size` rows; a larger unit is a part of its own."""
+    chosen: list[Points] = []
+    for unit in units:
+        if chosen and sum(len(part.rows) for part in chosen) + len(unit.rows) > size:
+            yield _joined(chosen)
+            chosen = []
+        chosen.append(unit)
+    if chosen:
+        yield _joined(chosen)
+
+
+def _joined(parts: Sequence[Points]) -> Points:
+    return Points(torch.cat([part.rows for part in parts]), torch.cat([part.steps for part in parts]))
+
+
+def split(rows: Tensor, groups: Tensor | None = None) -> Iterator[Tensor]:
+    """The rows that have to be in one call: each of [N] by itself, or with `groups` [B] those of a group."""
+    if groups is None:
+        return iter(rows.split(1) if len(rows) else ())
+    return (rows[groups[rows] == group] for group in groups[rows].unique())
+
+
+def parts(
+    wanted: Tensor, calls: Sequence[int], size: int, groups: Tensor | None = None, keeps_pace: bool = False
+) -> list[Points]:
+    """Parts of all points, step by step, as many to a part as fit.
+
+    Args:
+        wanted: [B, T'] bool, the points.
+        calls: for each step a number; only steps of the same one can be in one call.
+        size: the most rows of a part.
+        groups: [B], where a group's points of a step have to be in one call.
+        keeps_pace: add idle parts, until each process has equally many of each number.
+    """
+    packed = []
+    for call in dict.fromkeys(calls):
+        steps = [step for step, number in enumerate(calls) if number == call]
+        units = (
+            Points(rows, torch.full_like(rows, step))
+            for step in steps
+            for rows in split(wanted[:, step].nonzero()[:, 0], groups)
+        )
+        own = list(pack(units, size))
+        if keeps_pace:
+            most = int(distributed.each(torch.tensor(len(own))).max())
+            own += [Points(torch.zeros(1, dtype=torch.int64), torch.tensor([steps[0]]), idle=True)] * (most - len(own))
+        packed += own
+    return packed
