@@ -1,186 +1,152 @@
-"""Parts of one pass over the trajectories: as many points as one call of the network can hold."""
+"""One pass over the trajectories, as all three updates make it: their points, packed in parts, and each part's share of the loss.
+
+An update says which points it wants, and makes the `losses` of a part. Rows are numbers of this process's samples, and steps are
+counted among those that the update goes through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...host import distributed
-
-
-def policy_gradient_parts(
-    pulls: Tensor,
-    anybody_pulls: Sequence[bool] | None,
-    size: int,
-    kept: bool,
-    measured: bool,
-    same_network: Callable[[int, int], bool],
-) -> Iterator[list[tuple[int, Tensor]]]:
-    """Lists of (position of a trained step, rows): all of one step, or as many as `size` allows, of several steps, but where
-    steps are measured.
-
-    Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other processes
-    that hold parts of this model have to be kept pace with.
-    """
-    part, room = [], size
-    for position in range(pulls.shape[1]):
-        rows = pulls[:, position].nonzero()[:, 0]  # [N]
-        if anybody_pulls is not None and anybody_pulls[position]:
-            rows = torch.arange(len(pulls))
-        if kept or not size:
-            if len(rows):
-                yield [(position, rows)]
-            continue
-        if part and (measured or not same_network(part[-1][0], position)):
-            yield part
-            part, room = [], size
-        while len(rows):
-            part.append((position, rows[:room]))
-            room, rows = room - len(part[-1][1]), rows[room:]
-            if not room:
-                yield part
-                part, room = [], size
-    if part:
-        yield part
+from ..families.base import FlowModel
+from .optimizer import Tally
 
 
 @dataclass(frozen=True)
 class Part:
-    """The samples of one call of the network: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
-
-    positions: tuple[int, ...]
-    rows: tuple[int, ...]
-    idle: bool = False
-
-
-def matching_parts(
-    drawn: Tensor,
-    groups: Tensor,
-    whole_groups: bool,
-    size: int,
-    same_network: Callable[[int, int], bool],
-    keeps_pace: bool = False,
-) -> list[Part]:
-    """All pairs by falling noise, as many to a part as fit; of a sharded model equally many in every process and network."""
-    levels = drawn.shape[1]
-    units = _units(whole_groups, drawn, groups)
-    first = [position for position in range(levels) if position == 0 or not same_network(position - 1, position)]
-    parts = []
-    for begin, end in zip(first, [*first[1:], levels], strict=True):
-        own = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
-        if keeps_pace:
-            most = int(distributed.each(torch.tensor(len(own))).max())
-            own += [Part((begin,), (0,), idle=True)] * (most - len(own))
-        parts += own
-    return parts
-
-
-def _units(whole_groups: bool, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
-    """(position of a level, rows) of what has to be in one pass, by falling noise: single samples, or of dgpo and dpo groups."""
-    units = []
-    for position, column in enumerate(drawn.T):
-        rows = column.nonzero()[:, 0]
-        parts = [rows[groups[rows] == group] for group in groups[rows].unique()] if whole_groups else rows.split(1)
-        units += [(position, part) for part in parts]
-    return units
-
-
-def _filled(units: Sequence[tuple[int, Tensor]], size: int) -> Iterator[Part]:
-    """Units put together in parts of at most `size` pairs; one that is larger is one of its own."""
-    positions: list[int] = []
-    rows: list[int] = []
-    for position, members in units:
-        if rows and len(rows) + len(members) > size:
-            yield Part(tuple(positions), tuple(rows))
-            positions, rows = [], []
-        positions += [position] * len(members)
-        rows += members.tolist()
-    if rows:
-        yield Part(tuple(positions), tuple(rows))
-
-
-def chunks(rows: Tensor, groups: Tensor, size: int, whole_groups: bool) -> Iterator[Tensor]:
-    """Yields as many rows as `size` allows at a time; whole groups where a reward compares their samples."""
-    if not len(rows):
-        return
-    if not whole_groups:
-        yield from rows.split(size)
-        return
-    chunk: list[Tensor] = []
-    for group in groups[rows].unique():
-        members = rows[groups[rows] == group]
-        if chunk and sum(map(len, chunk)) + len(members) > size:
-            yield torch.cat(chunk)
-            chunk = []
-        chunk.append(members)
-    if chunk:
-        yield torch.cat(chunk)
-
-
-@dataclass(frozen=True)
-class Points:
-    """The points of one call of the network.
+    """The points of one call of the network, and of its backward pass.
 
     Attributes:
-        rows: numbers of samples.
-        steps: for each the number of a step, in an update's own count; of a leap those of the two that it joins.
-        idle: of no sample, to keep pace with other processes only.
+        rows: the sample of each point.
+        steps: the step of each; of leaps, those that they join.
+        idle: whether it only keeps pace with other processes, and has no loss.
+        draw: which of several draws of fresh noise it takes.
     """
 
     rows: Tensor  # [N]
     steps: Tensor  # [N] or [N, 2·K]
     idle: bool = False
+    draw: int = 0
+
+    def by_step(self) -> list[tuple[int, Tensor]]:
+        """Each step with its rows, in the part's order."""
+        steps, counts = self.steps.unique_consecutive(return_counts=True)
+        return list(zip(steps.tolist(), self.rows.split(counts.tolist()), strict=True))
 
 
-def pack(units: Iterable[Points], size: int) -> Iterator[Points]:
-    """Puts units together, in their order, to parts of at most `size` rows; a larger unit is a part of its own."""
-    chosen: list[Points] = []
-    for unit in units:
-        if chosen and sum(len(part.rows) for part in chosen) + len(unit.rows) > size:
-            yield _joined(chosen)
-            chosen = []
-        chosen.append(unit)
-    if chosen:
-        yield _joined(chosen)
-
-
-def _joined(parts: Sequence[Points]) -> Points:
-    return Points(torch.cat([part.rows for part in parts]), torch.cat([part.steps for part in parts]))
-
-
-def split(rows: Tensor, groups: Tensor | None = None) -> Iterator[Tensor]:
-    """The rows that have to be in one call: each of [N] by itself, or with `groups` [B] those of a group."""
-    if groups is None:
-        return iter(rows.split(1) if len(rows) else ())
-    return (rows[groups[rows] == group] for group in groups[rows].unique())
-
-
-def parts(
+def pack(
     wanted: Tensor, calls: Sequence[int], size: int, groups: Tensor | None = None, keeps_pace: bool = False
-) -> list[Points]:
-    """Parts of all points, step by step, as many to a part as fit.
+) -> list[Part]:
+    """All points, step by step, as many to a part as fit.
 
     Args:
         wanted: [B, T'] bool, the points.
         calls: for each step a number; only steps of the same one can be in one call.
-        size: the most rows of a part.
-        groups: [B], where a group's points of a step have to be in one call.
+        size: the most points of a part.
+        groups: [B], where a group's points of a step have to stay together; more than `size` are a part of their own.
         keeps_pace: add idle parts, until each process has equally many of each number.
     """
-    packed = []
+    parts = []
     for call in dict.fromkeys(calls):
+        own, room = [], 0
         steps = [step for step, number in enumerate(calls) if number == call]
-        units = (
-            Points(rows, torch.full_like(rows, step))
-            for step in steps
-            for rows in split(wanted[:, step].nonzero()[:, 0], groups)
-        )
-        own = list(pack(units, size))
+        for step in steps:
+            rows = wanted[:, step].nonzero()[:, 0]  # [N]
+            units = rows.split(1) if groups is None else (rows[groups[rows] == g] for g in groups[rows].unique())
+            for unit in units if len(rows) else ():
+                if not own or len(unit) > room:
+                    own.append([])
+                    room = size
+                own[-1].append((step, unit))
+                room -= len(unit)
+        for part in own:
+            steps_of = torch.cat([torch.full_like(rows, step) for step, rows in part])
+            parts.append(Part(torch.cat([rows for _, rows in part]), steps_of))
         if keeps_pace:
             most = int(distributed.each(torch.tensor(len(own))).max())
-            own += [Points(torch.zeros(1, dtype=torch.int64), torch.tensor([steps[0]]), idle=True)] * (most - len(own))
-        packed += own
-    return packed
+            parts += [Part(torch.tensor([0]), torch.tensor(steps[:1]), idle=True)] * (most - len(own))
+    return parts
+
+
+def networks(model: FlowModel, sigmas: Sequence[float]) -> list[int]:
+    """For each noise level, falling, the number of the network that computes it."""
+    changes = [not model.same_network(before, after) for before, after in zip(sigmas, sigmas[1:], strict=False)]
+    return [sum(changes[:step]) for step in range(len(sigmas))]
+
+
+def divergence(velocity: Tensor, untrained: Tensor, counts: Tensor) -> Tensor:
+    """counts·mean‖v - v_ref‖² of each sample, [N]: what a KL term is a mean of."""
+    return counts * (velocity - untrained).square().flatten(1).mean(1)
+
+
+class Passes(ABC):
+    """The passes of one update, with their figures.
+
+    Args:
+        total: how many points of all processes the loss is a mean over.
+        kl_coefficient: κ of the KL term.
+        computed: how many of them are computed, which figures are a mean over; None: all.
+    """
+
+    parts: Sequence[Part]
+
+    def __init__(self, model: FlowModel, total: int, kl_coefficient: float, computed: int | None = None):
+        self.model, self.tally, self.kl_coefficient = model, Tally(), kl_coefficient
+        self.total, self.computed = total, computed
+        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+        self.processes = distributed.world() if model.policy.trains_shards else 1
+
+    def accumulate(self, on_step: Callable[[], None]) -> None:
+        """Adds the gradient of all parts to the weights'. `on_step` is called before each part, or each call of its network."""
+        self.on_step = on_step
+        for part in self.parts:
+            for loss in self.losses(part):
+                with self.watching(part):
+                    loss.backward()
+
+    @abstractmethod
+    def losses(self, part: Part) -> Iterator[Tensor]:
+        """Yields each `share` of a part, once the backward pass of the one before is done."""
+
+    def watching(self, part: Part) -> AbstractContextManager[None]:
+        """Around a part's backward pass."""
+        return nullcontext()
+
+    def share(
+        self,
+        loss: Tensor,
+        statistics: dict[str, Tensor],
+        count: int,
+        kl: Tensor | None = None,
+        reported: Tensor | None = None,
+    ) -> Tensor:
+        """The share of `count` points, with its KL term, in the update's loss, ready for its backward pass.
+
+        Args:
+            loss: their mean.
+            statistics: figures of them, which the tally takes in.
+            kl: the mean of their `divergence`.
+            reported: what is reported as the loss; None: the loss.
+        """
+
+        def of_all(mean: Tensor) -> Tensor:
+            return mean if self.computed is None else mean * self.computed / self.total
+
+        reported = loss.detach() if reported is None else reported
+        if kl is not None:
+            statistics["kl"] = of_all(kl.detach())
+            loss, reported = loss + self.kl_coefficient * kl, reported + self.kl_coefficient * kl.detach()
+        self.tally.add(of_all(reported), statistics, count, self.computed or self.total)
+        return loss * (self.scale * count / self.total)
+
+    @property
+    def scale(self) -> float:
+        """The factor of a loss in its backward pass."""
+        return self.model.policy.loss_scale.value * self.processes

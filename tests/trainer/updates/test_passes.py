@@ -1,4 +1,4 @@
-"""How the points of a pass are put together to calls of the network: by hand, and against the three packers of before."""
+"""How the points of a pass are put together to calls of the network: by hand, and whatever is drawn."""
 
 from __future__ import annotations
 
@@ -6,50 +6,64 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.updates import passes
+from comfyui_otca.trainer.updates.passes import Part, pack
+
+WANTED = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], dtype=torch.bool)  # [B, T']
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+def listed(parts):
+    return [list(zip(part.steps.tolist(), part.rows.tolist(), strict=True)) for part in parts]
+
+
+def test_a_part_goes_on_with_the_next_step():
+    first, second, third = listed(pack(WANTED, [0, 0, 0], 4))
+    assert first == [(0, 0), (0, 1), (0, 3), (1, 0)]
+    assert second == [(1, 2), (1, 3), (2, 1), (2, 2)]
+    assert third == [(2, 3)]
+
+
+def test_another_network_begins_another_part():
+    assert [len(part) for part in listed(pack(WANTED, [0, 1, 1], 4))] == [3, 4, 2]
+
+
+def test_a_group_stays_whole_and_may_be_larger_than_a_part():
+    assert listed(pack(WANTED, [0, 0, 0], 2, GROUPS)) == [
+        [(0, 0), (0, 1)],
+        [(0, 3), (1, 0)],
+        [(1, 2), (1, 3)],
+        [(2, 1)],
+        [(2, 2), (2, 3)],
+    ]
+    assert [len(part) for part in listed(pack(WANTED, [0, 0, 0], 1, GROUPS))] == [2, 1, 1, 2, 1, 2]
+
+
+def test_a_part_is_told_step_by_step():
+    part = Part(torch.tensor([3, 0, 2]), torch.tensor([0, 1, 1]))
+    assert [(step, rows.tolist()) for step, rows in part.by_step()] == [(0, [3]), (1, [0, 2])]
 
 
 @st.composite
 def drawn(draw):
-    """[B, T'] bool with groups [B], and how many networks there are."""
-    groups = torch.tensor(sorted(draw(st.lists(st.integers(0, 3), min_size=1, max_size=9))))
-    steps = draw(st.integers(1, 5))
-    wanted = torch.tensor(draw(st.lists(st.booleans(), min_size=len(groups) * steps, max_size=len(groups) * steps)))
-    boundary = draw(st.integers(0, steps))
-    return wanted.view(len(groups), steps), groups, [int(step >= boundary) for step in range(steps)]
+    """[B, T'] bool, groups [B] or None, and the number of each step's network."""
+    groups = sorted(draw(st.lists(st.integers(0, 3), min_size=1, max_size=9)))
+    steps, boundary = draw(st.integers(1, 5)), draw(st.integers(0, 5))
+    wanted = draw(st.lists(st.lists(st.booleans(), min_size=steps, max_size=steps), min_size=len(groups), max_size=9))
+    networks = [int(step >= boundary) for step in range(steps)]
+    return torch.tensor(wanted[: len(groups)]), torch.tensor(groups) if draw(st.booleans()) else None, networks
 
 
-def listed(parts):
-    return [(part.steps.tolist(), part.rows.tolist(), part.idle) for part in parts]
-
-
-@given(drawn(), st.integers(0, 7), st.booleans(), st.booleans())
-def test_policy_gradient_parts_stay(case, size, kept, measured):
-    wanted, _, networks = case
-    before = passes.policy_gradient_parts(
-        wanted, None, size, kept, measured, lambda one, two: networks[one] == networks[two]
-    )
-    calls = range(wanted.shape[1]) if kept or measured or not size else networks
-    limit = len(wanted) if kept or not size else size
-    flat = [
-        ([step for step, rows in part for _ in rows], [row for _, rows in part for row in rows.tolist()], False)
-        for part in before
-    ]
-    assert listed(passes.parts(wanted, calls, limit)) == flat
-
-
-@given(drawn(), st.integers(1, 7), st.booleans())
-def test_matching_parts_stay(case, size, whole):
+@given(drawn(), st.integers(1, 7))
+def test_every_point_is_in_one_part_as_full_as_it_may_be(case, size):
     wanted, groups, networks = case
-    before = passes.matching_parts(wanted, groups, whole, size, lambda one, two: networks[one] == networks[two])
-    after = passes.parts(wanted, networks, size, groups if whole else None)
-    assert listed(after) == [(list(part.positions), list(part.rows), part.idle) for part in before]
-
-
-@given(drawn(), st.integers(1, 7), st.booleans())
-def test_chunks_stay(case, size, whole):
-    wanted, groups, _ = case
-    rows = wanted[:, 0].nonzero()[:, 0]
-    before = passes.chunks(rows, groups, size, whole)
-    units = (passes.Points(some, some) for some in passes.split(rows, groups if whole else None))
-    assert [part.rows.tolist() for part in passes.pack(units, size)] == [some.tolist() for some in before]
+    parts = pack(wanted, networks, size, groups)
+    assert [point for part in listed(parts) for point in part] == [
+        tuple(point) for point in wanted.T.nonzero().tolist()
+    ]
+    for part in parts:
+        assert len({networks[step] for step in part.steps.tolist()}) == 1
+        assert len(part.rows) <= size or len(set(groups[part.rows].tolist())) == 1
+    for part, after in zip(parts, parts[1:], strict=False):
+        step, first = after.by_step()[0]
+        begin = 1 if groups is None else (groups[first] == groups[first[0]]).sum()
+        assert len(part.rows) + begin > size or networks[part.steps[-1]] != networks[step]
