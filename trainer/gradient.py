@@ -25,13 +25,13 @@ from ..host.json_files import NUMBER, WHOLE
 from . import grpo, keys, matching
 from .families.base import FlowModel
 from .memo import Memo
-from .memory.case import HALO, side_of
 from .native.model import NativeModel
 from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
 from .rollout import beside, sampled_noise, slopes, stream
 from .schedule import step_kinds
 from .sde import MIN_STD
 from .types import (
+    HALO,
     THETA,
     VIDEO_FRAMES,
     Advantages,
@@ -44,6 +44,7 @@ from .types import (
     StepCredit,
     Trajectories,
     UpdateSettings,
+    side_of,
 )
 from .updates import refusals
 from .updates.optimizer import NonFiniteUpdate, outcome, prepared, take_steps
@@ -285,34 +286,32 @@ class _Backward(Passes):
         self.samples, self.spread = max(1, valid), spread
         self.usable = scores.usable
         self.rows = torch.arange(len(self.usable)) if model.policy.is_sharded else self.usable.nonzero()[:, 0]
+        self.sigmas = torch.tensor(trajectories.sigmas, dtype=torch.float64)  # [T+1], in main memory
         self.last = len(trajectories.sigmas) - 2  # the number of the last step
         self.levels = [j for j in range(self.last + 1) if trajectories.sigmas[j] <= settings.highest_level]
         self.sizes = torch.zeros(len(self.usable), self.last + 1)  # of ∂J/∂v_j
         self.by_reward = torch.zeros(len(self.usable), len(scores.names))  # of ∂J/∂picture
         self.failed: dict[str, int] = {}
         self.points, self.final = trajectories.latents, trajectories.final
+        self.followed = [reward for reward in scores.rewards if not reward.held_out]
+        self.whole_groups = any(isinstance(reward, GroupReward) for reward in self.followed)
         groups = trajectories.groups if self.whole_groups else None
         wanted = self.usable | model.policy.is_sharded  # [B]
         self.chunks = [part.rows for part in pack(wanted[:, None], [0], settings.batch_size or len(wanted), groups)]
-
         self.mode = MODES[settings.mode]
-        self.parts = list(self.mode.parts(self))
 
     def accumulate(self, on_step: Callable[[], None]) -> None:
         self.on_step = on_step
         walk = self.trajectories
         if self.mode.through and (self.version, THETA) != (walk.policy_version, walk.sampled_with):
             self._walk_again()
+        self.parts = list(self.mode.parts(self))
         super().accumulate(on_step)
 
     def losses(self, part: Part) -> Iterator[Tensor]:
         return self.mode.losses(self, part)
 
     # what is trained where
-
-    def sigma(self, steps: Tensor) -> Tensor:
-        """[N] float64 on the CPU."""
-        return torch.tensor(self.trajectories.sigmas, dtype=torch.float64)[steps]
 
     def at(self, rows: Tensor, steps: Tensor) -> Tensor:
         """The points that the trajectories visited there, on the device."""
@@ -331,19 +330,11 @@ class _Backward(Passes):
             drawn.append(torch.tensor(of)[order[:count]].sort().values)
         return torch.stack(drawn)
 
-    @property
-    def whole_groups(self) -> bool:
-        return any(isinstance(reward, GroupReward) for reward in self.followed)
-
-    @property
-    def followed(self) -> list[Reward]:
-        return [reward for reward in self.scores.rewards if not reward.held_out]
-
     # the network
 
     def velocity(self, x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
         """v of points x [N, …] at these steps, by as many calls as there are networks for them."""
-        model, settings, levels = self.model, self.trajectories.settings, self.sigma(steps)
+        model, settings, levels = self.model, self.trajectories.settings, self.sigmas[steps]
         order, parts, begin = torch.argsort(levels, descending=True, stable=True), [], 0
         condition = self.condition.rows(self.trajectories.groups[rows])
         for end in range(1, len(order) + 1):
@@ -580,7 +571,7 @@ def _low_variance(back: _Backward, part: Part) -> Iterator[Tensor]:
 
 def _from_one_call(back: _Backward, x: Tensor, part: Part, calls: int) -> Iterator[Tensor]:
     v = back.velocity(x, part.rows, part.steps)  # [N, C, (F,) h, w]
-    sigma = beside(back.sigma(part.steps), x)  # [N, 1, 1, 1]
+    sigma = beside(back.sigmas[part.steps], x)  # [N, 1, 1, 1]
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
     yield back.along(v, -sigma * pull, x, part.rows, part.steps, calls)
 
@@ -618,7 +609,7 @@ def _leap(back: _Backward, part: Part) -> Iterator[Tensor]:
     for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
         x = back.at(rows, end).requires_grad_()
         v = back.velocity(x, rows, end)
-        sigma_k, sigma_j = (beside(back.sigma(steps), x) for steps in (start, end))
+        sigma_k, sigma_j = (beside(back.sigmas[steps], x) for steps in (start, end))
         yield back.along(v, -sigma_j * pull, x, rows, end, calls)
         assert x.grad is not None, "the backward pass has just made it"
         there = pull - back.settings.nested * x.grad / back.scale

@@ -67,8 +67,9 @@ def update(
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
-    kept = _take_graphs(trajectories, settings, sampling)
-    backward = _Backward(model, trajectories, advantages, weights, settings, kept)
+    backward = _Backward(
+        model, trajectories, advantages, weights, settings, _take_graphs(trajectories, settings, sampling)
+    )
 
     def one(epoch: int) -> None:
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
