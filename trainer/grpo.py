@@ -172,7 +172,7 @@ class _Backward(Passes):
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
         self.measured = None
         if credit.measures is not None:
-            self.measured = Measured(len(trained), model.device, credit.measures)
+            self.measured, self.watching = Measured(len(trained), model.device, credit.measures), self._measuring
         off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
         self.kept, self.old, self.noise = [] if off_policy else kept, None, None
         if off_policy:
@@ -191,11 +191,11 @@ class _Backward(Passes):
             calls = networks(model, [trajectories.sigmas[step] for step in trained])
         self.parts = pack(wanted, calls, size or len(rows))
 
-    def watching(self, part: Part) -> contextlib.AbstractContextManager[None]:
+    def _measuring(self, part: Part) -> contextlib.AbstractContextManager[None]:
         """Measures the gradient of a part. Later epochs are not measured: what they clip has no gradient."""
         if self.measured is None or self.tally.passes:
-            return super().watching(part)
-        [(position, rows)], policy = part.by_step(), self.model.policy
+            return contextlib.nullcontext()
+        [(position, rows)], policy = part.by_step, self.model.policy
         there = devices.upload(rows, self.advantage.device)
         pulls = self.advantage[there, position] * self.weights[there, position] * self.scales[position]
         parameters = policy.trainable_parameters()
@@ -203,54 +203,53 @@ class _Backward(Passes):
 
     def losses(self, part: Part) -> Iterator[Tensor]:
         self.on_step()
-        steps = part.by_step()
+        trajectories, settings, steps, shares = self.trajectories, self.settings, part.by_step, []
         if self.kept:
             [(position, rows)] = steps
             velocities = [self.kept[position][devices.upload(rows, self.kept[position].device)]]
         else:
-            numbers = torch.tensor(self.trajectories.trained)[part.steps]  # [N]
-            velocity = velocity_at(self.model, self.trajectories, numbers, part.rows)  # [N, C, (F,) h, w]
+            numbers = torch.tensor(trajectories.trained)[part.steps]  # [N]
+            velocity = velocity_at(self.model, trajectories, numbers, part.rows)  # [N, C, (F,) h, w]
             velocities = velocity.split([len(rows) for _, rows in steps])
-        shares = [self._of_step(*step, velocity) for step, velocity in zip(steps, velocities, strict=True)]
+        # From here on N counts the points of one step: std and scale are those of a step.
+        for (position, rows), velocity in zip(steps, velocities, strict=True):
+            device, step = velocity.device, trajectories.trained[position]
+            gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
+            following = devices.upload(trajectories.latents[rows, step + 1], device)  # x_{j+1} [N, C, (F,) h, w]
+            advantage, stands_for = self.advantage[there, position], self.weights[there, position]  # [N], [N]
+            weight = stands_for
+            if self.spatial is None:
+                log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)  # [N]
+            else:
+                log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)  # [N, (F,) h, w]
+                advantage = beside(advantage, log_prob) * devices.upload(self.spatial[rows], device)  # [N, (F,) h, w]
+                weight = beside(stands_for, log_prob)  # [N, 1, 1]
+            if self.old is None:
+                self.log_probs[there, position] = log_prob.detach()
+            reference = log_prob.detach() if self.old is None else self.old[there, position]  # as log_prob
+            ratio_of, means = log_prob, {}
+            if self.noise is not None and self.old is not None:
+                added = devices.upload(self.noise[rows, position], device)  # [N, C, (F,) h, w]
+                # KL of the transition to that of the policy that sampled, mean‖Δμ‖²/(2·std²); as log_prob
+                squared = (gaussian.mean.float() - (following - gaussian.std * added)).square() / (2 * gaussian.std**2)
+                moved = squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
+                if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
+                    full = trajectories.settings.log_prob_norm == "full"
+                    ratio_of = log_prob + (moved if full else moved * (2 * gaussian.std**2))
+                means = {"divergence": moved.detach()} if self.compares_means else {}
+            scale, loss_of = self.scales[position], LOSSES[settings.objective]
+            loss, statistics = loss_of(
+                scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means
+            )
+            statistics["weight"] = stands_for.mean()
+            kl = None
+            if self.kl_coefficient:
+                with torch.no_grad(), self.model.policy.reference():
+                    untrained = velocity_at(self.model, trajectories, step, rows)  # [N, C, (F,) h, w]
+                # Of a sharded model, samples that are not valid are here too, to keep pace.
+                kl = divergence(velocity, untrained, stands_for * self.valid[there].to(stands_for)).mean()
+            shares.append(self.share(loss, statistics, len(rows), kl))
         yield sum(shares[1:], shares[0])
-
-    def _of_step(self, position: int, rows: Tensor, velocity: Tensor) -> Tensor:
-        """The share of some rows of one step; their log-probs are noted."""
-        trajectories, settings = self.trajectories, self.settings
-        device, step = velocity.device, trajectories.trained[position]
-        gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
-        following = devices.upload(trajectories.latents[rows, step + 1], device)  # x_{j+1} [N, C, (F,) h, w]
-        advantage, stands_for = self.advantage[there, position], self.weights[there, position]  # [N], [N]
-        weight = stands_for
-        if self.spatial is None:
-            log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)  # [N]
-        else:
-            log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)  # [N, (F,) h, w]
-            advantage = beside(advantage, log_prob) * devices.upload(self.spatial[rows], device)  # [N, (F,) h, w]
-            weight = beside(stands_for, log_prob)  # [N, 1, 1]
-        if self.old is None:
-            self.log_probs[there, position] = log_prob.detach()
-        reference = log_prob.detach() if self.old is None else self.old[there, position]  # as log_prob
-        ratio_of, means = log_prob, {}
-        if self.noise is not None and self.old is not None:
-            added = devices.upload(self.noise[rows, position], device)  # [N, C, (F,) h, w]
-            # KL of the transition to that of the policy that sampled, mean‖Δμ‖²/(2·std²); as log_prob
-            squared = (gaussian.mean.float() - (following - gaussian.std * added)).square() / (2 * gaussian.std**2)
-            moved = squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
-            if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
-                full = trajectories.settings.log_prob_norm == "full"
-                ratio_of = log_prob + (moved if full else moved * (2 * gaussian.std**2))
-            means = {"divergence": moved.detach()} if self.compares_means else {}
-        scale, loss_of = self.scales[position], LOSSES[settings.objective]
-        loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means)
-        statistics["weight"] = stands_for.mean()
-        kl = None
-        if self.kl_coefficient:
-            with torch.no_grad(), self.model.policy.reference():
-                untrained = velocity_at(self.model, trajectories, step, rows)  # [N, C, (F,) h, w]
-            # Of a sharded model, samples that are not valid are here too, to keep pace.
-            kl = divergence(velocity, untrained, stands_for * self.valid[there].to(stands_for)).mean()
-        return self.share(loss, statistics, len(rows), kl)
 
     def compare(self, recomputed: Tensor) -> None:
         """Notes how far the log-probs that a pass saw are from those of the rollout: the largest |ρ - 1|."""

@@ -35,6 +35,7 @@ class Part:
     idle: bool = False
     draw: int = 0
 
+    @property
     def by_step(self) -> list[tuple[int, Tensor]]:
         """Each step with its rows, in the part's order."""
         steps, counts = self.steps.unique_consecutive(return_counts=True)
@@ -96,6 +97,7 @@ class Passes(ABC):
     """
 
     parts: Sequence[Part]
+    watching: Callable[[Part], AbstractContextManager[None]] | None = None  # around a part's backward pass
 
     def __init__(self, model: FlowModel, total: int, kl_coefficient: float, computed: int | None = None):
         self.model, self.tally, self.kl_coefficient = model, Tally(), kl_coefficient
@@ -108,16 +110,12 @@ class Passes(ABC):
         self.on_step = on_step
         for part in self.parts:
             for loss in self.losses(part):
-                with self.watching(part):
+                with self.watching(part) if self.watching else nullcontext():
                     loss.backward()
 
     @abstractmethod
     def losses(self, part: Part) -> Iterator[Tensor]:
         """Yields each `share` of a part, once the backward pass of the one before is done."""
-
-    def watching(self, part: Part) -> AbstractContextManager[None]:
-        """Around a part's backward pass."""
-        return nullcontext()
 
     def share(
         self,

@@ -40,7 +40,7 @@ def test_a_group_stays_whole_and_may_be_larger_than_a_part():
 
 def test_a_part_is_told_step_by_step():
     part = Part(torch.tensor([3, 0, 2]), torch.tensor([0, 1, 1]))
-    assert [(step, rows.tolist()) for step, rows in part.by_step()] == [(0, [3]), (1, [0, 2])]
+    assert [(step, rows.tolist()) for step, rows in part.by_step] == [(0, [3]), (1, [0, 2])]
 
 
 @st.composite
@@ -64,6 +64,6 @@ def test_every_point_is_in_one_part_as_full_as_it_may_be(case, size):
         assert len({networks[step] for step in part.steps.tolist()}) == 1
         assert len(part.rows) <= size or len(set(groups[part.rows].tolist())) == 1
     for part, after in zip(parts, parts[1:], strict=False):
-        step, first = after.by_step()[0]
+        step, first = after.by_step[0]
         begin = 1 if groups is None else (groups[first] == groups[first[0]]).sum()
         assert len(part.rows) + begin > size or networks[part.steps[-1]] != networks[step]
