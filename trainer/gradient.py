@@ -26,7 +26,7 @@ from . import grpo, keys, matching
 from .families.base import FlowModel
 from .memo import Memo
 from .native.model import NativeModel
-from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
+from .rewards.base import GroupReward, check_paths, score_with_gradient
 from .rollout import beside, sampled_noise, slopes, stream
 from .schedule import step_kinds
 from .sde import MIN_STD
@@ -376,7 +376,9 @@ class _Backward(Passes):
             else:
                 pictures = decode(clean.requires_grad_())
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)  # [N, (F,) H, W, 3]
-            unit = _unit(toward)
+            # The power of two by which the largest comes to about 1: a decoder in float16 has no numbers for such small ones.
+            largest = toward.abs().max().item()
+            unit = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
             if tile:
                 source = stream(self.trajectories.seed, self.version, branch=(5,))
                 return _through_tiles(decode, clean, toward * unit, tile, source) / unit
@@ -393,8 +395,11 @@ class _Backward(Passes):
             part = self.scores.coefficients[k] / (spread * self.samples * calls)
             # A part of the pictures after another, whose gradients are independent: the graph of one part is there at a time.
             slopes, worth = [], torch.zeros((), device=pictures.device)
+            frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
+            size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)  # it counts pictures
+            at_once = max(1, size // frames) if size else len(pictures)
             try:
-                for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
+                for these in torch.arange(len(pictures)).split(at_once):
                     leaf = pictures[these[0] : these[-1] + 1].clone().requires_grad_()  # [n, (F,) H, W, 3]
                     chosen = these.tolist()
                     scores = score_with_gradient(reward, leaf, [texts[i] for i in chosen], [groups[i] for i in chosen])
@@ -505,19 +510,6 @@ class _Backward(Passes):
             metrics={},
             method="reward_gradient",
         )
-
-
-def _at_once(reward: Reward, pictures: Tensor) -> int:
-    """How many of these pictures or videos a reward takes at a time: by its own batch_size, which counts pictures."""
-    frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
-    size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)
-    return max(1, size // frames) if size else len(pictures)
-
-
-def _unit(values: Tensor) -> float:
-    """The power of two by which the largest of them comes to about 1: a decoder in float16 has no numbers for such small ones."""
-    largest = values.abs().max().item()
-    return 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
 
 
 def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
