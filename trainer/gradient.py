@@ -25,13 +25,13 @@ from ..host.json_files import NUMBER, WHOLE
 from . import grpo, keys, matching
 from .families.base import FlowModel
 from .memo import Memo
-from .memory.case import HALO, side_of
 from .native.model import NativeModel
-from .rewards.base import GroupReward, Reward, check_paths, score_with_gradient
+from .rewards.base import GroupReward, check_paths, score_with_gradient
 from .rollout import beside, sampled_noise, slopes, stream
 from .schedule import step_kinds
 from .sde import MIN_STD
 from .types import (
+    HALO,
     THETA,
     VIDEO_FRAMES,
     Advantages,
@@ -44,9 +44,11 @@ from .types import (
     StepCredit,
     Trajectories,
     UpdateSettings,
+    side_of,
 )
 from .updates import refusals
-from .updates.optimizer import NonFiniteUpdate, Tally, outcome, prepared, take_steps
+from .updates.optimizer import NonFiniteUpdate, outcome, prepared, take_steps
+from .updates.passes import Part, Passes, divergence, pack
 
 if TYPE_CHECKING:
     from comfy.sd import VAE
@@ -132,7 +134,7 @@ def update(
     def one(_: int) -> None:
         if not gathered.usable.any():
             return  # nobody has a gradient, and no step is taken
-        backward(on_step)
+        backward.accumulate(on_step)
         if other is not None:
             run = other[0]
             _add(policy.trainable_parameters(), lambda: run(on_step), settings.ratio)
@@ -263,17 +265,7 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
 # -- one update --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Samples of one call of network, decoder and rewards: N numbers of samples, and for each of them that of a step, or those of
-    the two that a leap joins. `noises`: the number of each one's fresh noise."""
-
-    rows: Tensor
-    steps: Tensor
-    noises: tuple[int, ...] = ()
-
-
-class _Backward:
+class _Backward(Passes):
     """Leaves ∇ of (κ·KL - J) in the weights, part by part."""
 
     def __init__(
@@ -286,33 +278,40 @@ class _Backward:
         settings: GradientSettings,
         decoders: Decoders | None = None,
     ):
+        super().__init__(model, 1, settings.kl_coefficient)  # J and the KL term are sums of means already
         self.decoders = decoders or model.decoder
-        self.model, self.trajectories, self.scores, self.settings = model, trajectories, scores, settings
-        self.tally, self.version = Tally(), model.policy.version
+        self.trajectories, self.scores, self.settings = trajectories, scores, settings
+        self.version = model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
-        self.total, self.spread = max(1, valid), spread
+        self.samples, self.spread = max(1, valid), spread
         self.usable = scores.usable
         self.rows = torch.arange(len(self.usable)) if model.policy.is_sharded else self.usable.nonzero()[:, 0]
+        self.sigmas = torch.tensor(trajectories.sigmas, dtype=torch.float64)  # [T+1], in main memory
         self.last = len(trajectories.sigmas) - 2  # the number of the last step
         self.levels = [j for j in range(self.last + 1) if trajectories.sigmas[j] <= settings.highest_level]
         self.sizes = torch.zeros(len(self.usable), self.last + 1)  # of ∂J/∂v_j
         self.by_reward = torch.zeros(len(self.usable), len(scores.names))  # of ∂J/∂picture
         self.failed: dict[str, int] = {}
         self.points, self.final = trajectories.latents, trajectories.final
+        self.followed = [reward for reward in scores.rewards if not reward.held_out]
+        self.whole_groups = any(isinstance(reward, GroupReward) for reward in self.followed)
+        groups = trajectories.groups if self.whole_groups else None
+        wanted = self.usable | model.policy.is_sharded  # [B]
+        self.chunks = [part.rows for part in pack(wanted[:, None], [0], settings.batch_size or len(wanted), groups)]
+        self.mode = MODES[settings.mode]
 
-    def __call__(self, on_step: Callable[[], None]) -> None:
+    def accumulate(self, on_step: Callable[[], None]) -> None:
         self.on_step = on_step
-        mode = MODES[self.settings.mode]
-        if mode.through and (self.version, THETA) != (self.trajectories.policy_version, self.trajectories.sampled_with):
+        walk = self.trajectories
+        if self.mode.through and (self.version, THETA) != (walk.policy_version, walk.sampled_with):
             self._walk_again()
-        for part in mode.parts(self):
-            mode.backward(self, part)
+        self.parts = list(self.mode.parts(self))
+        super().accumulate(on_step)
+
+    def losses(self, part: Part) -> Iterator[Tensor]:
+        return self.mode.losses(self, part)
 
     # what is trained where
-
-    def sigma(self, steps: Tensor) -> Tensor:
-        """[N] float64 on the CPU."""
-        return torch.tensor(self.trajectories.sigmas, dtype=torch.float64)[steps]
 
     def at(self, rows: Tensor, steps: Tensor) -> Tensor:
         """The points that the trajectories visited there, on the device."""
@@ -331,43 +330,11 @@ class _Backward:
             drawn.append(torch.tensor(of)[order[:count]].sort().values)
         return torch.stack(drawn)
 
-    @property
-    def scale(self) -> float:
-        """The factor of a loss in its backward pass: FSDP2 takes the mean over processes, the loss wants the sum."""
-        processes = distributed.world() if self.model.policy.trains_shards else 1
-        return self.model.policy.loss_scale.value * processes
-
-    @property
-    def whole_groups(self) -> bool:
-        return any(isinstance(reward, GroupReward) for reward in self.followed)
-
-    @property
-    def followed(self) -> list[Reward]:
-        return [reward for reward in self.scores.rewards if not reward.held_out]
-
-    def chunks(self, rows: Tensor) -> Iterator[Tensor]:
-        """Yields as many rows as `batch_size` allows at a time; whole groups where a reward compares their samples."""
-        if not len(rows):
-            return
-        size = self.settings.batch_size or len(rows)
-        if not self.whole_groups:
-            yield from rows.split(size)
-            return
-        chunk: list[Tensor] = []
-        for group in self.trajectories.groups[rows].unique():
-            members = rows[self.trajectories.groups[rows] == group]
-            if chunk and sum(map(len, chunk)) + len(members) > size:
-                yield torch.cat(chunk)
-                chunk = []
-            chunk.append(members)
-        if chunk:
-            yield torch.cat(chunk)
-
     # the network
 
     def velocity(self, x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
         """v of points x [N, …] at these steps, by as many calls as there are networks for them."""
-        model, settings, levels = self.model, self.trajectories.settings, self.sigma(steps)
+        model, settings, levels = self.model, self.trajectories.settings, self.sigmas[steps]
         order, parts, begin = torch.argsort(levels, descending=True, stable=True), [], 0
         condition = self.condition.rows(self.trajectories.groups[rows])
         for end in range(1, len(order) + 1):
@@ -381,26 +348,20 @@ class _Backward:
             begin = end
         return torch.cat(parts)[devices.upload(order.argsort(), x.device)]
 
-    def backward(self, velocity: Tensor, slope: Tensor, x: Tensor, rows: Tensor, steps: Tensor, calls: int) -> None:
-        """Adds ∂/∂θ of a call to the gradients, by `slope` ∂J/∂v, with the call's part of the KL term.
+    def along(self, velocity: Tensor, slope: Tensor, x: Tensor, rows: Tensor, steps: Tensor, calls: int) -> Tensor:
+        """The share of a call whose gradient is that of -J, by `slope` ∂J/∂v, with the call's part of the KL term.
 
         Args:
             calls: for each sample, in this update; the KL term is their mean.
         """
-        kl = self.settings.kl_coefficient
         self.sizes.index_put_((rows, steps), slope.detach().flatten(1).square().mean(1).sqrt().cpu(), accumulate=True)
-        loss = -(velocity * slope).sum()
-        statistics = {}
-        if kl:
+        kl = None
+        if self.kl_coefficient:
             with torch.no_grad(), self.model.policy.reference():
                 untrained = self.velocity(x.detach(), rows, steps)  # [N, C, (F,) h, w]
-            counted = devices.upload(self.usable[rows], x.device)  # [N]
-            apart = counted * (velocity - untrained).square().flatten(1).mean(1)  # [N]
-            divergence = apart.sum() / (self.total * calls)
-            statistics["kl"] = divergence.detach()
-            loss = loss + kl * divergence
-        (loss * self.scale).backward()
-        self.tally.add(kl * statistics.get("kl", torch.zeros(())), statistics, 1, 1)
+            counts = devices.upload(self.usable[rows], x.device)  # [N]
+            kl = divergence(velocity, untrained, counts).sum() / (self.samples * calls)
+        return self.share(-(velocity * slope).sum(), {}, 1, kl, reported=torch.zeros(()))
 
     # rewards and decoder
 
@@ -415,7 +376,9 @@ class _Backward:
             else:
                 pictures = decode(clean.requires_grad_())
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)  # [N, (F,) H, W, 3]
-            unit = _unit(toward)
+            # The power of two by which the largest comes to about 1: a decoder in float16 has no numbers for such small ones.
+            largest = toward.abs().max().item()
+            unit = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
             if tile:
                 source = stream(self.trajectories.seed, self.version, branch=(5,))
                 return _through_tiles(decode, clean, toward * unit, tile, source) / unit
@@ -429,11 +392,14 @@ class _Backward:
             if not applies.any():
                 continue
             _, spread = self.spread.get(reward.name, (0, 1.0))
-            part = self.scores.coefficients[k] / (spread * self.total * calls)
+            part = self.scores.coefficients[k] / (spread * self.samples * calls)
             # A part of the pictures after another, whose gradients are independent: the graph of one part is there at a time.
             slopes, worth = [], torch.zeros((), device=pictures.device)
+            frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
+            size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)  # it counts pictures
+            at_once = max(1, size // frames) if size else len(pictures)
             try:
-                for these in torch.arange(len(pictures)).split(_at_once(reward, pictures)):
+                for these in torch.arange(len(pictures)).split(at_once):
                     leaf = pictures[these[0] : these[-1] + 1].clone().requires_grad_()  # [n, (F,) H, W, 3]
                     chosen = these.tolist()
                     scores = score_with_gradient(reward, leaf, [texts[i] for i in chosen], [groups[i] for i in chosen])
@@ -461,7 +427,7 @@ class _Backward:
         noise = sampled_noise(walk) if any(std >= MIN_STD for std in walk.stds) else None
         first, ends = self.first_through, []
         with torch.no_grad():
-            for rows in self.chunks(self.rows):
+            for rows in self.chunks:
                 before = None if first == 0 else self._velocity_at(rows, first - 1)
                 for j in range(first, self.last + 1):
                     v = self._velocity_at(rows, j)
@@ -546,19 +512,6 @@ class _Backward:
         )
 
 
-def _at_once(reward: Reward, pictures: Tensor) -> int:
-    """How many of these pictures or videos a reward takes at a time: by its own batch_size, which counts pictures."""
-    frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
-    size = 0 if isinstance(reward, GroupReward) else vars(reward).get("batch_size", 0)
-    return max(1, size // frames) if size else len(pictures)
-
-
-def _unit(values: Tensor) -> float:
-    """The power of two by which the largest of them comes to about 1: a decoder in float16 has no numbers for such small ones."""
-    largest = values.abs().max().item()
-    return 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
-
-
 def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
     """(∂picture/∂x̂0)ᵀ·toward, by decoding squares of `tile` pixels with HALO latent positions around them, whose gradient is left
     out, one after another.
@@ -591,31 +544,31 @@ def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: 
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
-def _one_call(back: _Backward, part: _Part) -> None:
+def _one_call(back: _Backward, part: Part) -> Iterator[Tensor]:
     """ReFL (2304.05977): x̂0 = x_σ - σ·v at one visited point, decoded; ∂J/∂v = -σ·∂J/∂x̂0."""
-    _from_one_call(back, back.at(part.rows, part.steps), part, min(back.settings.steps, len(back.levels)))
+    return _from_one_call(back, back.at(part.rows, part.steps), part, min(back.settings.steps, len(back.levels)))
 
 
-def _low_variance(back: _Backward, part: _Part) -> None:
+def _low_variance(back: _Backward, part: Part) -> Iterator[Tensor]:
     """DRaFT-LV (2309.17400): the finished sample is noised again to the last level, by several noises, each with one call."""
     walk, rows = back.trajectories, part.rows
-    numbers = ((walk.share.rows[row], noise) for row, noise in zip(rows.tolist(), part.noises, strict=True))
+    numbers = ((walk.share.rows[row], part.draw) for row in rows.tolist())
     noise = torch.stack(
         [torch.randn(walk.final.shape[1:], generator=stream(walk.seed, back.version, *n, branch=(6,))) for n in numbers]
     )
     clean, noise = (devices.upload(values, back.model.device) for values in (walk.final[rows], noise))
     sigma = walk.sigmas[back.last]
-    _from_one_call(back, (1 - sigma) * clean + sigma * noise, part, back.settings.steps)
+    return _from_one_call(back, (1 - sigma) * clean + sigma * noise, part, back.settings.steps)
 
 
-def _from_one_call(back: _Backward, x: Tensor, part: _Part, calls: int) -> None:
+def _from_one_call(back: _Backward, x: Tensor, part: Part, calls: int) -> Iterator[Tensor]:
     v = back.velocity(x, part.rows, part.steps)  # [N, C, (F,) h, w]
-    sigma = beside(back.sigma(part.steps), x)  # [N, 1, 1, 1]
+    sigma = beside(back.sigmas[part.steps], x)  # [N, 1, 1, 1]
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
-    back.backward(v, -sigma * pull, x, part.rows, part.steps, calls)
+    yield back.along(v, -sigma * pull, x, part.rows, part.steps, calls)
 
 
-def _last_steps(back: _Backward, part: _Part) -> None:
+def _last_steps(back: _Backward, part: Part) -> Iterator[Tensor]:
     """DRaFT-K (2309.17400): back through the last K steps of the sampler, their noise held fixed; all of them: the whole chain.
 
     ∂J/∂x_j = a_j·∂J/∂x_{j+1} + (∂v/∂x)ᵀ·∂J/∂v_j with ∂J/∂v_j = b_j·∂J/∂x_{j+1}, where x_{j+1} = a_j·x_j + b_j·v_j + noise. The KL
@@ -629,13 +582,13 @@ def _last_steps(back: _Backward, part: _Part) -> None:
         x = back.at(rows, steps).requires_grad_(j > first)
         v = back.velocity(x, rows, steps)  # [N, C, (F,) h, w]
         of_x, of_v, of_before = back.slopes(j)
-        back.backward(v, of_v * pull + after, x, rows, steps, calls)
+        yield back.along(v, of_v * pull + after, x, rows, steps, calls)
         after, pull = of_before * pull, of_x * pull
         if x.grad is not None:
             pull = pull - x.grad / back.scale
 
 
-def _leap(back: _Backward, part: _Part) -> None:
+def _leap(back: _Backward, part: Part) -> Iterator[Tensor]:
     """LeapAlign (2604.15311): from a visited point to another one by one call, and from there to x̂0 by a second.
 
     x̂_j = x_k - (σ_k - σ_j)·v(x_k) and x̂0 = x_j - σ_j·v(x_j), where x_j and x̂0 take the values that the trajectory had, and only
@@ -648,39 +601,39 @@ def _leap(back: _Backward, part: _Part) -> None:
     for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
         x = back.at(rows, end).requires_grad_()
         v = back.velocity(x, rows, end)
-        sigma_k, sigma_j = (beside(back.sigma(steps), x) for steps in (start, end))
-        back.backward(v, -sigma_j * pull, x, rows, end, calls)
+        sigma_k, sigma_j = (beside(back.sigmas[steps], x) for steps in (start, end))
+        yield back.along(v, -sigma_j * pull, x, rows, end, calls)
         assert x.grad is not None, "the backward pass has just made it"
         there = pull - back.settings.nested * x.grad / back.scale
         x = back.at(rows, start)
         v = back.velocity(x, rows, start)
-        back.backward(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)
+        yield back.along(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)
 
 
-def _at_levels(back: _Backward) -> Iterator[_Part]:
+def _at_levels(back: _Backward) -> Iterator[Part]:
     """Each sample at each of its levels, those of one noise first."""
     drawn = back.draw(back.settings.steps, back.levels)  # [B, K]
     for column in drawn.T:
-        for rows in back.chunks(back.rows):
-            yield _Part(rows, column[rows])
+        for rows in back.chunks:
+            yield Part(rows, column[rows])
 
 
-def _of_noises(back: _Backward) -> Iterator[_Part]:
+def _of_noises(back: _Backward) -> Iterator[Part]:
     for number in range(back.settings.steps):
-        for rows in back.chunks(back.rows):
-            yield _Part(rows, torch.full_like(rows, back.last), (number,) * len(rows))
+        for rows in back.chunks:
+            yield Part(rows, torch.full_like(rows, back.last), draw=number)
 
 
-def _of_samples(back: _Backward) -> Iterator[_Part]:
-    for rows in back.chunks(back.rows):
-        yield _Part(rows, torch.full_like(rows, back.last))
+def _of_samples(back: _Backward) -> Iterator[Part]:
+    for rows in back.chunks:
+        yield Part(rows, torch.full_like(rows, back.last))
 
 
-def _of_leaps(back: _Backward) -> Iterator[_Part]:
+def _of_leaps(back: _Backward) -> Iterator[Part]:
     """Two different points for each leap of a sample, the noisier one first."""
     pairs = torch.cat([back.draw(2, back.levels, again) for again in range(back.settings.steps)], 1)  # [B, 2·K]
-    for rows in back.chunks(back.rows):
-        yield _Part(rows, pairs[rows])
+    for rows in back.chunks:
+        yield Part(rows, pairs[rows])
 
 
 @dataclass(frozen=True)
@@ -689,12 +642,12 @@ class Mode:
 
     Attributes:
         parts: what is taken at once.
-        backward: takes it.
+        losses: the shares of a part, see `Passes.losses`.
         through: whether it needs the points and the end of the policy's own trajectory.
     """
 
-    parts: Callable[[_Backward], Iterator[_Part]]
-    backward: Callable[[_Backward, _Part], None]
+    parts: Callable[[_Backward], Iterator[Part]]
+    losses: Callable[[_Backward, Part], Iterator[Tensor]]
     through: bool = False
 
 

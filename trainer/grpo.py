@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from .credit import sampled_steps
 from .credit.inverse_variance import Measured, StepNoise
 from .families.base import FlowModel
 from .groups import group_advantages
-from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
-from .sde import Gaussian
+from .rollout import beside, sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
-from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, prepared, take_steps
+from .updates.optimizer import NonFiniteUpdate, check_source, outcome, prepared, take_steps
+from .updates.passes import Part, Passes, divergence, networks, pack
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,18 @@ def update(
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
-    backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
-    off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
-    steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
+    backward = _Backward(
+        model, trajectories, advantages, weights, settings, _take_graphs(trajectories, settings, sampling)
+    )
+
+    def one(epoch: int) -> None:
+        # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
+        backward.accumulate((lambda: None) if epoch else on_step)
+        if backward.old is None:
+            backward.compare(backward.log_probs)
+            backward.old = backward.log_probs
+
+    steps = take_steps(model, trajectories, settings, backward.tally, one)
     if backward.measured and steps:
         model.memo.keep(backward.measured.averaged(model.memo[StepNoise], trajectories))
     model.policy.version += steps > 0
@@ -90,18 +99,9 @@ def one_pass(
     """The gradient alone, for an update that adds it to its own: what leaves it in the weights, and then its figures."""
     _check(model, trajectories, advantages, settings, sampling=False)
     weights = torch.ones_like(advantages.step_advantage)  # [B, T'] of the whole batch
-    backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
+    backward = _Backward(model, trajectories, advantages, weights, settings)
     backward.tally.passes = 1
-    old = None
-    if (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with):
-        stored = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
-        old = devices.upload(stored, model.device)
-    noise = sampled_noise(trajectories) if backward.regulated and old is not None else None
-
-    def run(on_step: Callable[[], None]) -> None:
-        backward(old, noise, [], on_step)
-
-    return run, backward.figures
+    return backward.accumulate, backward.figures
 
 
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
@@ -115,32 +115,7 @@ def _check(model, trajectories: Trajectories, advantages: Advantages, settings: 
         )
 
 
-def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool, off_policy: bool, on_step) -> int:
-    """The number of optimizer steps that were taken: one for each epoch, until a gradient is not finite."""
-    trajectories = backward.trajectories
-    kept = _take_graphs(trajectories, settings, sampling, off_policy)
-    noise = None
-    if (backward.regulated or backward.compares_means) and (off_policy or settings.epochs > 1):
-        noise = sampled_noise(trajectories)  # without it the sampled points are the means of the policy that sampled
-    old = None
-    if off_policy:
-        stored = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
-        old = devices.upload(stored, model.device)
-
-    def one(epoch: int) -> None:
-        nonlocal old
-        # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        log_probs = backward(old, noise if epoch or off_policy else None, kept, (lambda: None) if epoch else on_step)
-        if epoch == 0 and not off_policy:
-            backward.compare(log_probs)
-            old = log_probs
-
-    return take_steps(model, trajectories, settings, backward.tally, one)
-
-
-def _take_graphs(
-    trajectories: Trajectories, settings: UpdateSettings, sampling: bool, off_policy: bool
-) -> list[Tensor]:
+def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool) -> list[Tensor]:
     """The velocities of the graphs that the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not
@@ -158,7 +133,7 @@ def _take_graphs(
         wasted = f"epochs = {settings.epochs} computes all steps again"
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
-    return velocities if fits and not (wasted or off_policy) else []
+    return velocities if fits and not wasted else []
 
 
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
@@ -167,158 +142,114 @@ def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     return sampled_steps.everywhere(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
-class _Backward:
-    """Accumulates the gradient of the loss over all steps that have one, in parts that one forward pass can hold."""
+class _Backward(Passes):
+    """Accumulates the gradient of the loss over all steps that have one.
 
-    def __init__(self, model, trajectories, advantages, weights, settings, tally):
-        self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, tally
-        rows = list(trajectories.share.rows)
-        credit = advantages.credit
+    Attributes:
+        old: the log-probs to compare with, [B, T', (h, w)] as they are returned; None: a pass's own.
+        log_probs: those of the pass, where `old` is None; NaN where nothing had to be computed.
+        noise: what the rollout added, [B, T', C, (F,) h, w], where the policy's means are compared with the old one's too.
+        kept: the rollout's velocities of each step, whose graphs are used instead of new forward passes.
+    """
+
+    def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[Tensor] = ()):
+        # A sample that is not valid does not count.
+        total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
+        super().__init__(model, total, settings.kl_coefficient)
+        self.trajectories, self.settings, credit = trajectories, settings, advantages.credit
+        rows, trained = list(trajectories.share.rows), trajectories.trained
         # On the device once, and not part by part.
-        self.advantage, self.weights, self.valid = (
+        self.advantage, self.weights, self.valid = (  # [B, T'], [B, T'], [B]
             devices.upload(table[rows], model.device)
             for table in (advantages.step_advantage, weights, advantages.valid)
         )
         self.spatial = None if credit.spatial is None else credit.spatial[rows]  # [B, (F,) h, w]
-        self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
+        self.scales = credit.ratio_scale or (1.0,) * len(trained)
         if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
             # A credit scales the log-ratio of the densities.
-            stds = [trajectories.stds[step] for step in trajectories.trained]
-            self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
+            stds = [trajectories.stds[step] for step in trained]
+            self.scales = [scale / (2 * std**2) for scale, std in zip(self.scales, stds, strict=True)]
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
-        # A sample that is not valid does not count.
-        self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
-        pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
-        self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
-        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-        self.processes = distributed.world() if model.policy.trains_shards else 1
         self.measured = None
         if credit.measures is not None:
-            self.measured = Measured(len(trajectories.trained), model.device, credit.measures)
+            self.measured, self.watching = Measured(len(trained), model.device, credit.measures), self._measuring
+        off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
+        self.kept, self.old, self.noise = [] if off_policy else kept, None, None
+        if off_policy:
+            stored = trajectories.log_probs if self.spatial is None else stored_log_prob_maps(trajectories)
+            self.old = devices.upload(stored, model.device)
+        shape = self.weights.shape if self.spatial is None else (*self.weights.shape, *self.spatial.shape[1:])
+        self.log_probs = torch.full(shape, torch.nan, device=model.device)
+        if (self.regulated or self.compares_means) and (off_policy or settings.epochs > 1):
+            self.noise = sampled_noise(trajectories)  # on-policy the sampled points are the policy's own means
+        # Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other
+        # processes that hold parts of this model have to be kept pace with.
+        pulls = weights * (advantages.valid[:, None] if self.kl_coefficient else advantages.step_advantage) != 0
+        wanted = pulls[rows] | pulls.any(0) if model.policy.is_sharded else pulls[rows]  # [B, T']
+        calls, size = range(len(trained)), 0 if self.kept else settings.batch_size
+        if size and not self.measured:  # a part may have several steps
+            calls = networks(model, [trajectories.sigmas[step] for step in trained])
+        self.parts = pack(wanted, calls, size or len(rows))
 
-    def __call__(self, old: Tensor | None, noise: Tensor | None, kept, on_step) -> Tensor:
-        """One pass.
-
-        Args:
-            old: log-probs to compare with, as they are returned; None: the pass's own.
-            noise: [B, T', C, h, w] that the rollout added, where the policy's means are compared too.
-            kept: the rollout's graphs, instead of new forward passes.
-            on_step: called before every part.
-
-        Returns:
-            The log-probs it saw, on the device, [B, T'] or, with spatial credit, [B, T', h, w]; NaN where nothing had to be
-            computed.
-        """
-        shape = (
-            self.trajectories.log_probs.shape
-            if self.spatial is None
-            else (*self.weights.shape, *self.spatial.shape[1:])
-        )
-        log_probs = torch.full(shape, torch.nan, device=self.model.device)  # [B, T', (h, w)]
-        for part in self._parts(bool(kept)):
-            on_step()
-            velocities = self._kept(part, kept) if kept else self._velocity(part).split([len(rows) for _, rows in part])
-            shares = []
-            for (position, rows), velocity in zip(part, velocities, strict=True):
-                log_prob, share = self._loss(position, rows, velocity, old, noise)
-                log_probs[devices.upload(rows, log_probs.device), position] = log_prob.detach()
-                shares.append(share)
-            with self._watching(part):
-                sum(shares[1:], shares[0]).backward()
-        return log_probs
-
-    def _watching(self, part: list[tuple[int, Tensor]]) -> contextlib.AbstractContextManager[None]:
-        """Around a part's backward pass. Later epochs are not measured: what they clip has no gradient."""
+    def _measuring(self, part: Part) -> contextlib.AbstractContextManager[None]:
+        """Measures the gradient of a part. Later epochs are not measured: what they clip has no gradient."""
         if self.measured is None or self.tally.passes:
             return contextlib.nullcontext()
-        [(position, rows)], policy = part, self.model.policy
+        [(position, rows)], policy = part.by_step, self.model.policy
         there = devices.upload(rows, self.advantage.device)
-        pulls = self.advantage[there, position] * self.weights[there, position] * self.scale[position]
+        pulls = self.advantage[there, position] * self.weights[there, position] * self.scales[position]
         parameters = policy.trainable_parameters()
         return self.measured.watching(parameters, position, pulls, policy.loss_scale.value / self.total)
 
-    def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
-        """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps, but
-        where steps are measured.
-
-        Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other processes
-        that hold parts of this model have to be kept pace with.
-        """
-        sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
-        part, room = [], self.settings.batch_size
-        for position, step in enumerate(trained):
-            rows = self.pulls[:, position].nonzero()[:, 0]  # [N]
-            if self.model.policy.is_sharded and self.anybody_pulls[position]:
-                rows = torch.arange(len(self.valid))
-            if kept or not self.settings.batch_size:
-                if len(rows):
-                    yield [(position, rows)]
-                continue
-            if part and (self.measured or not self.model.same_network(sigmas[trained[part[-1][0]]], sigmas[step])):
-                yield part
-                part, room = [], self.settings.batch_size
-            while len(rows):
-                part.append((position, rows[:room]))
-                room, rows = room - len(part[-1][1]), rows[room:]
-                if not room:
-                    yield part
-                    part, room = [], self.settings.batch_size
-        if part:
-            yield part
-
-    def _kept(self, part, kept) -> list[Tensor]:
-        return [kept[position][devices.upload(rows, kept[position].device)] for position, rows in part]
-
-    def _velocity(self, part) -> Tensor:
-        trained = self.trajectories.trained
-        steps = torch.cat([torch.full_like(rows, trained[position]) for position, rows in part])
-        return velocity_at(self.model, self.trajectories, steps, torch.cat([rows for _, rows in part]))  # [N, C, h, w]
-
-    def _loss(self, position: int, rows: Tensor, velocity: Tensor, old, noise) -> tuple[Tensor, Tensor]:
-        """Log-probs of some rows of one step, and their share of the loss, ready for its backward pass."""
-        model, trajectories, settings = self.model, self.trajectories, self.settings
-        device, step = velocity.device, trajectories.trained[position]
-        gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
-        following = devices.upload(trajectories.latents[rows, step + 1], device)  # x_{j+1} [N, C, (F,) h, w]
-        advantage, stands_for = self.advantage[there, position], self.weights[there, position]  # [N], [N]
-        weight = stands_for
-        if self.spatial is None:
-            log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)  # [N]
+    def losses(self, part: Part) -> Iterator[Tensor]:
+        self.on_step()
+        trajectories, settings, steps, shares = self.trajectories, self.settings, part.by_step, []
+        if self.kept:
+            [(position, rows)] = steps
+            velocities = [self.kept[position][devices.upload(rows, self.kept[position].device)]]
         else:
-            log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)  # [N, (F,) h, w]
-            dims = (-1, *[1] * (log_prob.ndim - 1))  # [N] beside [N, (F,) h, w]
-            advantage, weight = (
-                advantage.view(dims) * devices.upload(self.spatial[rows], device),
-                stands_for.view(dims),
+            numbers = torch.tensor(trajectories.trained)[part.steps]  # [N]
+            velocity = velocity_at(self.model, trajectories, numbers, part.rows)  # [N, C, (F,) h, w]
+            velocities = velocity.split([len(rows) for _, rows in steps])
+        # From here on N counts the points of one step: std and scale are those of a step.
+        for (position, rows), velocity in zip(steps, velocities, strict=True):
+            device, step = velocity.device, trajectories.trained[position]
+            gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
+            following = devices.upload(trajectories.latents[rows, step + 1], device)  # x_{j+1} [N, C, (F,) h, w]
+            advantage, stands_for = self.advantage[there, position], self.weights[there, position]  # [N], [N]
+            weight = stands_for
+            if self.spatial is None:
+                log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)  # [N]
+            else:
+                log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)  # [N, (F,) h, w]
+                advantage = beside(advantage, log_prob) * devices.upload(self.spatial[rows], device)  # [N, (F,) h, w]
+                weight = beside(stands_for, log_prob)  # [N, 1, 1]
+            if self.old is None:
+                self.log_probs[there, position] = log_prob.detach()
+            reference = log_prob.detach() if self.old is None else self.old[there, position]  # as log_prob
+            ratio_of, means = log_prob, {}
+            if self.noise is not None and self.old is not None:
+                added = devices.upload(self.noise[rows, position], device)  # [N, C, (F,) h, w]
+                # KL of the transition to that of the policy that sampled, mean‖Δμ‖²/(2·std²); as log_prob
+                squared = (gaussian.mean.float() - (following - gaussian.std * added)).square() / (2 * gaussian.std**2)
+                moved = squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
+                if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
+                    full = trajectories.settings.log_prob_norm == "full"
+                    ratio_of = log_prob + (moved if full else moved * (2 * gaussian.std**2))
+                means = {"divergence": moved.detach()} if self.compares_means else {}
+            scale, loss_of = self.scales[position], LOSSES[settings.objective]
+            loss, statistics = loss_of(
+                scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means
             )
-        reference = log_prob.detach() if old is None else old[there, position]  # as log_prob
-        ratio_of, means = log_prob, {}
-        if noise is not None:
-            added = devices.upload(noise[rows, position], device)  # [N, C, (F,) h, w]
-            divergence = self._divergence(gaussian, following - gaussian.std * added)  # as log_prob
-            if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
-                full = trajectories.settings.log_prob_norm == "full"
-                ratio_of = log_prob + (divergence if full else divergence * (2 * gaussian.std**2))
-            means = {"divergence": divergence.detach()} if self.compares_means else {}
-        scale = self.scale[position]
-        loss_of = LOSSES[settings.objective]
-        loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means)
-        statistics["weight"] = stands_for.mean()
-        if settings.kl_coefficient:
-            with torch.no_grad(), model.policy.reference():
-                frozen = self._velocity([(position, rows)])  # [N, C, (F,) h, w]
-            # Of a sharded model, samples that are not valid are here too, to keep pace.
-            counted = stands_for * self.valid[there].to(stands_for)  # [N]
-            divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
-            statistics["kl"] = divergence.detach()
-            loss = loss + settings.kl_coefficient * divergence
-        self.tally.add(loss.detach(), statistics, len(rows), self.total)
-        return log_prob, loss * (model.policy.loss_scale.value * len(rows) * self.processes / self.total)
-
-    def _divergence(self, gaussian: Gaussian, old_mean: Tensor) -> Tensor:
-        """KL of the transition to that of the policy that sampled, mean‖Δμ‖²/(2·std²); shaped as log-probs."""
-        squared = (gaussian.mean.float() - old_mean).square() / (2 * gaussian.std**2)
-        return squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
+            statistics["weight"] = stands_for.mean()
+            kl = None
+            if self.kl_coefficient:
+                with torch.no_grad(), self.model.policy.reference():
+                    untrained = velocity_at(self.model, trajectories, step, rows)  # [N, C, (F,) h, w]
+                # Of a sharded model, samples that are not valid are here too, to keep pace.
+                kl = divergence(velocity, untrained, stands_for * self.valid[there].to(stands_for)).mean()
+            shares.append(self.share(loss, statistics, len(rows), kl))
+        yield sum(shares[1:], shares[0])
 
     def compare(self, recomputed: Tensor) -> None:
         """Notes how far the log-probs that a pass saw are from those of the rollout: the largest |ρ - 1|."""
@@ -326,7 +257,7 @@ class _Backward:
             recomputed = recomputed.flatten(2).mean(2)
         scale, sampled = (
             devices.upload(values, recomputed.device)
-            for values in (torch.tensor(self.scale), self.trajectories.log_probs)
+            for values in (torch.tensor(self.scales), self.trajectories.log_probs)
         )
         difference = (scale * (recomputed - sampled)).nan_to_num().exp() - 1
         self.tally.note("drift", difference.abs().max())

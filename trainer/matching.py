@@ -2,7 +2,7 @@
 
 Every loss of `matching` is the same loop: for some noise levels of each sample x_σ = (1-σ)·x0 + σ·ε, one call for the policy, and
 one without gradient for each other policy that the loss or a KL term compares it with. What differs is which levels are drawn,
-and which samples have to be together; `drawn_levels` and `_units` say that.
+and which samples have to be together; `drawn_levels` and `KINDS` say that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,11 +18,12 @@ from ..host import devices, distributed, stopping
 from .credit import sampled_steps
 from .families.base import FlowModel
 from .groups import per_group
-from .rollout import stream
+from .rollout import beside, stream
 from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRollout, Trajectories
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
-from .updates.optimizer import Tally, check_source, outcome, prepared, take_steps
+from .updates.optimizer import check_source, outcome, prepared, take_steps
+from .updates.passes import Part, Passes, divergence, networks, pack
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
 OLD_DECAYS: dict[str, Callable[[int], float]] = {
@@ -76,7 +75,9 @@ def update(
     differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
 
     def one(epoch: int) -> None:
-        backward((lambda: None) if epoch else on_step)  # after the first optimizer step a stop waits for the last
+        backward.accumulate(
+            (lambda: None) if epoch else on_step
+        )  # after the first optimizer step a stop waits for the last
         if settings.epochs > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
@@ -102,7 +103,7 @@ def one_pass(
     counts = drawn_levels(trajectories, advantages, settings, model.policy.version)
     backward = _Backward(model, trajectories, advantages, counts, settings)
     backward.tally.passes = 1
-    return backward, backward.figures
+    return backward.accumulate, backward.figures
 
 
 def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
@@ -173,18 +174,6 @@ def _of_pairs(advantages: Advantages) -> Tensor:
     return chosen
 
 
-def _units(loss: str, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
-    """(position of a level, rows) of what has to be in one pass, by falling noise: single samples, or of dgpo and dpo groups."""
-    units = []
-    for position, column in enumerate(drawn.T):
-        rows = column.nonzero()[:, 0]
-        parts = (
-            [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
-        )
-        units += [(position, part) for part in parts]
-    return units
-
-
 def fresh_noise(
     loss: str, trajectories: Trajectories, version: int, positions: Sequence[int], rows: Sequence[int]
 ) -> Tensor:
@@ -203,20 +192,15 @@ def fresh_noise(
 # -- one pass ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The samples of one call of the network: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
-
-    positions: tuple[int, ...]
-    rows: tuple[int, ...]
-    idle: bool = False
-
-
-class _Backward:
-    """Accumulates the gradient of the loss over all (sample, level) pairs, in parts that one forward pass can hold."""
+class _Backward(Passes):
+    """Accumulates the gradient of the loss over all (sample, level) pairs."""
 
     def __init__(self, model, trajectories, advantages, counts: Tensor, settings):
-        self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, Tally()
+        has_level = counts.any(1)  # [B] of the whole batch
+        levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
+        total, computed = max(1, int(has_level.sum()) * levels), max(1, int((counts != 0).sum()))
+        super().__init__(model, total, settings.kl_coefficient, computed)
+        self.trajectories, self.settings, self.kind = trajectories, settings, KINDS[settings.loss]
         self.version = model.policy.version
         rows, credit = list(trajectories.share.rows), advantages.credit
         self.drawn = counts[rows]  # [B, T']
@@ -225,89 +209,62 @@ class _Backward:
         else:
             self.advantage = advantages.fused.advantage[rows, None].expand_as(self.drawn)  # z [B] as [B, T']
             self.weight = self.drawn if advantages.by_step else self.drawn * credit.weights[rows]
-        self.spatial = None if credit.spatial is None else credit.spatial[rows]
+        self.spatial = None if credit.spatial is None else credit.spatial[rows]  # [B, (F,) h, w]
         # Without classifier-free guidance there is no negative half; the guidance of a distilled model is a part of its input.
         self.sampler = trajectories.settings if settings.guidance else model.unguided(trajectories.settings)
-        has_level = counts.any(1)  # [B] of the whole batch
-        levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
-        self.total = max(1, int(has_level.sum()) * levels)  # what the loss is a mean over
-        self.computed = max(1, int((counts != 0).sum()))  # what figures are a mean over
-        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-        self.processes = distributed.world() if model.policy.trains_shards else 1
-        self.parts = self._parts()
+        self.levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[list(trajectories.trained)]  # [T']
+        calls = networks(model, self.levels.tolist())
+        groups = trajectories.groups if self.kind.groups else None
+        size = settings.batch_size or max(1, len(rows))
+        self.parts = pack(self.drawn != 0, calls, size, groups, keeps_pace=model.policy.is_sharded)
 
-    def __call__(self, on_step: Callable[[], None]) -> None:
-        for part in self.parts:
-            on_step()
-            self._loss(part).backward()
+    def losses(self, part: Part) -> Iterator[Tensor]:
+        self.on_step()
+        settings, trajectories, policy = self.settings, self.trajectories, self.model.policy
+        rows, steps = part.rows, part.steps  # [N], [N]
+        noise = fresh_noise(
+            settings.loss, trajectories, self.version, steps.tolist(), rows.tolist()
+        )  # [N, C, (F,) h, w]
+        clean, noise = (devices.upload(values, self.model.device) for values in (trajectories.final[rows], noise))
+        sigma = self.levels[steps].to(clean.dtype)  # [N], in main memory, as all that is compared there
+        level = beside(sigma, clean)  # [N, 1, 1, 1]
+        x, levels = (1 - level) * clean + level * noise, self.levels[steps]  # [N, C, (F,) h, w], [N]
 
-    def _parts(self) -> list[_Part]:
-        """All pairs by falling noise, as many to a part as fit; of a sharded model equally many in every process and network."""
-        size = self.settings.batch_size or max(1, len(self.drawn))
-        levels = [self.trajectories.sigmas[step] for step in self.trajectories.trained]
-        units = _units(self.settings.loss, self.drawn, self.trajectories.groups)
-        first = [
-            position
-            for position in range(len(levels))
-            if position == 0 or not self.model.same_network(levels[position - 1], levels[position])
-        ]
-        parts = []
-        for begin, end in zip(first, [*first[1:], len(levels)], strict=True):
-            own = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
-            if self.model.policy.is_sharded:
-                most = int(distributed.each(torch.tensor(len(own))).max())
-                own += [_Part((begin,), (0,), idle=True)] * (most - len(own))
-            parts += own
-        return parts
+        def predict() -> Tensor:
+            condition = self.model.condition(trajectories.prompts, self.sampler).rows(trajectories.groups[rows])
+            return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
 
-    def _loss(self, part: _Part) -> Tensor:
-        """A part's share of the loss, ready for its backward pass."""
-        model, settings, trajectories, policy = self.model, self.settings, self.trajectories, self.model.policy
-        kind = KINDS[settings.loss]
-        rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)  # [N], [N]
-        levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[torch.tensor(trajectories.trained)[positions]]
-        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows)  # [N, C, (F,) h, w]
-        clean, noise = (devices.upload(values, model.device) for values in (trajectories.final[rows], noise))
-        sigma = levels.to(clean.dtype)  # in main memory, as all that is compared there
-        level = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))  # [N, 1, 1, 1]
-        predict = partial(self._velocity, (1 - level) * clean + level * noise, levels, trajectories.groups[rows])
-        with torch.no_grad():
-            old = reference = None
-            if kind.old and policy.old is not None:
-                with policy.sampling():
-                    old = predict()
-            if kind.reference or settings.kl_coefficient:
-                with policy.reference():
-                    reference = predict()
+        old = reference = None
+        if self.kind.old and policy.old is not None:
+            with torch.no_grad(), policy.sampling():
+                old = predict()
+        if self.kind.reference or self.kl_coefficient:
+            with torch.no_grad(), policy.reference():
+                reference = predict()
         velocity = predict()  # [N, C, (F,) h, w]
         if part.idle:
-            return 0.0 * velocity.sum()
+            yield 0.0 * velocity.sum()
+            return
         loss, statistics = matching_loss(
             settings.loss,
             velocity,
             clean,
             noise,
             sigma,
-            self.advantage[rows, positions].to(sigma),
+            self.advantage[rows, steps].to(sigma),
             old=old,
             reference=reference,
-            groups=positions * len(trajectories.prompts) + trajectories.groups[rows],
-            beta=settings.beta or kind.beta,
-            weight=self.weight[rows, positions].to(sigma),
+            groups=steps * len(trajectories.prompts) + trajectories.groups[rows],
+            beta=settings.beta or self.kind.beta,
+            weight=self.weight[rows, steps].to(sigma),
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
             keep_winner=settings.keep_winner,
         )
-        counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)  # [N]
-        if settings.kl_coefficient and reference is not None:
-            divergence = (counted * (velocity - reference).square().flatten(1).mean(1)).mean()
-            statistics["kl"] = divergence.detach() * self.computed / self.total
-            loss = loss + settings.kl_coefficient * divergence
-        self.tally.add(loss.detach() * self.computed / self.total, statistics, len(rows), self.computed)
-        return loss * (policy.loss_scale.value * len(rows) * self.processes / self.total)
-
-    def _velocity(self, x: Tensor, levels: Tensor, groups: Tensor) -> Tensor:
-        condition = self.model.condition(self.trajectories.prompts, self.sampler).rows(groups)
-        return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
+        kl = None
+        if self.kl_coefficient and reference is not None:
+            counts = devices.upload(self.drawn[rows, steps].to(sigma), clean.device)  # [N]
+            kl = divergence(velocity, reference, counts).mean()
+        yield self.share(loss, statistics, len(rows), kl)
 
     def figures(self) -> dict[str, float]:
         """The figures of all passes, for the log."""
@@ -324,17 +281,3 @@ class _Backward:
         others = {"old": two, "reference": two, "groups": group, "keep_winner": self.settings.keep_winner}
         _, statistics = matching_loss(self.settings.loss, two, two, two, torch.full((2,), 0.5), ends, **others)
         return list(statistics)
-
-
-def _filled(units: Sequence[tuple[int, Tensor]], size: int) -> Iterator[_Part]:
-    """Units put together in parts of at most `size` pairs; one that is larger is one of its own."""
-    positions: list[int] = []
-    rows: list[int] = []
-    for position, members in units:
-        if rows and len(rows) + len(members) > size:
-            yield _Part(tuple(positions), tuple(rows))
-            positions, rows = [], []
-        positions += [position] * len(members)
-        rows += members.tolist()
-    if rows:
-        yield _Part(tuple(positions), tuple(rows))

@@ -281,6 +281,14 @@ class GradientSettings:
     epochs = 1  # of points that were visited on-policy
 
 
+HALO = 8  # latent positions around a decoder's tile that are decoded with it
+
+
+def side_of(tile: int, scale: int) -> int:
+    """Latent positions of a side of a decoder's tile of so many pixels, `scale` a position; some decoders take them in pairs."""
+    return max(2, tile // scale // 2 * 2)
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """Intervals in iterations; evaluation prompts one per line, empty for those of the first iteration."""

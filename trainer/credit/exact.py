@@ -119,7 +119,8 @@ def factors(credit: StepCredit, trajectories: Trajectories, objective: str = "")
         weights = weights * scale
     if credit.spatial is None:
         return weights
-    return weights.view(*weights.shape, *[1] * (credit.spatial.ndim - 1)) * credit.spatial[:, None]
+    places = credit.spatial[:, None]  # [B, 1, (F,) h, w]
+    return beside(weights, places) * places
 
 
 def tells_samples_apart(factor: Tensor) -> bool:

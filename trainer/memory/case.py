@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..types import GRADIENT_NODE, MEMORY_SHARE, STEP_NODES, TRAJECTORY_NODES
+from ..types import GRADIENT_NODE, HALO, MEMORY_SHARE, STEP_NODES, TRAJECTORY_NODES, side_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -36,7 +36,6 @@ LATENTS_OF_A_STEP = 8
 PICTURES_OF_A_REWARD, PICTURES_OF_A_DECODER = 6, 2
 TILE = 512  # pixels of a side; ComfyUI's own size of tiles (VAEDecodeTiled in nodes.py)
 TIGHT = 0.8  # of what there is: more than that may not fit in fact
-HALO = 8  # latent positions around a decoder's tile that are decoded with it
 # The most calls of the network, each of one sample, that try it once for a model and shape before its first update.
 TRIAL_CALLS = 6
 
@@ -107,11 +106,6 @@ class Way:
     iteration: Mapping[str, Any] = field(default_factory=dict)
     case: Mapping[str, Any] = field(default_factory=dict)
     sets: tuple[tuple[tuple[str, ...], str, Any], ...] = ()
-
-
-def side_of(tile: int, scale: int) -> int:
-    """Latent positions of a side of a decoder's tile of so many pixels, `scale` a position; some decoders take them in pairs."""
-    return max(2, tile // scale // 2 * 2)
 
 
 def with_halo(size: Size, tile: int, scale: int) -> Size:
