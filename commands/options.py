@@ -45,9 +45,6 @@ def command(name: str, text: str, *arguments: Argument):
     return declared
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def arg(name: str, text: str | None = None, **how) -> Argument:
     """An argument as argparse has it; its help names the default."""
     if how.get("default") not in (None, "", []):
@@ -169,9 +166,6 @@ REWARDS = one_of(
     arg("--rewards", "the same, all at once", nargs="+", dest="reward", metavar=_KIND),
     required=True,
 )
-
-
-# --- what they stand for ----------------------------------------------------------------------------------------------
 
 
 def load(arguments: argparse.Namespace) -> Workflow:

@@ -47,9 +47,6 @@ class Claimed(Expected, RuntimeError):
     """A folder that another process trains in, or may train in; says who, since when, and what helps."""
 
 
-# --- who --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Holder:
     """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not say.
@@ -140,9 +137,6 @@ def _ended(who: Holder, by_lock: bool) -> bool:
         return by_lock or _numbers_alike(who) and not alive(who.pid, who.process_started)
     # The same machine, which has restarted since. Two containers of one name are told apart by an id, or count as two.
     return bool(who.machine) and (who.host, who.machine) == (_here()["host"], _here()["machine"])
-
-
-# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 class Claim:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -80,7 +80,9 @@ def begin(cpu: bool) -> None:
 
         first = environment.read("LOCAL_RANK", "0") == "0"  # on each machine one says what it waits for
         say = functools.partial(print, file=sys.stderr, flush=True) if first else lambda line: None
-        limit = threading.Timer(JOINING.seconds + 1, _give_up)  # gloo has its time-out for each of its steps
+        limit = threading.Timer(
+            JOINING.seconds + 1, _give_up, ["they did not come"]
+        )  # gloo has its time-out for each of its steps
         limit.start()
         try:
             with silence.broken(say, f"{this_process()} waits for the others to join"):
@@ -88,7 +90,7 @@ def begin(cpu: bool) -> None:
                 if joined == world():
                     _hosts[:] = _texts(_all(_text(socket.gethostname())))
         except (RuntimeError, PeerFailed) as error:  # torch's DistError is one
-            raise PeerFailed(_unjoined(_reason(error))) from error
+            _give_up(_reason(error))
         finally:
             limit.cancel()
         if joined != world():
@@ -99,15 +101,13 @@ def begin(cpu: bool) -> None:
         _set_pg_timeout(PATIENCE)  # all are there: torch has no public name for it
 
 
-def _unjoined(why: str) -> str:
-    return (
-        f"{this_process()} could not join the others within {JOINING.seconds} s ({why}). Fix: start all machines anew, each with "
-        "its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
+def _give_up(why: str) -> NoReturn:
+    print(
+        f"otca process {rank()}: {this_process()} could not join the others within {JOINING.seconds} s ({why}). Fix: start all "
+        "machines anew, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach",
+        file=sys.stderr,
+        flush=True,
     )
-
-
-def _give_up() -> None:
-    print(f"otca process {rank()}: {_unjoined('they did not come')}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -121,7 +121,7 @@ def this_process() -> str:
     return f"process {rank()} of {world()} on {socket.gethostname()}"
 
 
-def _name(number: int) -> str:
+def _title(number: int) -> str:
     return f"process {number} of {world()} on {_hosts[number]}"
 
 
@@ -202,9 +202,6 @@ def rows(total: int) -> range:
     return range(rank() * total // world(), (rank() + 1) * total // world())
 
 
-# -- meetings ----------------------------------------------------------------------------------------------------------
-
-
 def meet(stopped: stopping.Stopped | None = None) -> None:
     """Waits for the other processes, and learns whether one has failed or was asked to stop.
 
@@ -221,7 +218,7 @@ def meet(stopped: stopping.Stopped | None = None) -> None:
     words = _texts(_all(_text("failed: its launcher was killed") if alone else _word(stopped)))
     for number, word in enumerate(words):
         if word.startswith("failed"):
-            raise _heard(PeerFailed(f"{_name(number)} {word}. --resume continues from the last checkpoint"))
+            raise _heard(PeerFailed(f"{_title(number)} {word}. --resume continues from the last checkpoint"))
     for word in words:
         if word.startswith("stopped by "):
             raise _heard(stopping.Stopped(word.removeprefix("stopped by ")))
@@ -316,7 +313,7 @@ def _lost() -> str:
             time.sleep(1)  # the others ask too
     except RuntimeError:
         missing = [0]
-    return " or ".join(map(_name, missing)) or "a connection to the others"
+    return " or ".join(map(_title, missing)) or "a connection to the others"
 
 
 def _reason(error: BaseException) -> str:
@@ -405,9 +402,6 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Par
         buckets[-1].append(parameter)
         size += parameter.numel()
     return buckets
-
-
-# -- models that no process holds whole ----------------------------------------------------------------------------------
 
 
 def shard(network: ModelMixin, dtype: torch.dtype) -> None:

@@ -41,9 +41,6 @@ class NotOurs(Expected, OSError):
     """Something that no training made stands where we have to write."""
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def present(path: Path) -> bool:
     """Whether there is anything of that name, be it a link that leads nowhere."""
     return os.path.lexists(path)
@@ -139,9 +136,6 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, fix: str = "put the fil
     return content
 
 
-# --- locks ------------------------------------------------------------------------------------------------------------
-
-
 class NoLocks(Expected, OSError):
     """The file system has none."""
 
@@ -188,9 +182,6 @@ def alone(path: Path) -> Iterator[None]:
     finally:
         if held is not None:
             held.release()
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:

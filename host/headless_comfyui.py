@@ -131,9 +131,6 @@ def of_this_server(packs: Sequence[str]) -> dict[str, str]:
     return {PATH: str(folder_of_server()), ARGUMENTS: shlex.join(sys.argv[1:]), PACKS: os.pathsep.join(packs)}
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
 def _checked(folder: Path) -> Path:
     shown = f"--comfyui {folder}"
     if not folder.is_dir():
@@ -165,9 +162,6 @@ def _get_packages(root: Path) -> str:
         return f"run otca by the Python that starts ComfyUI: {os.path.normpath(own)} {PACK} train …"
     other = "" if own else ", or run otca by the Python that starts ComfyUI"
     return f"{sys.executable} -m pip install -r {root / 'requirements.txt'}{other}"
-
-
-# --- importing it -----------------------------------------------------------------------------------------------------
 
 
 def _import(device: str | None) -> None:
@@ -252,9 +246,6 @@ def _fewer_lines() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-# --- custom packs -----------------------------------------------------------------------------------------------------
 
 
 class _Lines(logging.Handler):

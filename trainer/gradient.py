@@ -197,9 +197,6 @@ def _check_new(model, trajectories: Trajectories, scores: Scores) -> None:
         check_paths(reward, images, texts, trajectories.groups[some].tolist())
 
 
-# -- the scale of a reward ---------------------------------------------------------------------------------------------
-
-
 class RewardSpread(dict[str, tuple[int, float]], Memo):
     """The standard deviation of each reward's scores within a batch, averaged over all updates so far: a count and a mean."""
 
@@ -230,9 +227,6 @@ def _averaged(spread: RewardSpread, scores: Scores) -> RewardSpread:
     return spread
 
 
-# -- the other gradient ------------------------------------------------------------------------------------------------
-
-
 def _other(model, trajectories, advantages: Advantages, settings: GradientSettings):
     rate, size = settings.learning_rate, settings.batch_size
     if settings.also == "grpo":
@@ -258,9 +252,6 @@ def _add(parameters: Sequence[torch.nn.Parameter], backward: Callable[[], None],
     scale = torch.where(lengths[1] > 0, ratio * lengths[0] / lengths[1], 0.0)
     for parameter, own, two in zip(parameters, first, second, strict=True):
         parameter.grad = (own + scale * two) / distributed.world()  # which are added up once more
-
-
-# -- one update --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -586,9 +577,6 @@ def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: 
             (c0, c1), (d0, d1) = ((scale * low, scale * high) for low, high in inner)
             pull[..., y0:y1, x0:x1] += torch.autograd.grad(kept, part, toward[..., c0:c1, d0:d1, :])[0]
     return pull
-
-
-# -- modes -------------------------------------------------------------------------------------------------------------
 
 
 def _one_call(back: _Backward, part: _Part) -> None:

@@ -128,9 +128,6 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
         raise ValueError(str(misfits[0]))
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------------
-
-
 def drawn_levels(
     trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings, version: int
 ) -> Tensor:
@@ -198,9 +195,6 @@ def fresh_noise(
         source = stream(trajectories.seed, version, number, position, branch=(2,))
         noise.append(torch.randn(shape, generator=source))
     return torch.stack(noise)
-
-
-# -- one pass ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import csv
 import functools
 import hashlib
 import io
-import itertools
 import json
 import logging
 import os
@@ -37,10 +36,6 @@ MOST_PICTURES = 10  # of one prompt
 MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
 ROWS_TOGETHER = 64  # of such a file that are unpacked at a time
 LARGE = 1024**2  # bytes of a file whose prompts are remembered: each iteration asks for some of them
-BREAK = re.compile(rb"\r\n|[\r\n]")
-LINE = re.compile(rb"[^\r\n]*")
-BEGUN = re.compile(rb"(?<![^\r\n])[ \t]*[^ \t\r\n]")  # lines that are not empty, as far as their first character
-SPECIAL = b"#{\x0b\x0c\x1c\x1d\x1e\x1f"  # first characters of what may be no plain prompt
 MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
@@ -53,16 +48,16 @@ class Lines(Sequence[str]):
 
     Args:
         content: the text in UTF-8, where each prompt's line has been found to be one.
-        starts: where the line of each prompt begins in it.
-        numbers: of these lines, for prompts that name their place.
-        made: makes the prompt of a line, and of its number.
+        ends: where each prompt begins and ends in it, one after another.
+        numbers: of their lines.
+        made: makes the prompt of a line and its number.
     """
 
-    def __init__(self, content: bytes, starts: array, numbers: array | None, made: Callable[[str, int], str]):
-        self._content, self._starts, self._numbers, self._made = content, starts, numbers, made
+    def __init__(self, content: bytes, ends: array, numbers: array, made: Callable[[str, int], str]):
+        self._content, self._ends, self._numbers, self._made = content, ends, numbers, made
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, number: int) -> str: ...
@@ -71,20 +66,17 @@ class Lines(Sequence[str]):
     def __getitem__(self, number):
         if isinstance(number, slice):
             return [self[index] for index in range(*number.indices(len(self)))]
-        return self._made(_line(self._content, self._starts[number]), self._numbers[number] if self._numbers else 0)
+        number = range(len(self))[number]
+        return self._at(*self._ends[2 * number : 2 * number + 2], self._numbers[number])
 
     def __iter__(self) -> Iterator[str]:
-        lines = (_line(self._content, start) for start in self._starts)
-        return map(self._made, lines, self._numbers or itertools.repeat(0))
+        return map(self._at, self._ends[::2], self._ends[1::2], self._numbers)
+
+    def _at(self, start: int, end: int, number: int) -> str:
+        return self._made(self._content[start:end].decode().strip(), number)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
-
-
-def _line(content: bytes, start: int) -> str:
-    match = LINE.match(content, start)
-    assert match is not None, "it takes an empty line, too"
-    return match[0].decode().strip()
 
 
 _remembered: dict[tuple[Path, int, int, int], Sequence[str]] = {}  # of the last large file: path, number, time and size
@@ -240,38 +232,27 @@ def as_row(prompt: str) -> str:
 
 
 def _lines(content: bytes, path: Path) -> Lines:
-    """The prompts of a .txt or .jsonl file. Raises PromptError, which names the line."""
     table = path.suffix.lower() == ".jsonl"
-    made = functools.partial(_row_of_line, path) if table else lambda text, number: prompt_of(text)
-    if not content.isascii():
-        decoded(content, path)  # names the line that is not text
-    content, starts, numbers = content.removeprefix(codecs.BOM_UTF8), array("Q"), array("L") if table else None
-    number, before = 1, 0
-    for line in BEGUN.finditer(content):
-        start, first = line.span()
-        if numbers is not None or content[first - 1] in SPECIAL or content[first - 1] > 127:
-            text = _line(content, start)
-            if not text or text.startswith("#") and numbers is None:
-                continue
-            if numbers is not None:
-                number += len(BREAK.findall(content, before, start))
-                before = start
-                numbers.append(number)
+    made = functools.partial(_of_json, path) if table else lambda text, number: prompt_of(text)
+    ends, numbers, content = array("I"), array("I"), content.removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(re.finditer(rb"([^\r\n]*)(?:\r\n|[\r\n]|\Z)", content), 1):
+        try:
+            text = line[1].decode().strip()
+        except UnicodeDecodeError:
+            decoded(content, path)  # raises with the number of the line
+            raise
+        if text and (table or not text.startswith("#")):
             made(text, number)
-        starts.append(start)
-    return Lines(content, starts, numbers, made)
+            ends.extend(line.span(1))
+            numbers.append(number)
+    return Lines(content, ends, numbers, made)
 
 
-def _row_of_line(path: Path, text: str, number: int) -> Prompt:
-    try:
-        row = json_files.parse(text, MOST_DEPTH)
-    except ValueError as error:
-        fix = 'one object like {"prompt": "…"} a line'
-        raise PromptError(f"{path}, line {number} {error}. Fix: {fix}") from error
-    return _prompt_of_row(row, f"{path}, line {number}")
+def _of_json(path: Path, text: str, number: int) -> Prompt:
+    return _of_row(f"{path}, line {number}", _json_line(path, text, number))
 
 
-def _prompt_of_row(row: Any, place: str) -> Prompt:
+def _of_row(place: str, row: Any) -> Prompt:
     try:
         return prompt_of_row(row if isinstance(row, Mapping) else {"prompt": row}, place)
     except ValueError as error:
@@ -282,9 +263,9 @@ def _prompt_of_row(row: Any, place: str) -> Prompt:
 
 def prompts_in(content: bytes, path: Path) -> Sequence[str]:
     """Returns the prompts of a file, by the ending of its name. Raises PromptError, which names the line."""
-    if path.suffix.lower() in (".jsonl", *{path.suffix.lower()} - TABLES.keys()):
+    if path.suffix.lower() == ".jsonl" or path.suffix.lower() not in TABLES:
         return _lines(content, path)
-    return [_prompt_of_row(row, place) for place, row in rows(content, path)]
+    return [_of_row(place, row) for place, row in rows(content, path)]
 
 
 def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
@@ -303,11 +284,14 @@ def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
 def _json_lines(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_split(decoded(content, path)), 1):
         if line.strip():
-            try:
-                yield f"line {number}", json_files.parse(line, MOST_DEPTH)
-            except ValueError as error:
-                fix = 'one object like {"prompt": "…"} a line'
-                raise PromptError(f"{path}, line {number} {error}. Fix: {fix}") from error
+            yield f"line {number}", _json_line(path, line, number)
+
+
+def _json_line(path: Path, line: str, number: int) -> Any:
+    try:
+        return json_files.parse(line, MOST_DEPTH)
+    except ValueError as error:
+        raise PromptError(f'{path}, line {number} {error}. Fix: one object like {{"prompt": "…"}} a line') from error
 
 
 def _json_list(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:

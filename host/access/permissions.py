@@ -73,9 +73,6 @@ class Want:
     plain: bool = False
 
 
-# --- the policy -----------------------------------------------------------------------------------------------------
-
-
 def allowed(want: Want) -> bool:
     """Whether the workflow may have it; False also if it is known only when the graph runs."""
     return not want.linked and _RULES[want.kind](want)
@@ -189,9 +186,6 @@ _WRONG = {
     DOWNLOAD: "may not be downloaded",
     RUN: "is Python code, which would run with all your rights, and no folder is allowed",
 }
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def candidates(name: str, among: Iterable[Path], why: str) -> list[Path]:
@@ -312,9 +306,6 @@ def trainings_allowed(user_folder: Path) -> bool:
     return environment.read(TRAININGS).strip() == "1" or (user_folder / TRAININGS_FILE).is_file()
 
 
-# --- tokens ---------------------------------------------------------------------------------------------------------
-
-
 def check_token(variable: str, url: str) -> None:
     """Raises NotAllowed unless the user has said, by <variable>_HOST, that this token is for the host of `url`."""
     host, setting = host_of(url), f"{variable}_HOST"
@@ -325,9 +316,6 @@ def check_token(variable: str, url: str) -> None:
             f"the token in {variable} {purpose}, and the workflow would send it to {host}. Fix: if you trust {host} with "
             f"it, set {setting}={host} where ComfyUI or otca is started; else leave token_variable empty"
         )
-
-
-# --- what the user says ---------------------------------------------------------------------------------------------
 
 
 def user_named(path: str | os.PathLike) -> None:
@@ -456,9 +444,6 @@ def take_back(kind: str, what: str) -> None:
     if kind not in BY_CLICK:
         raise ValueError(f"must be one of {', '.join(BY_CLICK)}. Fix: what a variable allows is taken back there")
     remembered.remove(BY_CLICK[kind], what)
-
-
-# --- small parts ------------------------------------------------------------------------------------------------------
 
 
 def _by_environment(kind: str) -> list[str]:

@@ -36,32 +36,18 @@ importlib.metadata.distribution = distribution
 """
 # What makes a template small: `class: {input: value}`. One iteration, and no evaluation.
 SMALL = {
-    RUN_NODE: {
-        "iterations": 1,
-        "evaluate_every": 0,
-        "checkpoint_every": 1,
-        "best_metric": "",
-        "stop_after_decline": 0,
-        "artefacts": "off",
-    },
+    RUN_NODE: {"iterations": 1, "evaluate_every": 0, "best_metric": "", "stop_after_decline": 0, "artefacts": "off"},
     DATASET_NODE: {"prompts_per_iteration": 2},
     SAMPLER_NODE: {"group_size": 2, "steps": 3},
 }
-TEMPLATES = [
-    name
-    for name in sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
-    if name != "rank_pictures"
-]
-SHORT = ("quickstart", "quickstart_comfyui")
+TEMPLATES = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - {"rank_pictures"})
+SHORT = "quickstart_comfyui"
 
 
 def comfyui():
     """ComfyUI's folder and its Python."""
-    folders = [
-        os.environ.get("COMFYUI_PATH"),
-        *sorted(map(str, Path("~/comfy").expanduser().glob("ComfyUI*")), reverse=True),
-    ]
-    for folder in filter(None, folders):
+    named, there = os.environ.get("COMFYUI_PATH"), Path("~/comfy").expanduser().glob("ComfyUI*")
+    for folder in [named] if named else sorted(map(str, there), reverse=True):
         if (python := Path(folder, ".venv/bin/python")).exists():
             return folder, str(python)
     pytest.skip("there is no ComfyUI with a Python of its own")
@@ -69,33 +55,23 @@ def comfyui():
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_bundle_that_comfyuis_python_made_trains_by_two_processes(name, everything, tmp_path):
-    if not everything and name not in SHORT:
+    if not everything and name != SHORT:
         pytest.skip("the long form: --everything")
     source = ROOT / "workflows" / "api" / f"{name}.json"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LACKS)
     kinds = {entry["class_type"]: entry["inputs"] for entry in read_json(source).values()}
-    small = [
-        f"{kind}.{key}={value}"
-        for kind, values in SMALL.items()
-        for key, value in values.items()
-        if key in kinds.get(kind, {})
-    ]
+    small = [(kind, key, value) for kind, values in SMALL.items() for key, value in values.items() if kind in kinds]
+    small = [word for kind, key, value in small if key in kinds[kind] for word in ("--set", f"{kind}.{key}={value}")]
     folder, python = comfyui()
     environment = {key: os.environ[key] for key in ("PATH", "HOME")} | {"OMP_NUM_THREADS": "1", "COMFYUI_PATH": folder}
     environment |= {"COMFYUI_ARGUMENTS": "--cpu"}
     lean = environment | {"PYTHONPATH": str(tmp_path / "site")}
-    command = [
-        python,
-        str(ROOT),
-        "bundle",
-        str(source),
-        "--output",
-        "bundle",
-        *(w for s in small for w in ("--set", s)),
-    ]
+    command = [python, str(ROOT), "bundle", str(source), "--output", "bundle", *small]
     made = subprocess.run(command, cwd=tmp_path, env=lean, capture_output=True, text=True, check=False)
-    print(made.stdout, made.stderr)
+    errors = [line for line in made.stderr.splitlines() if line.startswith("error: ")]
+    if errors and all(" is not in models/" in line or " was not found" in line for line in errors):
+        pytest.skip("its models are not here")
     assert made.returncode == 0, made.stderr
     bundle = tmp_path / "bundle"
     lines = (bundle / "requirements.txt").read_text().splitlines()
@@ -103,6 +79,5 @@ def test_a_bundle_that_comfyuis_python_made_trains_by_two_processes(name, everyt
     run = ["bash", str(bundle / "run.sh")]
     environment |= {"PYTHON": python, "GPUS": "2", "DEVICE": "cpu", "RESTARTS": "0"}
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stderr
     assert "2 processes on 1 machine" in done.stdout

@@ -22,23 +22,21 @@ from comfyui_otca.tests.training import assert_same_tensors, untimed
 from comfyui_otca.trainer.run import status
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = {"iterations": 4, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1, "run_name": "run"}
+RUN = {"iterations": 8, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1, "run_name": "run"}
 JOINING, SILENT = 20, 60  # seconds: a machine's patience for others to join, and beside it the most until it has ended
 PATIENCE = 240
 
-# In every process of a machine: its host's name; and in the one that is to be hit, once, at the N-th call of a function there.
+# In every process of a machine: its host's name. In the one that is to be hit next: what kills, at the N-th call of a function.
 SITE = """
 import importlib.machinery, os, signal, socket, sys, time
 socket.gethostname = lambda: os.environ["MACHINE"]
-whom, module, name, number = os.environ["KILL"].split(":") if os.environ.get("KILL") else ("", "", "", "0")
-calls = []
+hits, calls = os.environ["HITS"], []
+kills = [kill.split(":") for kill in os.environ["KILLS"].split()][len(os.listdir(hits)) :]
+victim, whom, module, name, number = kills[0] if kills else [""] * 5
 
 def hit():
     parent = os.getppid()
-    try:
-        os.close(os.open(os.environ["HIT"], os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
+    os.close(os.open(os.path.join(hits, str(len(os.listdir(hits)))), os.O_CREAT | os.O_EXCL))
     if whom == "machine":
         if os.environ["BY"] == "run.sh":
             os.kill(int(open(f"/proc/{parent}/stat").read().split()[3]), signal.SIGKILL)
@@ -70,41 +68,23 @@ class Finder:
         spec.loader.exec_module = exec_module
         return spec
 
-if whom and "LOCAL_RANK" in os.environ:
+if victim == os.environ.get("RANK", "none"):
     sys.meta_path.insert(0, Finder)
 """
 
 # Where a process is when it is hit: a module, a function of it, and which call of that in a worker's life.
 PHASES = {
-    "join": "host.distributed:begin:1",
-    "joined": "host.distributed:meet:1",
     "sampling": "trainer.rollout:_velocity:6",
     "reward": "trainer.rewards.base:score_stack:2",
     "update": "trainer.updates.optimizer:_take:2",
     "checkpoint": "trainer.run.checkpoint:save:2",
-    "writing": "trainer.run.checkpoint:write_tensors:4",  # by the first alone
     "evaluation": "trainer.run.evaluation:score:2",
+    "join": "host.distributed:begin:1",
 }
 WHOM = ("worker", "launcher", "machine")
-
-
-def _kills():
-    """(launcher, whom, machine, phase)"""
-    wide = [phase for phase in PHASES if phase not in ("joined", "writing")]
-    for number, (phase, whom) in enumerate((phase, whom) for phase in wide for whom in WHOM):
-        yield "torchrun", whom, number % 2, phase
-        other = {"join": "joined", "checkpoint": "writing"}.get(phase, phase)
-        yield "run.sh", whom, 0 if other == "writing" else (1 + number) % 2, other
-        if phase in ("sampling", "update"):
-            yield "accelerate", whom, (1 + number) % 2, phase
-
-
-KILLS = [*_kills()]
-SHORT = [
-    ("torchrun", "worker", 1, "update"),
-    ("torchrun", "launcher", 0, "sampling"),
-    ("run.sh", "machine", 1, "evaluation"),
-]
+ALONE = [("torchrun", whom, (i + j) % 2, phase) for i, phase in enumerate(PHASES) for j, whom in enumerate(WHOM)]
+ALONE += [("accelerate", whom, 1, "sampling") for whom in WHOM]
+SHORT = ("torchrun", "worker", 1, "reward")
 
 
 @pytest.fixture(scope="module")
@@ -115,96 +95,51 @@ def place(small_graph, tmp_path_factory):
     (place / "site").mkdir()
     (place / "site" / "sitecustomize.py").write_text(SITE)
     assert main(["bundle", str(place / "small.json"), "--output", str(place / "bundle")]) == 0
-    command = [
-        sys.executable,
-        str(ROOT),
-        "train",
-        "small.json",
-        "--device",
-        "cpu",
-        "--gpus",
-        "2",
-        "--output",
-        "undisturbed",
-    ]
-    subprocess.run(command, cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=PATIENCE)
+    train = "train small.json --device cpu --gpus 2 --output undisturbed".split()
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(ROOT), *train], cwd=place, env=variables, check=True, timeout=PATIENCE)
     return place
 
 
 class Machine:
     """One of two, with what it prints."""
 
-    def __init__(self, place, runs, number, port, by, kill=""):
-        self.place, self.runs, self.number, self.by = place, runs, number, by
-        self.folder = runs / f"node-{number}"
-        self.folder.mkdir(exist_ok=True)
-        variables = {"MACHINE": f"node-{number}", "KILL": kill, "HIT": str(runs / "hit"), "BY": by}
-        variables |= {"PYTHONPATH": str(place / "site")}
-        variables |= {"OMP_NUM_THREADS": "1", "OTCA_JOINING_SECONDS": str(JOINING), "GLOO_SOCKET_IFNAME": "lo"}
-        variables |= {"PYTHON": sys.executable, "GPUS": "1", "DEVICE": "cpu", "RUNS": str(runs), "RESTART_SECONDS": "1"}
-        variables |= {"NNODES": "2", "NODE_RANK": str(number), "MAIN_ADDRESS": "127.0.0.1", "MAIN_PORT": str(port)}
-        kept = {name: os.environ[name] for name in ("PATH", "HOME")}
-        self.environment = {**kept, **variables}
-        self.port, self.printed, self.process, self.said = port, self.folder / "printed.txt", None, 0
+    def __init__(self, place, runs, number, port, by, kills):
+        self.folder, self.process = runs / f"node-{number}", None
+        self.folder.mkdir()
+        self.environment = {name: os.environ[name] for name in ("PATH", "HOME")}
+        self.environment |= {"MACHINE": f"node-{number}", "KILLS": kills, "HITS": str(runs / "hits"), "BY": by}
+        self.environment |= {"PYTHONPATH": str(place / "site"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self.environment |= {"PYTHON": sys.executable, "GPUS": "1", "DEVICE": "cpu", "RUNS": str(runs), "NNODES": "2"}
+        self.environment |= {"NODE_RANK": str(number), "MAIN_ADDRESS": "127.0.0.1", "MAIN_PORT": str(port)}
+        self.environment |= {"OTCA_JOINING_SECONDS": str(JOINING), "RESTART_SECONDS": "1", "RESTARTS": "20"}
+        train = f"{ROOT}/__main__.py train {place}/small.json --device cpu --output {runs}/run"
+        torchrun = f"torch.distributed.run --nnodes=2 --node-rank={number} --nproc-per-node=1 --master-addr=127.0.0.1"
+        accelerate = "accelerate.commands.launch --multi_gpu --num_machines=2 --num_processes=2"
+        accelerate += f" --machine_rank={number} --main_process_ip=127.0.0.1 --main_process_port={port}"
+        self.command = {
+            "torchrun": f"{sys.executable} -m {torchrun} --master-port={port} {train}",
+            "accelerate": f"{sys.executable} -m {accelerate} {train}",
+            "run.sh": f"bash {place}/bundle/run.sh",
+        }[by].split()
 
     def start(self, *options):
-        train = [
-            "train",
-            str(self.place / "small.json"),
-            "--device",
-            "cpu",
-            "--output",
-            str(self.runs / "run"),
-            *options,
-        ]
-        torchrun = ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={self.number}", "--nproc-per-node=1"]
-        torchrun += ["--master-addr=127.0.0.1", f"--master-port={self.port}"]
-        accelerate = [
-            "-m",
-            "accelerate.commands.launch",
-            "--cpu",
-            "--multi_gpu",
-            "--num_machines=2",
-            "--num_processes=2",
-        ]
-        accelerate += [
-            f"--machine_rank={self.number}",
-            "--main_process_ip=127.0.0.1",
-            f"--main_process_port={self.port}",
-        ]
-        command = {
-            "torchrun": [sys.executable, *torchrun, str(ROOT / "__main__.py"), *train],
-            "accelerate": [sys.executable, *accelerate, str(ROOT / "__main__.py"), *train],
-            "run.sh": ["bash", str(self.place / "bundle" / "run.sh")],
-        }[self.by]
-        with self.printed.open("ab") as printed:
-            self.said = printed.tell()
-            self.process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=printed, stderr=printed, preexec_fn=_as_typed
-            )
+        with (self.folder / "printed.txt").open("wb" if options else "ab") as printed:
+            output = {"stdout": printed, "stderr": printed, "preexec_fn": _as_typed}
+            self.process = subprocess.Popen([*self.command, *options], cwd=self.folder, env=self.environment, **output)
         return self
 
-    def text(self):
-        """What it has printed since it was last started."""
-        return self.printed.read_bytes()[self.said :].decode()
+    def printed(self):
+        return (self.folder / "printed.txt").read_text(errors="replace")
 
-    def end(self, seconds=PATIENCE):
-        return self.process.wait(seconds)
-
-    def workers(self):
-        """Processes that train, whether or not their launcher is there."""
-        found = []
+    def processes(self):
+        """All of this machine, whether or not their parents are there."""
         for process in psutil.process_iter():
             try:
-                variables = process.environ()
+                if self.environment.items() <= process.environ().items():
+                    yield process
             except psutil.Error:
                 continue
-            if (
-                variables.get("HIT") == self.environment["HIT"]
-                and variables.get("MACHINE") == self.environment["MACHINE"]
-            ):
-                found.append(process)
-        return found
 
 
 def _as_typed():
@@ -216,75 +151,77 @@ def _as_typed():
 
 @pytest.fixture
 def pair(place, tmp_path):
-    """pair(by, machine, kill): two machines that train, of which that one is hit. Nothing of them outlives the test."""
+    """pair(by, kills): two machines that train, while these kills hit them one after another; none outlives the test."""
     made = []
+    (tmp_path / "hits").mkdir()
 
-    def start(by, hit, kill):
+    def start(by, *kills):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        made[:] = [Machine(place, tmp_path, number, port, by, kill if number == hit else "") for number in (0, 1)]
-        for machine in made:
-            machine.start()
+        kills = " ".join(f"{victim}:{whom}:comfyui_otca.{where}" for victim, whom, where in kills)
+        made.extend(Machine(place, tmp_path, number, port, by, kills).start() for number in (0, 1))
         return made
 
     yield start
     for machine in made:
-        for process in machine.workers():
+        for process in machine.processes():
             process.kill()
         machine.process.wait()
 
 
-def until(condition, seconds, what):
+def until(condition, seconds, machines):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, "\n".join(machine.printed() for machine in machines)
+        time.sleep(0.2)
 
 
-@pytest.mark.parametrize(("by", "whom", "victim", "phase"), [*SHORT, *(kill for kill in KILLS if kill not in SHORT)])
-def test_what_is_killed_ends_all_or_is_resumed(pair, place, tmp_path, everything, by, whom, victim, phase):
-    if not everything and (by, whom, victim, phase) not in SHORT:
-        pytest.skip("the long form: --everything")
-    machines, run = pair(by, victim, f"{whom}:comfyui_otca.{PHASES[phase]}"), tmp_path / "run"
-    hit, other = machines[victim], machines[1 - victim]
-
-    def printed():
-        return "\n".join(f"--- {machine.folder.name}\n{machine.text()}" for machine in machines)
-
-    until((tmp_path / "hit").exists, PATIENCE, printed)
-    if by == "run.sh":
-        if whom == "machine":  # which starts anew
-            hit.end()
-            hit.start()
-    else:
-        until(lambda: not (hit.workers() or other.workers()), JOINING + SILENT, printed)
-        assert other.process.wait() != 0 and "Traceback" not in _ours(other.text()), printed()
-        survivors = [other] if whom != "launcher" else machines
-        if phase != "join" or whom == "launcher":
-            assert any(f"process {victim} of 2 on node-{victim}" in machine.text() for machine in survivors), printed()
-            assert f"on node-{victim}" in _sentence(other.text()), printed()
-        else:
-            assert "could not join" in _sentence(other.text()), printed()
-        stands = status.now(run, status.read(run, pytest.fail)) if run.is_dir() else "none"
-        assert stands in ("failed", "interrupted", "none"), stands
-        begun = (run / "workflow.json").is_file()
-        for machine in machines:
-            machine.environment["KILL"] = ""
-            machine.start(*["--resume"] * begun)
-    assert [machine.end() for machine in machines] == [0, 0], printed()
+def assert_finished_undisturbed(machines, place, run):
+    until(lambda: all(machine.process.poll() is not None for machine in machines), PATIENCE, machines)
+    assert [machine.process.returncode for machine in machines] == [0, 0], machines[0].printed() + machines[1].printed()
     assert untimed(run) == untimed(place / "undisturbed")
     assert untimed(run, "evaluation.jsonl") == untimed(place / "undisturbed", "evaluation.jsonl")
     assert_same_tensors(run / "lora.safetensors", place / "undisturbed" / "lora.safetensors")
     assert json.loads((run / "status.json").read_text())["status"] == "finished"
 
 
-def _sentence(text):
-    """The last line that a worker of ours said why it ended."""
-    return [line for line in text.splitlines() if line.startswith("otca process ")][-1]
+@pytest.mark.parametrize(("by", "whom", "victim", "phase"), ALONE)
+def test_one_that_is_killed_ends_all_and_is_named(pair, place, tmp_path, everything, by, whom, victim, phase):
+    if not everything and (by, whom, victim, phase) != SHORT:
+        pytest.skip("the long form: --everything")
+    machines, run = pair(by, (victim, whom, PHASES[phase])), tmp_path / "run"
+    other = machines[1 - victim]
+    until(lambda: list((tmp_path / "hits").iterdir()), PATIENCE, machines)
+    until(lambda: not any([*machine.processes()] for machine in machines), JOINING + SILENT, machines)
+    assert other.process.wait() != 0
+    [sentence] = [line for line in other.printed().splitlines() if line.startswith("otca process ")]
+    if phase == "join" and whom != "launcher":
+        assert "could not join the others within" in sentence
+    else:
+        assert f"process {victim} of 2 on node-{victim}" in sentence and "--resume continues" in sentence
+    stands = status.now(run, status.read(run, pytest.fail)) if run.is_dir() else "none"
+    assert stands in ("failed", "interrupted", "none"), stands
+    begun = (run / "workflow.json").is_file()
+    for machine in machines:
+        machine.start(*["--resume"] * begun)
+    assert_finished_undisturbed(machines, place, run)
 
 
-def _ours(text):
-    """Without what torchrun itself prints after its workers have ended."""
-    before = text.partition("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")[0]
-    return before.rpartition("Traceback")[0] or text
+@pytest.mark.parametrize("whom", WHOM)
+def test_what_is_killed_again_and_again_goes_on_by_run_sh(pair, place, tmp_path, everything, whom):
+    """A machine that was killed starts anew."""
+    if not everything and whom != "machine":
+        pytest.skip("the long form: --everything")
+    where = [call.replace(":score:2", ":score:1") for call in PHASES.values()][0 if everything else 4 :]
+    machines = pair("run.sh", *((number % 2, whom, call) for number, call in enumerate(where)))
+
+    def ended():
+        for machine in machines:
+            if machine.process.poll() == -signal.SIGKILL:
+                machine.start()
+        return all(machine.process.poll() is not None for machine in machines)
+
+    until(ended, PATIENCE * len(where), machines)
+    assert len(list((tmp_path / "hits").iterdir())) == len(where)
+    assert_finished_undisturbed(machines, place, tmp_path / "run")

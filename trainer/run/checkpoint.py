@@ -260,9 +260,6 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted(places, key=lambda place: int(place.name))
 
 
-# --- whose a folder is ------------------------------------------------------------------------------------------------
-
-
 def run_id(folder: Path, written: status.Status | None = None) -> str | None:
     """The id of the run in that folder, as its status says, or else its last checkpoint: a status is written by others too."""
     if (written or (written := status.read(folder, logger.debug))).id:

@@ -169,9 +169,6 @@ def check_values(content: dict, values: Check, path: Path, fix: str) -> None:
             raise Damaged(path, f"has {quoted(name)} = {quoted(value)}, and not {wanted}", fix)
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
 def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say: Say = logger.warning) -> list[dict]:
     """Objects of a JSON-lines file, an empty list if it is missing. A last line that a kill cut short is left out and reported.
 
@@ -277,9 +274,6 @@ def check_changes(row: dict) -> None:
 
 
 LINES = {METRICS: check_iteration, EVALUATIONS: check_evaluation, CHANGES: check_changes}
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class RunError(Expected, RuntimeError):

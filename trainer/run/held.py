@@ -165,9 +165,6 @@ def read(folder: Path, taken: claim.Claim | None, resume: bool, written: status.
     )
 
 
-# --- folders in which a new run may begin -------------------------------------------------------------------------------
-
-
 def judge(folder: Path, written: status.Status) -> None:
     """Raises Taken where a run has iterations, is about to begin, or would write over what is not ours."""
     if on_record(folder) or status.now(folder, written) == "queued":
@@ -200,8 +197,6 @@ def in_the_way(folder: Path, written: status.Status) -> list[str]:
     names = [name for name in WRITTEN if files.present(folder / name)]
     return names if written.status == status.UNKNOWN else []
 
-
-# --- the runs of this process -------------------------------------------------------------------------------------------
 
 _open: dict[Path, Run] = {}
 _trained: weakref.WeakKeyDictionary[FlowModel, Run] = weakref.WeakKeyDictionary()
