@@ -294,7 +294,7 @@ class Run:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
         began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
-        self.evaluating = True
+        self.evaluating = iteration > 0  # the one before training can be made again
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, progress)
         if self.settings.artefacts != OFF:
             row["artefacts"] = artefacts.figures(grids.stills(images), evaluation.grid_periods(model, images))
