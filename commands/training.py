@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 def train(arguments: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume continues from it bit for bit."""
     from ..host import devices, distributed
+    from ..host.processes import launch, machines
     from ..trainer.checks.prepare import hand_over, together
     from ..trainer.run import loop
     from ..trainer.workflow.problem import WorkflowError
@@ -50,7 +51,7 @@ def train(arguments: argparse.Namespace) -> int:
     options.allow(arguments)
     if arguments.detach:
         return _detached(arguments)
-    launches = arguments.gpus > 1 and not environment.has("RANK")  # other processes, which then train
+    launches = arguments.gpus * machines() > 1 and not environment.has("RANK")  # other processes, which then train
     devices.choose(arguments.device)
     if launches:
         distributed.check_packages()
@@ -61,6 +62,8 @@ def train(arguments: argparse.Namespace) -> int:
         devices.choose(arguments.device, rewards)
         distributed.begin(cpu=arguments.device == "cpu")
     options.quiet_libraries()
+    if launches and machines() > 1:
+        return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
     processes = arguments.gpus if launches else distributed.world()
     say = options.say if distributed.is_main() else lambda line: None
     try:
@@ -75,8 +78,6 @@ def train(arguments: argparse.Namespace) -> int:
         code = loop.train(prepared, say=options.say)
         distributed.end(code)
         return code
-    from ..host.processes import launch
-
     with contextlib.closing(prepared.held), hand_over(prepared):
         return launch(arguments.gpus, arguments.max_restarts, arguments.command_line)
 

@@ -15,10 +15,12 @@ import os
 import re
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -35,11 +37,14 @@ if TYPE_CHECKING:
 # How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 # And for one that has yet to join: after a failure it may have met processes that were about to end, and never comes.
-JOINING = timedelta(minutes=5)
+JOINING = timedelta(seconds=int(environment.read("OTCA_JOINING_SECONDS", "300")))
+ANSWERING = 5.0  # seconds until a process that does not answer counts as lost
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
 
 _sharded = False  # whether the processes hold one model together: none can compute without the others
+_hosts: list[str] = []  # the machine of each process
+_LAUNCHER = os.getppid() if environment.has("TORCHELASTIC_RUN_ID") else None
 
 
 class PeerFailed(Expected, RuntimeError, status=503):
@@ -75,23 +80,35 @@ def begin(cpu: bool) -> None:
 
         first = environment.read("LOCAL_RANK", "0") == "0"  # on each machine one says what it waits for
         say = functools.partial(print, file=sys.stderr, flush=True) if first else lambda line: None
+        limit = threading.Timer(
+            JOINING.seconds + 1, _give_up, ["they did not come"]
+        )  # gloo has its time-out for each of its steps
+        limit.start()
         try:
             with silence.broken(say, f"{this_process()} waits for the others to join"):
                 joined = PartialState(cpu=cpu, timeout=JOINING).num_processes
                 if joined == world():
-                    meet()
+                    _hosts[:] = _texts(_all(_text(socket.gethostname())))
         except (RuntimeError, PeerFailed) as error:  # torch's DistError is one
-            minutes = int(JOINING.total_seconds() / 60)
-            raise PeerFailed(
-                f"{this_process()} could not join the others within {minutes} minutes ({_reason(error)}). Fix: start all "
-                "machines anew, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
-            ) from error
+            _give_up(_reason(error))
+        finally:
+            limit.cancel()
         if joined != world():
             raise ValueError(
                 f"{world()} processes were started, and {socket.gethostname()} has no accelerator for them. Fix: --device cpu "
                 "trains with all of them on the CPU"
             )
         _set_pg_timeout(PATIENCE)  # all are there: torch has no public name for it
+
+
+def _give_up(why: str) -> NoReturn:
+    print(
+        f"otca process {rank()}: {this_process()} could not join the others within {JOINING.seconds} s ({why}). Fix: start all "
+        "machines anew, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def machines() -> int:
@@ -102,6 +119,10 @@ def machines() -> int:
 def this_process() -> str:
     """The name of this process for a human."""
     return f"process {rank()} of {world()} on {socket.gethostname()}"
+
+
+def _title(number: int) -> str:
+    return f"process {number} of {world()} on {_hosts[number]}"
 
 
 def check_packages() -> None:
@@ -192,14 +213,15 @@ def meet(stopped: stopping.Stopped | None = None) -> None:
 
     Raises:
         Stopped: a process was asked to stop.
-        PeerFailed: another process failed, or is gone.
+        PeerFailed: another process failed, or is gone; or one has lost its launcher, which would start it again.
     """
     if world() == 1:
         return
-    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(stopped))]
+    alone = _LAUNCHER not in (None, os.getppid())
+    words = _texts(_all(_text("failed: its launcher was killed") if alone else _word(stopped)))
     for number, word in enumerate(words):
         if word.startswith("failed"):
-            raise _heard(PeerFailed(f"process {number} {word}"))
+            raise _heard(PeerFailed(f"{_title(number)} {word}. --resume continues from the last checkpoint"))
     for word in words:
         if word.startswith("stopped by "):
             raise _heard(stopping.Stopped(word.removeprefix("stopped by ")))
@@ -246,13 +268,19 @@ def _heard(problem):
 
 def _word(problem: BaseException | None) -> Tensor:
     if problem is None:
-        text = ""
-    elif isinstance(problem, stopping.Stopped):
-        text = f"stopped by {problem}"
-    else:
-        text = f"failed on {socket.gethostname()}: {type(problem).__name__}: {problem}"
+        return _text("")
+    if isinstance(problem, stopping.Stopped):
+        return _text(f"stopped by {problem}")
+    return _text(f"failed: {type(problem).__name__}: {problem}")
+
+
+def _text(text: str) -> Tensor:
     content = text.encode()[:_WORD_BYTES]
     return torch.tensor(list(content.ljust(_WORD_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _texts(tensors: Tensor) -> list[str]:
+    return [bytes(text[text != 0].tolist()).decode(errors="replace") for text in tensors]
 
 
 def _all(tensor: Tensor) -> Tensor:
@@ -263,8 +291,32 @@ def _all(tensor: Tensor) -> Tensor:
         gathered = gather(tensor[None].to(_device()))
         return gathered.cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives for a tensor a tensor
     except RuntimeError as error:
-        lost = f"{this_process()} lost another one ({_reason(error)}), whose own last lines say why"
-        raise _heard(PeerFailed(lost)) from error
+        if not _hosts:  # not all have joined
+            raise
+        reason = _reason(error)
+        error.__traceback__ = None  # which holds the group
+        lost = f"{this_process()} lost {_lost()} ({reason}), whose own last lines say why"
+        raise _heard(PeerFailed(f"{lost}. --resume continues from the last checkpoint")) from error
+
+
+def _lost() -> str:
+    """The names of those that do not answer after a connection broke. Who notices it leaves the group, so that the next one does,
+    and says at the store, which the first process or its launcher has, that it is there itself."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, end = _get_default_store(), time.monotonic() + ANSWERING
+    torch.distributed.destroy_process_group()
+    missing = list(range(world()))
+    try:
+        store.set(f"otca/{rank()}", "there")
+        while len(missing) > 1 and time.monotonic() < end:
+            time.sleep(0.1)
+            missing = [number for number in missing if not store.check([f"otca/{number}"])]
+        if rank() == 0:
+            time.sleep(1)  # the others ask too
+    except RuntimeError:
+        missing = [0]
+    return " or ".join(map(_title, missing)) or "a connection to the others"
 
 
 def _reason(error: BaseException) -> str:

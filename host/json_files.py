@@ -60,7 +60,7 @@ def parse(content: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
     if text.count("[") + text.count("{") > most_depth and _depth(text) > most_depth:
         raise ValueError(f"is nested deeper than {most_depth} levels")
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        return _STRICT.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error})") from error
     except ValueError as error:  # of the two below, or a whole number of more digits than Python reads
@@ -88,6 +88,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(text)
     return value
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 # --- what a value must be: each kind in words, for the error, and as a test --------------------------------------------

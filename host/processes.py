@@ -4,6 +4,7 @@ shell. `start` begins one that goes on by itself; `launch`, of `otca train --gpu
 
 from __future__ import annotations
 
+import functools
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from . import environment
+from . import environment, silence
 
 STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # whom torchrun asked to end because of another one's failure
 FOLDER = str(Path(__file__).resolve().parents[1])  # a plain clone is not installed, or is not the one that is
@@ -46,8 +47,13 @@ def start(arguments: Sequence[str], variables: Mapping[str, str], output: IO | i
     )
 
 
+def machines() -> int:
+    """How many machines train together, as the environment of each of them says, with its number and the first one's address."""
+    return int(environment.read("NNODES", "1")) if environment.has("MAIN_ADDRESS") else 1
+
+
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
-    """Runs `otca` with these arguments in so many processes on this machine, and waits for them.
+    """Runs `otca` with these arguments in so many processes on this machine, one of `machines()`, and waits for them.
 
     Args:
         max_restarts: how often all are started again, from the last checkpoint, after one has died.
@@ -55,6 +61,8 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     Returns:
         0, the exit code of the first that failed (1 for one that was killed), or 128 + the signal that stopped them.
     """
+    import psutil
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -69,9 +77,20 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     hangup = getattr(signal, "SIGHUP", None)  # which Windows lacks
     if hangup and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup: torchrun would undo it
         environment.write_default("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
+    options, where = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"], "--standalone"
+    number, port = environment.read("NODE_RANK"), environment.read("MAIN_PORT", "29500")
+    if machines() > 1:
+        options += [f"--nnodes={machines()}", f"--node-rank={number}", f"--master-port={port}"]
+        where = f"--master-addr={environment.read('MAIN_ADDRESS')}"
+    say = functools.partial(print, file=sys.stderr, flush=True)
     try:
-        torchrun([*options, FOLDER, *arguments])
+        waits = f"{socket.gethostname()}, machine {number} of {machines()}, waits for the others"
+        with silence.broken(lambda line: None if psutil.Process().children() else say(line), waits):
+            torchrun([*options, where, FOLDER, *arguments])
+    except DistError as error:
+        fix = "start all machines, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
+        say(f"otca: {socket.gethostname()}, machine {number} of {machines()}, lost the others ({error}). Fix: {fix}")
+        return 1
     except SignalException as stopped:
         # Its frames hold torchrun's rendezvous. If that went now, the last that holds it could be the thread of its own
         # timer, which would wait for its own end: a RuntimeError that nobody asked for
@@ -83,6 +102,6 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
         killed = {rank: f"was killed by {signal.Signals(-code).name}" for rank, code in codes.items() if code < 0}
         ended = {rank: f"ended with exit code {code}" for rank, code in codes.items()} | killed
         ends = ", ".join(f"process {rank} {how}" for rank, how in ended.items())
-        print(f"otca: on {socket.gethostname()}, {ends}. --resume continues from the last checkpoint", file=sys.stderr)
+        say(f"otca: on {socket.gethostname()}, {ends}. --resume continues from the last checkpoint")
         return max(1, next(iter(codes.values())))
     return 0

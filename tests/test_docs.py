@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.documents import CHECKS, HELP, ROOT, Page, subcommands
 from comfyui_otca.trainer.rewards import REWARDS
@@ -67,6 +69,16 @@ def test_one_iteration_is_shown_as_it_is():
     file, page = ROOT / "docs" / "one_iteration.py", ROOT / "docs" / "architecture.md"
     shown = page.read_text(encoding="utf-8").split(MARKER)[1].split("```\n")[0]
     assert shown == file.read_text(encoding="utf-8"), f"copy {file.name} below its marker in {page.name}"
+
+
+def test_a_runs_figures_are_read_with_pandas_as_the_page_says(finished_run):
+    pandas = pytest.importorskip("pandas")
+    shown = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("```python\n")[1].split("```\n")[0]
+    read: dict = {}
+    exec(shown.replace("runs/mine", finished_run.as_posix()), read)
+    assert [*read["metrics"].index] == [1, 2, 3, 4, 5, 6] and "reward/clip_t/mean" in read["means"]
+    assert [*read["values"].index] == [0, 6] and read["values"]["accuracy"].between(0, 1).all()
+    assert isinstance(read["values"], pandas.DataFrame)
 
 
 def page(node):

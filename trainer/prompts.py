@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -44,18 +44,20 @@ class PromptError(errors.Expected, ValueError):
 
 
 class Lines(Sequence[str]):
-    """The prompts of a plain text, each made when it is asked for: a million of them take hardly more memory than their file.
+    """The prompts of a text, each made when it is asked for: a million of them take hardly more memory than their file.
 
     Args:
         content: the text in UTF-8, where each prompt's line has been found to be one.
         ends: where each prompt begins and ends in it, one after another.
+        numbers: of their lines.
+        made: makes the prompt of a line and its number.
     """
 
-    def __init__(self, content: bytes, ends: array):
-        self._content, self._ends = content, ends
+    def __init__(self, content: bytes, ends: array, numbers: array, made: Callable[[str, int], str]):
+        self._content, self._ends, self._numbers, self._made = content, ends, numbers, made
 
     def __len__(self) -> int:
-        return len(self._ends) // 2
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, number: int) -> str: ...
@@ -64,14 +66,14 @@ class Lines(Sequence[str]):
     def __getitem__(self, number):
         if isinstance(number, slice):
             return [self[index] for index in range(*number.indices(len(self)))]
-        first = 2 * range(len(self))[number]
-        return self._at(self._ends[first], self._ends[first + 1])
+        number = range(len(self))[number]
+        return self._at(*self._ends[2 * number : 2 * number + 2], self._numbers[number])
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._at, self._ends[::2], self._ends[1::2])
+        return map(self._at, self._ends[::2], self._ends[1::2], self._numbers)
 
-    def _at(self, start: int, end: int) -> str:
-        return prompt_of(self._content[start:end].decode().strip())
+    def _at(self, start: int, end: int, number: int) -> str:
+        return self._made(self._content[start:end].decode().strip(), number)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
@@ -230,33 +232,40 @@ def as_row(prompt: str) -> str:
 
 
 def _lines(content: bytes, path: Path) -> Lines:
-    ends = array("Q")
-    for line in re.finditer(rb"[^\r\n]+", content):
-        start = line.start() + len(codecs.BOM_UTF8) * line.group().startswith(codecs.BOM_UTF8) * (not line.start())
+    table = path.suffix.lower() == ".jsonl"
+    made = functools.partial(_of_json, path) if table else lambda text, number: prompt_of(text)
+    ends, numbers, content = array("I"), array("I"), content.removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(re.finditer(rb"([^\r\n]*)(?:\r\n|[\r\n]|\Z)", content), 1):
         try:
-            text = content[start : line.end()].decode().strip()
+            text = line[1].decode().strip()
         except UnicodeDecodeError:
             decoded(content, path)  # raises with the number of the line
             raise
-        if text and not text.startswith("#"):
-            prompt_of(text)
-            ends.extend((start, line.end()))
-    return Lines(content, ends)
+        if text and (table or not text.startswith("#")):
+            made(text, number)
+            ends.extend(line.span(1))
+            numbers.append(number)
+    return Lines(content, ends, numbers, made)
+
+
+def _of_json(path: Path, text: str, number: int) -> Prompt:
+    return _of_row(f"{path}, line {number}", _json_line(path, text, number))
+
+
+def _of_row(place: str, row: Any) -> Prompt:
+    try:
+        return prompt_of_row(row if isinstance(row, Mapping) else {"prompt": row}, place)
+    except ValueError as error:
+        raise PromptError(
+            f'{place} is not a row like {{"prompt": "…"}}: {error}. Fix: one such row a prompt'
+        ) from error
 
 
 def prompts_in(content: bytes, path: Path) -> Sequence[str]:
     """Returns the prompts of a file, by the ending of its name. Raises PromptError, which names the line."""
-    if path.suffix.lower() not in TABLES:
+    if path.suffix.lower() == ".jsonl" or path.suffix.lower() not in TABLES:
         return _lines(content, path)
-    prompts = []
-    for place, row in rows(content, path):
-        try:
-            prompts.append(prompt_of_row(row if isinstance(row, Mapping) else {"prompt": row}, place))
-        except ValueError as error:
-            raise PromptError(
-                f'{place} is not a row like {{"prompt": "…"}}: {error}. Fix: one such row a prompt'
-            ) from error
-    return prompts
+    return [_of_row(place, row) for place, row in rows(content, path)]
 
 
 def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
@@ -275,11 +284,14 @@ def rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
 def _json_lines(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_split(decoded(content, path)), 1):
         if line.strip():
-            try:
-                yield f"line {number}", json_files.parse(line, MOST_DEPTH)
-            except ValueError as error:
-                fix = 'one object like {"prompt": "…"} a line'
-                raise PromptError(f"{path}, line {number} {error}. Fix: {fix}") from error
+            yield f"line {number}", _json_line(path, line, number)
+
+
+def _json_line(path: Path, line: str, number: int) -> Any:
+    try:
+        return json_files.parse(line, MOST_DEPTH)
+    except ValueError as error:
+        raise PromptError(f'{path}, line {number} {error}. Fix: one object like {{"prompt": "…"}} a line') from error
 
 
 def _json_list(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:

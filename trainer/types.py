@@ -124,6 +124,7 @@ GONE = {  # inputs that are no more: the value that each has now for everybody, 
     "check_every": (10, ""),
 }
 
+
 # --- The values ---
 
 # In place of a score. A reward returns NaN, or None; every other value that is not finite is a failure too, since nobody

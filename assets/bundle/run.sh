@@ -65,23 +65,14 @@ fi
 
 run=${RUNS:-runs}/$RUN_NAME
 
-train=(train workflow.json --output "$run")
+train=(train workflow.json --output "$run" --gpus "$gpus")
 if [ -n "${DEVICE:-}" ]; then train+=(--device "$DEVICE"); fi
 if [ -n "${TAKE_OVER:-}" ]; then train+=(--take-over); fi
 if [ -n "${NEEDS_COMFYUI}" ]; then train+=(--comfyui "$COMFYUI_PATH"); fi
 for pack in "${CUSTOM_NODES[@]}"; do train+=(--custom-nodes "$pack"); done
 for host in "${ALLOW_HOSTS[@]}"; do train+=(--allow-host "$host"); done
 
-if [ "$nodes" -gt 1 ]; then
-  # What `otca train --gpus` sets for its own processes: an evaluation ends before a stop is heeded, and processes that
-  # begin again do not wait for dead ones.
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-7200}" TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-  launch=("$python" -m torch.distributed.run "--nnodes=$nodes" "--node-rank=${NODE_RANK:?}" "--nproc-per-node=$gpus"
-    "--master-addr=${MAIN_ADDRESS:?}" "--master-port=${MAIN_PORT:-29500}" "$otca/__main__.py")
-else
-  launch=("$python" "$otca")
-  train+=(--gpus "$gpus")
-fi
+if [ "$nodes" -gt 1 ]; then export NNODES="$nodes" NODE_RANK="${NODE_RANK:?}" MAIN_ADDRESS="${MAIN_ADDRESS:?}"; fi
 
 child='' signalled='' stopped=''
 # Called by the traps.
@@ -98,7 +89,7 @@ left=${RESTARTS:-3}
 while true; do
   arguments=("${train[@]}")
   if [ -e "$run/workflow.json" ]; then arguments+=(--resume); fi
-  "${launch[@]}" "${arguments[@]}" &
+  "$python" "$otca" "${arguments[@]}" &
   child=$!
   code=0
   while true; do

@@ -44,7 +44,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", "
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_LISTED = 600  # characters of the folders in a refusal
 MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
-MOST_LINES_BYTES = 256 * 1024**2  # of a plain text: tables take many times their bytes
+MOST_LINES_BYTES = 256 * 1024**2  # of a plain text, or of rows in lines: other tables take many times their bytes
 
 
 class NotAllowed(Expected, PermissionError, status=403):
@@ -242,7 +242,7 @@ def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
-    text = MOST_LINES_BYTES if str(name).lower().endswith(".txt") else MOST_PROMPT_BYTES
+    text = MOST_LINES_BYTES if str(name).lower().endswith((".txt", ".jsonl")) else MOST_PROMPT_BYTES
     suffixes, most = (PICTURE_SUFFIXES, MOST_PICTURE_BYTES) if picture else (PROMPT_SUFFIXES, text)
     why, among = PROMPTS, paths.input_folders()
     candidate_paths, readable = candidates(name, among, why), folders(why)

@@ -156,10 +156,12 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
             raise lost from None
         run.mark("stopped", total)  # once all is saved: who reads it may resume
         return code
-    except NodeError:
+    except NodeError as error:
         # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
-        # trains a part of cannot be put together by one that failed alone.
-        if run.stands_at(model) and not model.policy.trains_shards:
+        # trains a part of cannot be put together by one that failed alone. What cuts an evaluation off, as another process's
+        # end, would leave that out for ever: it is made again, after the iterations since the last checkpoint.
+        cut = run.evaluating and isinstance(error.__cause__, distributed.PeerFailed)
+        if run.stands_at(model) and not model.policy.trains_shards and not cut:
             with _as_well_as_can_be():
                 run.save(model)
         raise

@@ -44,6 +44,7 @@ class Run:
         self._metrics: Metrics | None = None  # of the last iteration
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
+        self.evaluating = False
         self._saved: int | None = self.iteration
         self._bests = [self._best_adapter(0)]
         while files.present(self.folder / f"{BEST}-{len(self._bests) + 1}"):
@@ -293,6 +294,7 @@ class Run:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
         began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
+        self.evaluating = iteration > 0  # the one before training can be made again
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, progress)
         if self.settings.artefacts != OFF:
             row["artefacts"] = artefacts.figures(grids.stills(images), evaluation.grid_periods(model, images))
@@ -304,6 +306,7 @@ class Run:
         if self.writes:  # before its line, after which a run that was killed makes nothing again
             self._show_evaluation(images, captions, row)
         self._append(EVALUATIONS, row)
+        self.evaluating = False
 
     @writing
     def _append(self, name: str, row: dict) -> None:
