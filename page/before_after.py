@@ -125,7 +125,12 @@ class BeforeAfter:
                 self.jobs.give_place()
 
     def _sample(self, work: Work) -> None:
-        run, folder = work.run, _next_folder(work.run)
+        run, pairs = work.run, work.run.folder / PAIRS
+        if not leads_inside(run.folder, pairs):
+            raise Refused(409, f"{pairs} is a link out of the run's folder. Fix: remove it")
+        if (number := max(map(int, _numbers(run)), default=0) + 1) > MOST_PAIRS:
+            raise Refused(409, f"{pairs} is full. Fix: delete what you need no more")
+        folder = pairs / f"{number:04}"
         command = ["sample", str(run.folder), f"--prompt={work.prompt}", "--seed", str(work.seed)]
         command += ["--pair", str(folder)]
         self.jobs.make_room()
@@ -166,13 +171,3 @@ class BeforeAfter:
 def _numbers(run: Run) -> list[str]:
     """The names of all pairs."""
     return [path.name for path in (run.folder / PAIRS).glob("[0-9]*") if path.name.isdecimal()]
-
-
-def _next_folder(run: Run) -> Path:
-    folder = run.folder / PAIRS
-    if not leads_inside(run.folder, folder):
-        raise Refused(409, f"{folder} is a link out of the run's folder. Fix: remove it")
-    number = max(map(int, _numbers(run)), default=0) + 1
-    if number > MOST_PAIRS:
-        raise Refused(409, f"{folder} is full. Fix: delete what you need no more")
-    return folder / f"{number:04}"

@@ -167,7 +167,12 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
 
 
 def _values(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
-    content = _json_object(body)
+    try:
+        content = parse(body)
+    except ValueError as error:
+        raise Refused(400, f"the request {error}. Fix: post a JSON object") from error
+    if not isinstance(content, dict):
+        raise Refused(400, f"the request is {quoted(content)}. Fix: post a JSON object")
     if unknown := sorted(content.keys() - fields.keys()):
         names = ", ".join(fields) or "none"
         raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {names}")
@@ -198,16 +203,6 @@ async def bytes_of(request: web.Request, most: int, fix: str) -> bytes:
         request.content.feed_eof()  # else aiohttp reads on, and logs the same error
         raise Refused(400, f"the request broke off ({type(error).__name__}). Fix: send it whole") from error
     return bytes(content)
-
-
-def _json_object(content: bytes) -> dict:
-    try:
-        value = parse(content)
-    except ValueError as error:
-        raise Refused(400, f"the request {error}. Fix: post a JSON object") from error
-    if not isinstance(value, dict):
-        raise Refused(400, f"the request is {quoted(value)}. Fix: post a JSON object")
-    return value
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

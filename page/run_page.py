@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..host import extras, paths
 from ..host.extras import MissingPackage
@@ -293,13 +293,14 @@ def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, t
     """Every node with its values, and the graph itself."""
     cards = []
     for node, entry in workflow.items():
-        defaults = _defaults(node, entry, node_classes.get(entry["class_type"]))
-        lines = [
-            f'<tr><td>{escape(name)}</td><td class="value">'
-            f'<div tabindex="0">{_setting(value, defaults.get(name, value))}</div></td></tr>'
-            for name, value in entry["inputs"].items()
-            if not graph.is_link(value)
-        ]
+        cls, lines = node_classes.get(entry["class_type"]), []
+        declared = read_node(node, entry, cls).declared if cls is not None else {}
+        defaults = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
+        for name, value in graph.constants(entry).items():
+            shown = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            if defaults.get(name) not in (None, value):
+                shown = f"<b>{shown}</b>"
+            lines.append(f'<tr><td>{escape(name)}</td><td class="value"><div tabindex="0">{shown}</div></td></tr>')
         title = f"{escape(graph.title(entry))} <span class=quiet>{escape(node)}</span>"
         cards.append(f'<div class="card"><h3>{title}</h3><table>{"".join(lines)}</table></div>')
     code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
@@ -307,15 +308,3 @@ def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, t
         f'<p class="quiet">Bold: not the node\'s default.</p><div class="cards">{"".join(cards)}</div>'
         f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
     )
-
-
-def _defaults(node: str, entry: Mapping, cls: type | None) -> dict[str, Any]:
-    """The defaults of the inputs; inputs that have none are left out."""
-    declared = read_node(node, entry, cls).declared if cls is not None else {}
-    defaults = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
-    return {name: default for name, default in defaults.items() if default is not None}
-
-
-def _setting(value: Any, default: Any) -> str:
-    shown = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return shown if value == default else f"<b>{shown}</b>"

@@ -106,13 +106,18 @@ def _of_graph(found: Carried) -> dict[str, Any]:
     sampler = _sampler(graph)
     if not graph or sampler is None:
         return {"graph": _digest(graph), "about": _about(graph, "")} if graph else {}
-    model, loras = _model(graph, sampler)
+    model, loras = "", {}
+    for name in _walk(graph, [sampler], lambda key: key not in NOT_MODEL):
+        inputs = graph[name]["inputs"]
+        loras |= dict.fromkeys(_loras(inputs))
+        named = next((inputs[key] for key in MODELS if isinstance(inputs.get(key), str)), "")
+        model = model or shown(named, LONGEST_NAME)
     return {
         "prompt": shown(", ".join(_texts(graph, sampler)), LONGEST_PROMPT),
         "negative": shown(", ".join(_texts(graph, sampler, negative=True)), LONGEST_PROMPT),
         "seed": _seed(graph, sampler),
         "model": model,
-        "loras": loras,
+        "loras": tuple(loras)[:MOST_LORAS],
         "graph": _digest(graph),
         "about": _about(graph, graph[sampler]["class_type"]),
     }
@@ -134,17 +139,13 @@ def _inputs(graph: Graph, name: str) -> Node:
     return {key: value for key, value in inputs.items() if key not in BRANCHES or BRANCHES[key] is not state}
 
 
-def _links(graph: Graph, name: str, follow: Callable[[str], bool]) -> Iterator[str]:
-    """The nodes that a node's inputs come from, by those inputs that are followed."""
-    yield from filter(None, (_source(graph, value) for key, value in _inputs(graph, name).items() if follow(key)))
-
-
 def _walk(graph: Graph, begin: list[str], follow: Callable[[str], bool]) -> Iterator[str]:
     """Nodes from which these have their inputs, the nearest first, each once."""
     waiting, visited = list(dict.fromkeys(begin)), set(begin)
     for name in waiting:
         yield name
-        fresh = [key for key in dict.fromkeys(_links(graph, name, follow)) if key not in visited]
+        sources = (_source(graph, value) for key, value in _inputs(graph, name).items() if follow(key))
+        fresh = [source for source in dict.fromkeys(filter(None, sources)) if source not in visited]
         waiting += fresh
         visited.update(fresh)
 
@@ -209,16 +210,6 @@ def _seed(graph: Graph, sampler: str) -> str:
     return ""
 
 
-def _model(graph: Graph, sampler: str) -> tuple[str, tuple[str, ...]]:
-    model, loras = "", {}
-    for name in _walk(graph, [sampler], lambda key: key not in NOT_MODEL):
-        inputs = graph[name]["inputs"]
-        loras |= dict.fromkeys(_loras(inputs))
-        named = next((inputs[key] for key in MODELS if isinstance(inputs.get(key), str)), "")
-        model = model or shown(named, LONGEST_NAME)
-    return model, tuple(loras)[:MOST_LORAS]
-
-
 def _loras(inputs: Node) -> Iterator[str]:
     """LoRAs of a loader that are not off: ComfyUI's, those of packs that have several in a row, and lists of them."""
     for key, value in inputs.items():
@@ -234,14 +225,14 @@ def _digest(graph: Graph) -> str:
     lines = []
     for node in graph.values():
         inputs = sorted(node["inputs"].items())
-        ends = [(key, _kind(graph, value)) for key, value in inputs if isinstance(value, list)]
+        links = [
+            (key, graph.get(str(value[0])) if len(value) == 2 else None)
+            for key, value in inputs
+            if isinstance(value, list)
+        ]
+        ends = [(key, source["class_type"] if source else "") for key, source in links]
         lines.append(json.dumps([node["class_type"], ends]))
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
-
-
-def _kind(graph: Graph, link: list) -> str:
-    source = graph.get(str(link[0])) if len(link) == 2 else None
-    return source["class_type"] if source else ""
 
 
 def _about(graph: Graph, sampler: str) -> str:

@@ -137,7 +137,11 @@ def _judge(workflow: Workflow, folder: Path, written: Status) -> None:
 
 def _in_the_way(folder: Path, workflow: Workflow, written: Status) -> list[str]:
     """What a new run would write over, except the very file that is about to be trained, and a stop that is meant for it."""
-    names = in_the_way(folder, written) + _adapters_in_the_way(folder, workflow)
+    # Files of Save LoRA too, when the training is done; for two networks there are two
+    saved = [workflow.entries[node]["inputs"].get("filename") for node in workflow.find(SAVE_NODE)]
+    endings = ("", *(f"_{expert}_noise" for expert in ("high", "low")))
+    files = [f"{name}{ending}.safetensors" for name in saved if isinstance(name, str) for ending in endings]
+    names = in_the_way(folder, written) + [file for file in files if present(folder / file) and file not in ADAPTERS]
     if stopping.asks_to_stop(folder) and not stopping.is_old(folder):
         names = [name for name in names if name != stopping.STOP]
     try:
@@ -145,14 +149,6 @@ def _in_the_way(folder: Path, workflow: Workflow, written: Status) -> list[str]:
     except Damaged:
         return names  # whatever it is, it stays
     return [] if same else names
-
-
-def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
-    """Files that Save LoRA would write over when the training is done; for two networks there are two."""
-    names = [workflow.entries[node]["inputs"].get("filename") for node in workflow.find(SAVE_NODE)]
-    endings = ("", *(f"_{expert}_noise" for expert in ("high", "low")))
-    files = [f"{name}{ending}.safetensors" for name in names if isinstance(name, str) for ending in endings]
-    return [file for file in files if present(folder / file) and file not in ADAPTERS]
 
 
 def _begun_before_restart(folder: Path) -> bool:

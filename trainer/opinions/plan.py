@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,10 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     opinions = [opinion for opinion in source.opinions if all(name in there for name in opinion.pictures)]
     gone = len(source.opinions) - len(opinions)
     source = replace(source, opinions=tuple(opinions), pictures=there)
-    values, regions = values_of(opinions), _regions(opinions)
+    values = values_of(opinions)
+    regions: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    for opinion in (opinion for opinion in opinions if opinion.kind == REGION):
+        regions[opinion.picture] = (*regions.get(opinion.picture, ()), opinion.value)
     pairs = [opinion.pictures for opinion in opinions if opinion.kind == PAIR]
     prompts = {name: picture.prompt for name, picture in there.items()}
     as_pairs = [
@@ -250,14 +253,6 @@ def _size(source: Source, picture: Picture) -> tuple[int, int] | None:
     if key:
         _sizes[key] = size
     return size
-
-
-def _regions(opinions: Iterable[Opinion]) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    regions: dict[str, tuple[Mapping[str, Any], ...]] = {}
-    for opinion in opinions:
-        if opinion.kind == REGION:
-            regions[opinion.picture] = (*regions.get(opinion.picture, ()), opinion.value)
-    return regions
 
 
 def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Mapping, regions: Mapping) -> list[Group]:

@@ -219,7 +219,14 @@ def _pair(path: Path, place: str, row: Any) -> Pair | None:
         names, rest = sides
         prompt = prompt_of_row(rest, place)
         for key, name in zip((CHOSEN, REJECTED), names, strict=True):
-            _check_name(key, name)
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"has {key} = {shown(name)}, which is not the name of a file")
+            try:
+                opening.check_name(name)
+            except ValueError as error:
+                raise ValueError(f"has {key} = {shown(name)}: {error}") from error
+            if not permissions.is_plain(name):
+                raise ValueError(f"has {key} = {shown(name)}, which leads out of its folder")
         if os.path.normpath(names[0]) == os.path.normpath(names[1]):
             raise ValueError(f"names {shown(names[0])} as both of its pictures")
     except ValueError as error:
@@ -228,17 +235,6 @@ def _pair(path: Path, place: str, row: Any) -> Pair | None:
             f"{_sentence(str(error))}. Fix: one such object a line, with files of that folder"
         ) from error
     return Pair(prompt, names[0], names[1], place.removeprefix(f"{path}, "))
-
-
-def _check_name(key: str, name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"has {key} = {shown(name)}, which is not the name of a file")
-    try:
-        opening.check_name(name)
-    except ValueError as error:
-        raise ValueError(f"has {key} = {shown(name)}: {error}") from error
-    if not permissions.is_plain(name):
-        raise ValueError(f"has {key} = {shown(name)}, which leads out of its folder")
 
 
 def _sentence(wrong: str) -> str:

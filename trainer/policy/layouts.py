@@ -126,7 +126,14 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
             f"{path}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
             "_high_noise and _low_noise"
         )
-    tensors, config, alphas = shapes(path), _configuration(path), _alphas(path)
+    tensors, config = shapes(path), _configuration(path)
+    with opened(path) as content:
+        alphas = {
+            key.removesuffix(".alpha"): content.get_tensor(key) for key in content.keys() if key.endswith(".alpha")
+        }
+    for layer, alpha in alphas.items():
+        if alpha.numel() != 1 or not math.isfinite(alpha.item()):
+            raise ValueError(f"{path} is damaged: {layer}.alpha is not a number. Fix: copy or download that file again")
     pairs: dict[str, dict[str, str]] = {}
     for key in tensors:
         if other := next((what for pattern, what in _OTHERS if pattern.search(key)), None):
@@ -146,7 +153,7 @@ def parts(path: Path, network: Network | None) -> dict[str, list[Part]]:
         a, b = (tensors.get(keys.get(side, ""), ()) for side in "AB")
         if len(a) < 2 or len(a) != len(b) or not 0 < a[0] == b[1]:
             raise ValueError(f"{path} is not whole: {name} has A {list(a)} and B {list(b)}. Fix: copy that file again")
-        scale = alphas[name] / a[0] if name in alphas else config.scale(name, a[0])
+        scale = float(alphas[name]) / a[0] if name in alphas else config.scale(name, a[0])
         where = [Rows(name, 0, b[0])] if network is None else network.rows(name)
         fits = where and max(rows.start + rows.count for rows in where) == b[0]
         if not fits or network and any(network.shapes[rows.layer][1:] != a[1:] for rows in where):
@@ -180,16 +187,6 @@ def check_fits(path: Path, layers: Mapping[str, Sequence[Part]], rank: int, trai
     if more := sorted(set(layers).difference(layers if trained is None else trained)):
         fix = "lora_targets empty, or with the end of that name"
         raise ValueError(f"{path} changes {more[0]}, which gets no adapter. Fix: {fix}")
-
-
-def _alphas(path: Path) -> dict[str, float]:
-    """{layer: alpha} by the tensors of that name. Raises ValueError where one is not a number."""
-    with opened(path) as content:
-        tensors = {key: content.get_tensor(key) for key in content.keys() if key.endswith(".alpha")}
-    for key, alpha in tensors.items():
-        if alpha.numel() != 1 or not math.isfinite(alpha.item()):
-            raise ValueError(f"{path} is damaged: {key} is not a number. Fix: copy or download that file again")
-    return {key.removesuffix(".alpha"): float(alpha) for key, alpha in tensors.items()}
 
 
 def _configuration(path: Path) -> _Configuration:

@@ -259,7 +259,10 @@ class PairJudge(GroupReward, ClipJudge):
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> list[float | None]:
         if samples.ndim == 5:
             raise RewardError("it compares pictures, and these are videos. Fix: switch compare off")
-        pairs = [pair for members in _members(groups).values() for pair in opponents(members)]
+        members: dict[int, list[int]] = {}
+        for number, group in enumerate(groups):
+            members.setdefault(group, []).append(number)
+        pairs = [pair for numbers in members.values() for pair in opponents(numbers)]
         orders = [order for first, other in pairs for order in ((first, other), (other, first))]
         pictures = list(samples)  # each once, so that it is looked at once
         questions = {order: self._asked(tuple(pictures[n] for n in order), prompts[order[0]]) for order in orders}
@@ -281,13 +284,6 @@ def opponents(members: Sequence[int]) -> list[tuple[int, int]]:
         return list(combinations(members, 2))
     steps = range(1, MOST_OPPONENTS // 2 + 1)
     return [(members[place], members[(place + step) % count]) for place in range(count) for step in steps]
-
-
-def _members(groups: Sequence[int]) -> dict[int, list[int]]:
-    members: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
-        members.setdefault(group, []).append(number)
-    return members
 
 
 def _mean(values: Sequence[float]) -> float:

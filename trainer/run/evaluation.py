@@ -87,19 +87,19 @@ def evaluate(
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, (reward, judge) in enumerate(asking):
-        figures = {**_figures(values[:, k], prompts), "held_out": reward.held_out, "values": values[:, k].tolist()}
+        column = values[:, k]  # [N], which go through the prompts again and again: the error is clustered by prompt
+        scored = column[column.isfinite()]
+        _, error, _ = standard_error(column.numpy(), by_prompt(prompts, len(column)))
+        figures = {
+            "mean": scored.mean().item(),
+            "std": scored.std().item() if len(scored) > 1 else 0.0,
+            "standard_error": error if error == error else 0.0,
+            "held_out": reward.held_out,
+            "values": column.tolist(),
+        }
         # What has learned since the last evaluation measures by another scale: it is shown, and nothing is decided by it.
         row.setdefault("rewards" if judge is reward else "learned", {})[reward.name] = figures
     return row, images, [text for text, _ in pairs]
-
-
-def _figures(values: Tensor, prompts: Sequence[str]) -> dict[str, float]:
-    """Mean, spread and standard error of one reward's scores [N], which go through the prompts again and again. The error is
-    clustered by prompt; scores that are missing (NaN) are left out."""
-    column = values[values.isfinite()]
-    spread = column.std().item() if len(column) > 1 else 0.0
-    _, error, _ = standard_error(values.numpy(), by_prompt(prompts, len(values)))
-    return {"mean": column.mean().item(), "std": spread, "standard_error": error if error == error else 0.0}
 
 
 def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: int, alike: bool) -> None:

@@ -75,6 +75,7 @@ def measured(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
+# --- reward hacking ---------------------------------------------------------------------------------------------------
 #
 # A reward that is trained rises while one that is held out falls. The means of the sampled batches jump with their prompts, so
 # their trend is judged by the Mann-Kendall test. Evaluations repeat their prompts and seeds, so two of them are compared pair by
@@ -259,6 +260,7 @@ def is_better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None
     return not comparable(row, evaluations[-1])
 
 
+# --- artefacts --------------------------------------------------------------------------------------------------------
 #
 # Pictures of the same prompts and seeds are compared with those of the untrained model, figure by figure, by the logarithm of
 # (now + least) / (before + least): below `least` a figure is too small to be seen, and its ratio says nothing. A warning needs a
@@ -327,6 +329,7 @@ def artefact(evaluations: Sequence[Mapping]) -> Artefact | None:
     return max(parts, key=lambda one: (one[0], one[1].figure))[1] if parts else None
 
 
+# --- brakes -----------------------------------------------------------------------------------------------------------
 #
 # A brake ends a run and gives it back its best adapter. Once that adapter is the run's, the evaluation's row has `brake`, which
 # holds while the input that asked for it has the same value: another value, and the run goes on.

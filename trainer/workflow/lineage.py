@@ -226,15 +226,12 @@ def _digest(graph: Graph, order: Order, values: Callable[[str], Mapping]) -> str
     digests: dict[str, str] = {}
     for id_, sources in order.items():
         made_of = {name: [digests.get(source, "missing"), index] for name, (source, index) in sources.items()}
-        content = [graph[id_]["class_type"], _plain(values(id_)), made_of]
+        own = values(id_)
+        # 16.0 as 16: the page knows one kind of number, and Python's files have two
+        whole = {name: int(value) for name, value in own.items() if isinstance(value, float) and value.is_integer()}
+        content = [graph[id_]["class_type"], {**own, **whole}, made_of]
         digests[id_] = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
     return digests[id_]
-
-
-def _plain(values: Mapping) -> dict[str, Any]:
-    """16.0 as 16: the page knows one kind of number, and Python's files have two."""
-    whole = {name: int(value) for name, value in values.items() if isinstance(value, float) and value.is_integer()}
-    return {**values, **whole}
 
 
 def _sources_first(graph: Graph, node_id: str) -> Order:
