@@ -51,7 +51,7 @@ def train(arguments: argparse.Namespace) -> int:
     options.allow(arguments)
     if arguments.detach:
         return _detached(arguments)
-    launches = arguments.gpus * machines() > 1 and not environment.has("RANK")  # other processes, which then train
+    launches = not environment.has("RANK") and arguments.gpus * machines() > 1  # other processes, which then train
     devices.choose(arguments.device)
     if launches:
         distributed.check_packages()

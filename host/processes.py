@@ -48,8 +48,25 @@ def start(arguments: Sequence[str], variables: Mapping[str, str], output: IO | i
 
 
 def machines() -> int:
-    """How many machines train together, as the environment of each of them says, with its number and the first one's address."""
-    return int(environment.read("NNODES", "1")) if environment.has("MAIN_ADDRESS") else 1
+    """How many machines train together, as the environment of each of them says, with its number and the first one's address.
+
+    Raises:
+        ValueError: it says that there are several, and not all that these need.
+    """
+    count, number, port, address = _of_machines()
+    right = all(value.isdecimal() for value in (count, number, port)) and int(number) < int(count) and address
+    if count != "1" and not right:
+        raise ValueError(
+            f"NNODES={count}, NODE_RANK={number}, MAIN_ADDRESS={address} and MAIN_PORT={port} do not describe several machines. "
+            "Fix: on each machine set NNODES to how many there are, NODE_RANK to its own number from 0, and MAIN_ADDRESS and "
+            "MAIN_PORT to the address and a free port of machine 0; or remove NNODES, to train on this machine alone"
+        )
+    return int(count)
+
+
+def _of_machines() -> tuple[str, ...]:
+    names = {"NNODES": "1", "NODE_RANK": "", "MAIN_PORT": "29500", "MAIN_ADDRESS": ""}
+    return tuple(environment.read(name, default) for name, default in names.items())
 
 
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
@@ -77,16 +94,14 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     hangup = getattr(signal, "SIGHUP", None)  # which Windows lacks
     if hangup and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup: torchrun would undo it
         environment.write_default("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    options, where = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"], "--standalone"
-    number, port = environment.read("NODE_RANK"), environment.read("MAIN_PORT", "29500")
-    if machines() > 1:
-        options += [f"--nnodes={machines()}", f"--node-rank={number}", f"--master-port={port}"]
-        where = f"--master-addr={environment.read('MAIN_ADDRESS')}"
+    options = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
+    count, number, port, address = _of_machines()
+    several = [f"--nnodes={count}", f"--node-rank={number}", f"--master-port={port}", f"--master-addr={address}"]
     say = functools.partial(print, file=sys.stderr, flush=True)
     try:
         waits = f"{socket.gethostname()}, machine {number} of {machines()}, waits for the others"
         with silence.broken(lambda line: None if psutil.Process().children() else say(line), waits):
-            torchrun([*options, where, FOLDER, *arguments])
+            torchrun([*options, *(several if machines() > 1 else ["--standalone"]), FOLDER, *arguments])
     except DistError as error:
         fix = "start all machines, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
         say(f"otca: {socket.gethostname()}, machine {number} of {machines()}, lost the others ({error}). Fix: {fix}")
@@ -99,9 +114,10 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as failed:
         codes = {rank: failure.exitcode for rank, failure in sorted(failed.failures.items())}
         codes = {rank: code for rank, code in codes.items() if code not in STOPPED} or codes
-        killed = {rank: f"was killed by {signal.Signals(-code).name}" for rank, code in codes.items() if code < 0}
-        ended = {rank: f"ended with exit code {code}" for rank, code in codes.items()} | killed
-        ends = ", ".join(f"process {rank} {how}" for rank, how in ended.items())
+        ends = ", ".join(
+            f"process {rank} {f'was killed by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'}"
+            for rank, code in codes.items()
+        )
         say(f"otca: on {socket.gethostname()}, {ends}. --resume continues from the last checkpoint")
         return max(1, next(iter(codes.values())))
     return 0

@@ -73,7 +73,7 @@ def pytest_xdist_make_scheduler(config, log):
 LAYERS = ("lint", "test", "train", "comfyui")
 LINT = ("test_house.py", "test_locales.py")  # what `make lint` runs
 # Places where every test computes with a family's networks, or where our own code starts processes.
-TRAINING = ("device/", "trainer/families/", "page/test_jobs.py", "host/test_processes.py")
+TRAINING = ("bundle/test_templates.py", "device/", "trainer/families/", "page/test_jobs.py", "host/test_processes.py")
 SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, which are tried first nevertheless
 
 

@@ -53,6 +53,12 @@ fi
 gpus=${GPUS:-}
 if [ -z "$gpus" ]; then gpus=$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))' || echo 1); fi
 nodes=${NNODES:-1}
+case $gpus$nodes in
+  *[!0-9]*)
+    echo "run.sh: GPUS=$gpus and NNODES=$nodes are to be whole numbers. Fix: set them so, or leave them out" >&2
+    exit 2
+    ;;
+esac
 
 if [ "${1:-}" = --check ]; then
   shift
@@ -71,8 +77,6 @@ if [ -n "${TAKE_OVER:-}" ]; then train+=(--take-over); fi
 if [ -n "${NEEDS_COMFYUI}" ]; then train+=(--comfyui "$COMFYUI_PATH"); fi
 for pack in "${CUSTOM_NODES[@]}"; do train+=(--custom-nodes "$pack"); done
 for host in "${ALLOW_HOSTS[@]}"; do train+=(--allow-host "$host"); done
-
-if [ "$nodes" -gt 1 ]; then export NNODES="$nodes" NODE_RANK="${NODE_RANK:?}" MAIN_ADDRESS="${MAIN_ADDRESS:?}"; fi
 
 child='' signalled='' stopped=''
 # Called by the traps.
