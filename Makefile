@@ -32,7 +32,7 @@ fix: setup ## mends what a program can: style, imports, generated pages and loca
 	$(BIN)/python -m comfyui_otca.tools.locales
 	$(BIN)/python -m comfyui_otca.tools.knobs
 
-# Style, layers of imports, types (also as they are on Windows), words that are read twice, budgets of lines, unused code, generated files.
+# Style, layers of imports, types (also as they are on Windows), words that are read twice, budgets, unused code, generated files.
 lint: setup ## style, layers, types, budgets, unused code, generated files: under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -84,9 +84,6 @@ def _begins_with(other: Run, run: Run) -> bool:
     except Damaged:
         return False
     named = wants.named(graph, NODE_CLASS_MAPPINGS)
-    return any(_names(Path(want.what), run) for want in named if want.why == wants.ADAPTER and not want.linked)
-
-
-def _names(path: Path, run: Run) -> bool:
-    """Whether a path in a workflow means something in the run's folder: NAME, NAME/lora.safetensors, or the whole path."""
-    return path.is_relative_to(run.folder) if path.is_absolute() else path.parts[:1] == (run.id,)
+    paths = [Path(want.what) for want in named if want.why == wants.ADAPTER and not want.linked]
+    # NAME, NAME/lora.safetensors, or the whole path
+    return any(path.is_relative_to(run.folder) if path.is_absolute() else path.parts[:1] == (run.id,) for path in paths)

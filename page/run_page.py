@@ -71,11 +71,17 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     changes = read_changes(folder)
     stands, best = status.read(folder), read_own(folder / BEST, BEST_FIGURES) or {}
     warned = [f'<p class="warning">{escape(text)}</p>' for text in warnings(history, evaluations, stands)]
+    lines = [
+        f"<tr><td>{row['iteration']}</td><td>{escape(lineage.change_line(change))}</td></tr>"
+        for row in changes
+        for change in row["changes"]
+    ]
+    changed = f'<div class="card wide">{table(("from iteration", "change"), lines)}</div>' if lines else ""
     body = [
         _head(folder, history, stands, graph.planned_iterations(workflow)),
         *warned,
         section("Rewards", curves(history, evaluations, [row["iteration"] for row in changes])),
-        section("Changes", _changes(changes)),
+        section("Changes", changed),
         section("Evaluations", evaluation_table(evaluations, best)),
         section("Pictures", _pictures(folder)),
         section("Credit over time", _credit(history)),
@@ -152,16 +158,6 @@ def curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: 
     )
     cards = "".join(f'<div class="card curve">{picture}</div>' for picture in drawn)
     return f'<div class="cards curves">{cards}</div><p class="quiet">{caption}</p>'
-
-
-def _changes(changes: Sequence[Mapping]) -> str:
-    """Which values were changed while it trained, and from which iteration on."""
-    lines = [
-        f"<tr><td>{row['iteration']}</td><td>{escape(lineage.change_line(change))}</td></tr>"
-        for row in changes
-        for change in row["changes"]
-    ]
-    return f'<div class="card wide">{table(("from iteration", "change"), lines)}</div>' if lines else ""
 
 
 def evaluation_table(evaluations: Sequence[Mapping], best: Mapping) -> str:

@@ -103,7 +103,11 @@ def _of_graph(found: Carried) -> dict[str, Any]:
         for name, node in content.items()
         if isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
     }
-    sampler = _sampler(graph)
+    # The node that made the picture: of those that sample the nearest to what saves it, which is the last; else the nearest one
+    # that asks a server for it
+    saves = [name for name, node in graph.items() if "filename_prefix" in node["inputs"]] or list(graph)
+    names = dict.fromkeys([*_walk(graph, saves, lambda key: True), *graph])
+    sampler = next((name for kind in (_draws, _samples, _asks) for name in names if kind(graph[name]["inputs"])), None)
     if not graph or sampler is None:
         return {"graph": _digest(graph), "about": _about(graph, "")} if graph else {}
     model, loras = "", {}
@@ -148,14 +152,6 @@ def _walk(graph: Graph, begin: list[str], follow: Callable[[str], bool]) -> Iter
         fresh = [source for source in dict.fromkeys(filter(None, sources)) if source not in visited]
         waiting += fresh
         visited.update(fresh)
-
-
-def _sampler(graph: Graph) -> str | None:
-    """The node that made the picture: of those that sample the nearest to what saves it, which is the last; else the nearest
-    one that asks a server for it."""
-    saves = [name for name, node in graph.items() if "filename_prefix" in node["inputs"]] or list(graph)
-    names = dict.fromkeys([*_walk(graph, saves, lambda key: True), *graph])
-    return next((name for kind in (_draws, _samples, _asks) for name in names if kind(graph[name]["inputs"])), None)
 
 
 def _samples(inputs: Node) -> bool:

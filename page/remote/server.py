@@ -78,11 +78,8 @@ def check_state(content: Any) -> dict[str, Any]:
 
 
 def _is_listing(value: Any, good) -> bool:
-    return isinstance(value, list) and len(value) <= MOST_FILES and all(_is_entry(entry, good) for entry in value)
-
-
-def _is_entry(entry: Any, good) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and good(entry[0]) and all(map(is_whole, entry[1:]))
+    is_listed = isinstance(value, list) and len(value) <= MOST_FILES and all(isinstance(entry, list) for entry in value)
+    return is_listed and all(len(e) == 3 and good(e[0]) and all(map(is_whole, e[1:])) for e in value)
 
 
 def application(folder: Path, token: str) -> web.Application:

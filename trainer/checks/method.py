@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..schedule import unequal_shares
 from ..types import (
@@ -179,8 +179,9 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
             message = f"{graph.processes} processes for {samples} samples: some would have none"
             yield graph.problem(counting, name, message, "more prompts, pairs or samples, or fewer processes")
             continue
-        loader = graph.model(node_id)
-        if samples % graph.processes and loader and _sharded(graph.values[loader]):
+        values = graph.values.get(graph.model(node_id) or "", {})  # of the loader
+        is_sharded = values.get("training") == "full" or (values.get("memory") or {}).get("shard", False)
+        if samples % graph.processes and is_sharded:
             yield graph.misfit(counting, unequal_shares(samples, graph.processes, name))
         if groups % graph.processes == 0:
             continue
@@ -188,11 +189,6 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
             loss = graph.known(step, "loss")
             if loss in KINDS and KINDS[loss].groups and node_id in graph.samplers[step]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
-
-
-def _sharded(values: Mapping[str, Any]) -> bool:
-    """Whether processes hold one model together, by the inputs of its loader."""
-    return values.get("training") == "full" or (values.get("memory") or {}).get("shard", False)
 
 
 CHECKS = (_asked_again, _credit, _decoder, _followed, _noiseless, _processes, _selection, _update)

@@ -114,12 +114,11 @@ class Encodings:
 
 def with_keys(conditioning: Conditioning, keys: Mapping[str, Any]) -> Conditioning:
     """The same embeddings with these entries besides; reference latents of both, a prompt's own first."""
-    return [[embedding, {**entries, **keys, **_references(entries, keys)}] for embedding, entries in conditioning]
-
-
-def _references(*entries: Mapping[str, Any]) -> dict[str, list]:
-    references = [latents for entry in entries for latents in entry.get(REFERENCES, [])]
-    return {REFERENCES: references} if references else {}
+    joined = []
+    for embedding, entries in conditioning:
+        references = [*entries.get(REFERENCES, []), *keys.get(REFERENCES, [])]
+        joined.append([embedding, {**entries, **keys, **({REFERENCES: references} if references else {})}])
+    return joined
 
 
 def extra_keys(conditioning: Conditioning, encoded: Conditioning) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from ..families.options import FlowModelError
 
 ALIKE = 0.02  # how far a kernel's gradient may be from the plain one, as a share: both round
 Function = Callable[..., Any]
-Arguments = Mapping[str, Any]
 
 
 @contextmanager
@@ -59,8 +58,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(self._takes, args, strict=False)) | kwargs
-        trained = [name for name, value in arguments.items() if _is_trained(value)] if torch.is_grad_enabled() else []
-        if not trained:
+        trained = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.requires_grad]
+        if not trained or not torch.is_grad_enabled():
             return self.fused(**arguments)
         # Some networks hand over the scale of a norm straight from a shared cast buffer, and autograd would keep that
         arguments = {name: value.clone() if _is_vector(value) else value for name, value in arguments.items()}
@@ -94,7 +93,7 @@ class Kernel:
         made = self.plain(**{name: arguments.get(name, defaults.get(name)) for name in self._plain_takes})
         return made if out is None else out.copy_(made)
 
-    def _try(self, arguments: Arguments, trained: Sequence[str]) -> Function | None:
+    def _try(self, arguments: Mapping[str, Any], trained: Sequence[str]) -> Function | None:
         right, own = (_gradient(form, arguments, trained) for form in (self._in_plain, self.fused))
         if right is None or not right.any():  # as of what rounds to whole numbers
             return None if own is None else self.fused
@@ -105,15 +104,11 @@ class Kernel:
 _kernel = functools.cache(Kernel)
 
 
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
 def _is_vector(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 1 and not value.requires_grad
 
 
-def _gradient(function: Function, arguments: Arguments, trained: Sequence[str]) -> Tensor | None:
+def _gradient(function: Function, arguments: Mapping[str, Any], trained: Sequence[str]) -> Tensor | None:
     """The gradient, in a row, of an unequally weighted sum of what it returns, by what is trained; None: it has none."""
     leaves = [arguments[name].detach().clone().requires_grad_() for name in trained]
     copied = {**arguments, **dict(zip(trained, leaves, strict=True))}
