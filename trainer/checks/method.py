@@ -180,7 +180,8 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(counting, name, message, "more prompts, pairs or samples, or fewer processes")
             continue
         values = graph.values.get(graph.model(node_id) or "", {})  # of the loader
-        is_sharded = values.get("training") == "full" or (values.get("memory") or {}).get("shard", False)
+        memory = values.get("memory")  # a word where ComfyUI loaded the model, which is not sharded
+        is_sharded = values.get("training") == "full" or (isinstance(memory, dict) and memory.get("shard", False))
         if samples % graph.processes and is_sharded:
             yield graph.misfit(counting, unequal_shares(samples, graph.processes, name))
         if groups % graph.processes == 0:
