@@ -19,6 +19,8 @@ STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # whom torchrun asked to end 
 FOLDER = str(Path(__file__).resolve().parents[1])  # a plain clone is not installed, or is not the one that is
 WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 PIPE = subprocess.PIPE
+# What says of a machine that it is one of several, each with what counts without it.
+OF_MACHINES = {"NNODES": "1", "NODE_RANK": "", "MAIN_PORT": "29500", "MAIN_ADDRESS": ""}
 ENDED: list[BaseException] = []  # what torchrun ended with, kept to the end of this process
 
 Process = subprocess.Popen
@@ -53,7 +55,7 @@ def machines() -> int:
     Raises:
         ValueError: it says that there are several, and not all that these need.
     """
-    count, number, port, address = _of_machines()
+    count, number, port, address = map(environment.read, OF_MACHINES, OF_MACHINES.values())
     right = all(value.isdecimal() for value in (count, number, port)) and int(number) < int(count) and address
     if count != "1" and not right:
         raise ValueError(
@@ -62,11 +64,6 @@ def machines() -> int:
             "MAIN_PORT to the address and a free port of machine 0; or remove NNODES, to train on this machine alone"
         )
     return int(count)
-
-
-def _of_machines() -> tuple[str, ...]:
-    names = {"NNODES": "1", "NODE_RANK": "", "MAIN_PORT": "29500", "MAIN_ADDRESS": ""}
-    return tuple(environment.read(name, default) for name, default in names.items())
 
 
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
@@ -94,14 +91,14 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     hangup = getattr(signal, "SIGHUP", None)  # which Windows lacks
     if hangup and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup: torchrun would undo it
         environment.write_default("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    options = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
-    count, number, port, address = _of_machines()
-    several = [f"--nnodes={count}", f"--node-rank={number}", f"--master-port={port}", f"--master-addr={address}"]
+    count, number, port, address = map(environment.read, OF_MACHINES, OF_MACHINES.values())
+    several = f"--nnodes={count} --node-rank={number} --master-port={port} --master-addr={address}"
+    options = several.split() if machines() > 1 else ["--standalone"]
     say = functools.partial(print, file=sys.stderr, flush=True)
     try:
         waits = f"{socket.gethostname()}, machine {number} of {machines()}, waits for the others"
         with silence.broken(lambda line: None if psutil.Process().children() else say(line), waits):
-            torchrun([*options, *(several if machines() > 1 else ["--standalone"]), FOLDER, *arguments])
+            torchrun([*options, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", FOLDER, *arguments])
     except DistError as error:
         fix = "start all machines, each with its own NODE_RANK and all with one MAIN_ADDRESS and MAIN_PORT, which they must reach"
         say(f"otca: {socket.gethostname()}, machine {number} of {machines()}, lost the others ({error}). Fix: {fix}")

@@ -18,6 +18,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 
+from comfyui_otca.__main__ import main
 from comfyui_otca.host import processes
 from comfyui_otca.tests.training import assert_same_tensors, untimed
 
@@ -54,6 +55,27 @@ def start(folder):
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
             process.kill()
+
+
+WRONG = ("two", "0", "2"), ("2", "2", "2"), ("2", "", "2"), ("2", "0", "x"), ("2", "0", None), ("0", "0", "2")
+
+
+@pytest.mark.parametrize(("count", "number", "port"), WRONG)
+def test_what_does_not_describe_machines_is_refused_in_one_sentence(count, number, port, monkeypatch, capsys):
+    """Without a port here: without an address, where each machine once trained by itself."""
+    for name in ("RANK", "MAIN_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    values = {"NNODES": count, "NODE_RANK": number} | ({"MAIN_PORT": port, "MAIN_ADDRESS": "127.0.0.1"} if port else {})
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "none.json", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith(f"otca: NNODES={count}, NODE_RANK={number}, MAIN_ADDRESS=") and "Fix: on each machine" in said
+    )
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("NNODES", "1")
+    assert processes.machines() == 1  # whatever else is set
 
 
 def end(process):
