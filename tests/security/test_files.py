@@ -78,7 +78,7 @@ def test_a_large_file(folder, read, monkeypatch):
     monkeypatch.setattr(permissions, "MOST_PROMPT_BYTES", 4)
     (folder / "a.txt").write_text("x" * 10)
     READERS[read](folder / "a.txt")
-    for name, most in (("a.txt", 10), ("a.jsonl", 4)):
+    for name, most in (("a.txt", 10), ("a.jsonl", 10), ("a.json", 4)):
         (folder / name).write_text("x" * 11)
         assert f"11 bytes, and {most} may be read" in (told := complaint(read, folder / name)) and "split it" in told
 
