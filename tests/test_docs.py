@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import pytest
 
@@ -71,11 +72,11 @@ def test_one_iteration_is_shown_as_it_is():
     assert shown == file.read_text(encoding="utf-8"), f"copy {file.name} below its marker in {page.name}"
 
 
-def test_a_runs_figures_are_read_with_pandas_as_the_page_says(finished_run):
+def test_a_runs_figures_are_read_with_pandas_as_the_page_says(finished_run, tmp_path):
     pandas = pytest.importorskip("pandas")
     shown = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("```python\n")[1].split("```\n")[0]
-    read: dict = {}
-    exec(shown.replace("runs/mine", finished_run.as_posix()), read)
+    (tmp_path / "shown.py").write_text(shown.replace("runs/mine", finished_run.as_posix()), encoding="utf-8")
+    read = runpy.run_path(str(tmp_path / "shown.py"))
     assert [*read["metrics"].index] == [1, 2, 3, 4, 5, 6] and "reward/clip_t/mean" in read["means"]
     assert [*read["values"].index] == [0, 6] and read["values"]["accuracy"].between(0, 1).all()
     assert isinstance(read["values"], pandas.DataFrame)
