@@ -27,7 +27,7 @@ NOT: dict[str, str] = {
     **dict.fromkeys(
         (
             *("LotusD", "Stable_Zero123", "SD15_instructpix2pix", "SD15", "SD20", "SD21UnclipL", "SD21UnclipH"),
-            *("SDXL_instructpix2pix", "SDXLRefiner", "SDXL", "SSD1B", "KOALA_700M", "KOALA_1B", "Segmind_Vega"),
+            *("SDXL_instructpix2pix", "SDXLRefiner", "SSD1B", "KOALA_700M", "KOALA_1B", "Segmind_Vega"),
             *("SD_X4Upscaler", "Stable_Cascade_C", "Stable_Cascade_B", "SV3D_u", "SV3D_p", "SVD_img2vid"),
             *("PixArtAlpha", "PixArtSigma", "HunyuanDiT", "HunyuanDiT1", "CosmosT2V", "CosmosI2V"),
             *("CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"),
