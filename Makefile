@@ -31,6 +31,7 @@ fix: setup ## mends what a program can: style, imports, generated pages and loca
 	$(BIN)/ruff format .
 	$(BIN)/python -m comfyui_otca.tools.locales
 	$(BIN)/python -m comfyui_otca.tools.knobs
+	$(BIN)/python tests/nodes/test_contract.py
 
 # Style, layers of imports, types (also as they are on Windows), words that are read twice, budgets, unused code, generated files.
 lint: setup ## style, layers, types, budgets, unused code, generated files: under a minute

@@ -3,10 +3,26 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from ..host.access import permissions
-from . import credit, data, fusion, guidance, model, native, run, sampling, training
-from .rewards import external, images, stack, videos
+from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
 
+from ..host.access import permissions
+from ..trainer.rewards import REWARDS, located
+from . import credit, data, fusion, guidance, model, native, rewards, run, sampling, training
+from .rewards import stack
+from .rewards.base import RewardNode
+
+# Every reward of every file in rewards/: a new one is found there.
+_REWARDS = [
+    node
+    for file in iter_modules(rewards.__path__, f"{rewards.__name__}.")
+    for node in vars(import_module(file.name)).values()
+    if isinstance(node, type)
+    and issubclass(node, RewardNode)
+    and node.__module__ == file.name
+    and "TITLE" in vars(node)
+]
 _NODES = [
     *(model.LoadFlowModel, model.ModelMemory),
     *(native.MakeTrainable, native.TunedModel),
@@ -15,16 +31,7 @@ _NODES = [
     *(sampling.MixGRPOWindow, sampling.SDESampler),
     data.PreferencePairs,
     data.MyPictures,
-    *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
-    images.RewardMyTaste,
-    *(images.RewardVariety, images.RewardRelativeWords, images.RewardKept, images.RewardChanged),
-    *(images.RewardBrightness, images.RewardColorfulness, images.RewardSharpness),
-    *(images.RewardJpegCompressibility, images.RewardJpegIncompressibility),
-    *(images.RewardShapesAccuracy, images.RewardScenes),
-    *(videos.RewardVideoAlign, videos.RewardVideoScore),
-    *(images.RewardText, images.RewardObjects),
-    *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
-    external.RewardVote,
+    *_REWARDS,
     *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.StepCredit, credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
@@ -32,6 +39,10 @@ _NODES = [
     guidance.ImplicitRewardGuidance,
 ]
 
+
+for _reward in _REWARDS:
+    REWARDS[_reward.KIND] = _reward.scorer
+    REWARDS.update({kind: partial(located, address) for kind, address in _reward.MORE_CLASSES.items()})
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}

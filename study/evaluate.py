@@ -31,8 +31,7 @@ from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER, adapter_at, all_of, find
 from ..trainer.prompts import IMAGES, LISTS, distinct, identity, key, picture_names
-from ..trainer.rewards import Reward
-from ..trainer.rewards.base import score
+from ..trainer.rewards.base import Reward, score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.evaluation import NOISE
 from ..trainer.run.folder import RunError, json_line, read_lines

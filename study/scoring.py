@@ -17,8 +17,8 @@ from torch import Tensor
 from ..host.files import read_bytes
 from ..trainer.pictures.media import PICTURES, VIDEOS, frame_rate, read
 from ..trainer.prompts import FILE_NAME, KEYS, LISTS, TABLES, caption, identity, prompt_of_row, read_prompts, rows
-from ..trainer.rewards import REWARDS, Reward, parse_bounds, reward_class
-from ..trainer.rewards.base import score
+from ..trainer.rewards import REWARDS, reward_class
+from ..trainer.rewards.base import Reward, parse_bounds, score
 from . import statistics
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from ..trainer.families.base import FlowModel
 from ..trainer.groups import group_advantages, per_group
 from ..trainer.pictures import grids
 from ..trainer.policy.files import read_metadata, read_tensors, write_tensors
-from ..trainer.rewards import REWARDS, Reward, reward_class
-from ..trainer.rewards.base import GroupReward, one_by_one, score_with_gradient, trained_first
+from ..trainer.rewards import REWARDS, reward_class
+from ..trainer.rewards.base import GroupReward, Reward, one_by_one, score_with_gradient, trained_first
 from ..trainer.run.folder import RunError, json_line
 from ..trainer.sde import sensitivities
 from ..trainer.types import Prompts, SamplerSettings, StepCredit, Trajectories

@@ -18,11 +18,23 @@ from urllib.parse import urlsplit
 
 from comfyui_otca.__main__ import parser
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.nodes.rewards.base import RewardNode
 from comfyui_otca.study.scoring import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = ROOT / "web" / "docs"
 PUBLISHED = "https://github.com/comfyui-otca/ComfyUI-OTCA/blob/main/"
+# Rewards with files of their own, which may do without a page, a translation and a row in the guides.
+OF_ONE_FILE = {
+    name: node
+    for name, node in NODE_CLASS_MAPPINGS.items()
+    if issubclass(node, RewardNode) and node.__module__.rpartition(".")[2] not in ("images", "videos", "external")
+}
+HELPED = {
+    name: node
+    for name, node in NODE_CLASS_MAPPINGS.items()
+    if name not in OF_ONE_FILE or (HELP / f"{name}.md").exists()
+}
 TITLES = {node.TITLE: node for node in NODE_CLASS_MAPPINGS.values()}
 # Options of other programs that the documentation speaks of.
 FOREIGN = {"--cpu", "--cuda-device", "--help", "--max_restarts", "--dry-run", "--no-deps", "--port", "--host"}

@@ -8,7 +8,7 @@ import runpy
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.documents import CHECKS, HELP, ROOT, Page, subcommands
+from comfyui_otca.tests.documents import CHECKS, HELP, HELPED, OF_ONE_FILE, ROOT, Page, subcommands
 from comfyui_otca.trainer.rewards import REWARDS
 from comfyui_otca.trainer.run.folder import WRITTEN
 from comfyui_otca.trainer.types import GONE
@@ -32,7 +32,7 @@ def test_the_readme_leads_to_every_guide():
 def test_every_node_stands_in_the_list_of_nodes():
     text = (ROOT / "docs" / "nodes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[([^\]]+)\]\(\.\./web/docs/(\w+)\.md\) \| .+ \|$", text, re.M)
-    assert sorted(rows) == sorted((node.TITLE, name) for name, node in NODE_CLASS_MAPPINGS.items())
+    assert sorted(rows) == sorted((NODE_CLASS_MAPPINGS[name].TITLE, name) for name in HELPED)
 
 
 def test_every_file_of_a_run_is_explained():
@@ -51,7 +51,9 @@ def test_every_input_that_is_gone_is_named():
 
 
 def test_every_reward_of_the_command_line_is_named():
-    assert set(REWARDS) <= set(Page.read(ROOT / "docs" / "studies.md").inline)
+    assert {*REWARDS} - {node.KIND for node in OF_ONE_FILE.values()} <= set(
+        Page.read(ROOT / "docs" / "studies.md").inline
+    )
 
 
 def test_sections_of_the_method_that_code_cites_are_there():
@@ -93,7 +95,7 @@ def table(text, section):
 
 
 def test_a_help_page_has_its_title_all_sections_and_every_input_and_output():
-    for name, node in NODE_CLASS_MAPPINGS.items():
+    for name, node in HELPED.items():
         text, declared = page(name), node.INPUT_TYPES()
         assert text.startswith(f"# {node.TITLE}\n"), name
         assert re.findall(r"^## (.*)", text, re.M) == SECTIONS, name
@@ -103,7 +105,7 @@ def test_a_help_page_has_its_title_all_sections_and_every_input_and_output():
 
 def test_pictures_are_there_described_and_small():
     shown = set()
-    for node in NODE_CLASS_MAPPINGS:
+    for node in HELPED:
         for description, path in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page(node)):
             # The panel puts the pack's own address before a relative path, and before nothing else.
             assert description and path.startswith("pictures/") and (HELP / path).is_file(), (node, path)
@@ -113,4 +115,4 @@ def test_pictures_are_there_described_and_small():
 
 
 def test_there_is_no_page_of_an_unknown_node():
-    assert {place.stem for place in HELP.glob("*.md")} == set(NODE_CLASS_MAPPINGS)
+    assert {place.stem for place in HELP.glob("*.md")} == set(HELPED)

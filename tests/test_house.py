@@ -18,7 +18,7 @@ from vulture import Vulture
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.families.sizes import RULES
-from comfyui_otca.trainer.rewards import OF_GRAPHS, REWARDS
+from comfyui_otca.trainer.rewards import OF_GRAPHS, REWARDS, reward_class
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,7 +99,9 @@ USED = {
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
     **{rules.model.rpartition(".")[2]: "a table names it as text" for rules in RULES.values()},
-    **{path.rpartition(".")[2]: "a table names it as text" for path in (REWARDS | OF_GRAPHS).values()},
+    **{path.rpartition(".")[2]: "a table names it as text" for path in OF_GRAPHS.values()},
+    **{reward_class(kind).__name__: "its node names it as text" for kind in REWARDS},
+    **{node.__name__: "nodes are found in their files" for node in NODE_CLASS_MAPPINGS.values()},
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..nodes import NODE_CLASS_MAPPINGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "knobs.md"
+HELP = PAGE.parents[1] / "web" / "docs"
 
 
 def page() -> str:
@@ -26,6 +27,8 @@ def _section(name: str) -> str:
             value = str(default).lower() if isinstance(default, bool) else str("" if default is None else default)
             sentence = re.split(r"(?<=[.?!]) (?=[A-Z])", options["tooltip"])[0].replace("|", "\\|")
             rows += f"| `{key}` | {value and f'`{value}`'} | {sentence} |\n"
+    if not (HELP / f"{name}.md").exists():  # all that is written of it
+        return f"\n## {node.TITLE}\n\n{node.DESCRIPTION}\n\n| setting | default | what it is |\n|---|---|---|\n{rows}"
     if not rows or node.TITLE.startswith("Reward: "):
         return ""
     return f"\n## [{node.TITLE}](../web/docs/{name}.md)\n\n| setting | default | what it is |\n|---|---|---|\n{rows}"

@@ -6,8 +6,9 @@ same files, and kept nowhere else.
 
 After a change of English, run it. A text that is new or that says something else is left "" in each language, and named: write
 its translation at one place and run it again, which puts it wherever the same English stands. What nothing says any more is taken
-away. It compares with the English that is there: reword that too (locales/en/, the keys of web/languages/) if the meaning stays,
-and the translations stay. In a conflict take the whole locales/ and web/languages/ of one side, and run it.
+away. A node without a help page, a reward of one file, is left out where it has no translation: ComfyUI shows its English. It
+compares with the English that is there: reword that too (locales/en/, the keys of web/languages/) if the meaning stays, and the
+translations stay. In a conflict take the whole locales/ and web/languages/ of one side, and run it.
 """
 
 from __future__ import annotations
@@ -131,7 +132,11 @@ def renewed(code: str, now: dict[str, dict], page: list[str]) -> tuple[dict[str,
         place: words[place] if old.get(place) == english and words.get(place) else by_english.get(english, "")
         for place, english in texts(now)
     }
-    return _said(now, kept), {english: by_english.get(english, "") for english in page}
+    files = _said(now, kept)
+    for name in [name for name in files.get("nodeDefs", {}) if not (WEB / "docs" / f"{name}.md").exists()]:
+        if not all(text for _, text in texts(files["nodeDefs"][name])):
+            del files["nodeDefs"][name]
+    return files, {english: by_english.get(english, "") for english in page}
 
 
 def main() -> None:
@@ -141,11 +146,9 @@ def main() -> None:
         for file, value in files.items():
             (LOCALES / code / f"{file}.json").write_text(as_text(value), encoding="utf-8")
         (WEB / "languages" / f"{code}.json").write_text(as_text(table), encoding="utf-8")
-        pairs = [
-            *zip(texts(now), texts(files), strict=True),
-            *((((), text), ((), entry)) for text, entry in table.items()),
-        ]
-        wanted = dict.fromkeys(english_text for (_, english_text), (_, translation) in pairs if not translation)
+        said = dict(texts(now))
+        pairs = [*((said[place], text) for place, text in texts(files)), *table.items()]
+        wanted = dict.fromkeys(english for english, translation in pairs if not translation)
         lacking += [f"{code} lacks: {text}" for text in wanted]
     for file, value in now.items():
         (LOCALES / "en" / f"{file}.json").write_text(as_text(value), encoding="utf-8")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..host.distributed import Share
     from .families.base import FlowModel
     from .memo import Saved
-    from .rewards import Reward
+    from .rewards.base import Reward
     from .rewards.overlap import Overlap
 
 _T = TypeVar("_T")

@@ -12,7 +12,11 @@ JUDGE = ("preference", "human preference", "quality", "image quality")
 
 
 class RewardNode(Node):
-    """A reward node: its KIND is a row of `trainer.rewards.REWARDS`. REQUIRED and OPTIONAL have its own inputs."""
+    """A reward node. REQUIRED and OPTIONAL have its own inputs.
+
+    KIND: what `otca score --reward` calls it. CLASS: where its `Reward` is, in trainer/rewards: file.Class, and MORE_CLASSES
+    the same of other kinds that it builds. One in a file of its own (brightness.py) has `scorer` and EXAMPLE instead.
+    """
 
     CATEGORY = "OTCA/rewards/more"
     RETURN_TYPES = ("OTCA_REWARD",)
@@ -20,10 +24,20 @@ class RewardNode(Node):
     OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Reward Stack.",)
     FUNCTION = "build"
     KIND: str
+    CLASS: str = ""
+    EXAMPLE: Mapping[str, object] = {}
+    MORE_CLASSES: Mapping[str, str] = {}
     HELD_OUT = False
     COMPARES = False  # whether it scores a picture against the others of its group
 
     NETWORK: Mapping[str, Input] = {}  # the inputs of a network
+
+    @classmethod
+    def scorer(cls):
+        """The class of its reward; it imports what that needs, and so not when nodes are listed."""
+        from ...trainer.rewards import located
+
+        return located(cls.CLASS)
 
     @classmethod
     def inputs(cls):
@@ -45,7 +59,7 @@ class RewardNode(Node):
 
     @classmethod
     def VALIDATE_INPUTS(cls, clip=""):
-        from ...trainer.rewards import parse_bounds
+        from ...trainer.rewards.base import parse_bounds
 
         lack = cls.lacks()
         return ("{}: {}".format(*lack) if lack else complaint("clip", parse_bounds, clip)) or True
@@ -53,16 +67,12 @@ class RewardNode(Node):
     @classmethod
     def announced(cls, name="", held_out=None, **inputs):
         """(name in metrics, held out) of what each output will be, known before anything is built."""
-        from ...trainer.rewards import reward_class
-
-        return ((name or reward_class(cls.KIND).own_name(inputs), cls.HELD_OUT if held_out is None else held_out),)
+        return ((name or cls.scorer().own_name(inputs), cls.HELD_OUT if held_out is None else held_out),)
 
     @classmethod
     def has_gradient(cls):
         """Whether Reward Gradient Step can follow it."""
-        from ...trainer.rewards import reward_class
-
-        return reward_class(cls.KIND).has_gradient()
+        return cls.scorer().has_gradient()
 
     @classmethod
     def only_of_groups(cls, groups_only=False, **_):
@@ -71,7 +81,8 @@ class RewardNode(Node):
 
     @devices.outside_inference
     def build(self, coefficient, held_out=None, name="", clip="", **inputs):
-        from ...trainer.rewards import parse_bounds, reward_class
+        from ...trainer.rewards import reward_class
+        from ...trainer.rewards.base import parse_bounds
 
         held_out = self.HELD_OUT if held_out is None else held_out
         names = {"name": name} if name else {}
@@ -100,7 +111,7 @@ class SeveralRewards(RewardNode):
     """
 
     ENDS: tuple[str, ...]  # of the rewards' names in metrics
-    EXAMPLE: str  # one of them
+    SHOWN_END: str  # one of them
     MORE: Mapping[str, Input] = {}  # inputs after all others
 
     @classmethod
@@ -109,7 +120,7 @@ class SeveralRewards(RewardNode):
         # Canvases hold values by place, and had such a pair for each reward.
         last = {"coefficient": required.pop("coefficient"), "held_out": optional.pop("held_out").advanced()}
         optional["name"] = optional["name"].tip(
-            f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {cls.KIND}_{cls.EXAMPLE}."
+            f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {cls.KIND}_{cls.SHOWN_END}."
         )
         return required, {**optional, **cls.MORE, **last}
 

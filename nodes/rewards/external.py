@@ -48,7 +48,7 @@ class RewardHTTP(_ServerReward):
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
     )
     SEARCH_ALIASES = [*REWARD, "api", "server", "remote", "custom reward", "webhook"]
-    KIND = "http"
+    KIND, CLASS = "http", "http.HTTPReward"
 
     REQUIRED = {
         "url": text("http://127.0.0.1:8189/score", label="address", names=SENDING).tip(
@@ -84,9 +84,9 @@ class RewardVLMJudge(SeveralRewards, _ServerReward):
         "objective of its own."
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vlm", "llm", "qwen-vl", "openai", "ollama", "vllm", "unified reward", "judge"]
-    KIND = "vlm_judge"
+    KIND, CLASS = "vlm_judge", "judge.VLMJudge"
     ENDS = ("1", "2", "3", "4")
-    EXAMPLE = "quality"
+    SHOWN_END = "quality"
     RETURN_TYPES = ("OTCA_REWARD",) * len(ENDS)
     RETURN_NAMES = tuple(f"question_{end}" for end in ENDS)
     OUTPUT_TOOLTIPS = tuple(f"The answer to line {end} of questions." for end in ENDS)
@@ -244,7 +244,7 @@ class RewardPython(RewardNode):
     CATEGORY = "OTCA/rewards/services"
     DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
     SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
-    KIND = "python"
+    KIND, CLASS = "python", "python.PythonReward"
 
     REQUIRED = {
         "file": text("my_reward.py", names=Naming("a reward", permissions.RUN)).tip(
@@ -271,7 +271,7 @@ class RewardVote(RewardNode):
     CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Your own choice: the training stops and shows each prompt's pictures, and you say which are better."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vote", "human feedback", "rlhf", "rate images", "choose"]
-    KIND = "vote"
+    KIND, CLASS = "vote", ".opinions.reward.VoteReward"
 
     REQUIRED = {
         "votes": text("votes", suggest="votes", label="folder of votes", names=Naming(VOTES, asks="never")).tip(

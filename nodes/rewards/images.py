@@ -43,7 +43,8 @@ class RewardClipT(_OneEncoder):
     CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
     SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
-    KIND = "clip_t"
+    KIND, CLASS = "clip_t", "clip.ClipT"
+    MORE_CLASSES = {"clip_direction": "clip.ClipDirection"}
 
     MORE = {
         "direction": switch(advanced=True).tip(
@@ -75,7 +76,7 @@ class RewardAesthetic(NetworkReward):
     TITLE = "Reward: Aesthetic (LAION v2)"
     DESCRIPTION = "How much people would like the picture, whatever the prompt: a small head on CLIP ViT-L/14."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "aesthetic", "laion", "beauty"]
-    KIND = "aesthetic"
+    KIND, CLASS = "aesthetic", "clip.Aesthetic"
 
     REQUIRED = {
         "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights", names=WEIGHTS).tip(
@@ -106,7 +107,7 @@ class RewardPickScore(NetworkReward):
         "Which of two pictures of the prompt people would pick: CLIP ViT-H/14, trained on half a million choices."
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "pickscore", "pick-a-pic"]
-    KIND = "pickscore"
+    KIND, CLASS = "pickscore", "clip.PickScore"
 
     REQUIRED = {
         "path": text("yuvalkirstain/PickScore_v1", suggest="networks", names=WEIGHTS).tip(
@@ -133,7 +134,7 @@ class RewardHPSv2(NetworkReward):
     CATEGORY = "OTCA/rewards"
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
-    KIND = "hpsv2"
+    KIND, CLASS = "hpsv2", "hps.HPSv2"
     MAY_NEED = ("rewards", "ftfy")  # for a prompt with other than plain letters
 
     REQUIRED = {
@@ -168,7 +169,7 @@ class RewardImageReward(NetworkReward):
     TITLE = "Reward: ImageReward"
     DESCRIPTION = "How well the picture follows the prompt and pleases, by BLIP trained on experts' rankings."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "imagereward", "blip"]
-    KIND = "image_reward"
+    KIND, CLASS = "image_reward", "image_reward.ImageReward"
 
     REQUIRED = {
         "path": text("ImageReward.pt", suggest="reward_weights", names=WEIGHTS).tip(
@@ -201,7 +202,7 @@ class RewardMyTaste(NetworkReward):
         "What you would like, whatever the prompt: a small head that otca taste fit learned from your choices."
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "personal taste", "my style", "like"]
-    KIND = "my_taste"
+    KIND, CLASS = "my_taste", "taste.MyTaste"
 
     REQUIRED = {
         "path": text("taste.safetensors", suggest="reward_weights", names=Naming(TASTE)).tip(
@@ -240,7 +241,7 @@ class RewardVariety(_OneEncoder):
         "How far the picture is from the others of its prompt, against a model that draws one picture from all seeds."
     )
     SEARCH_ALIASES = [*REWARD, "diversity", "variety", "mode collapse", "group distance"]
-    KIND = "variety"
+    KIND, CLASS = "variety", "variety.Variety"
     COMPARES = True
 
 
@@ -251,7 +252,7 @@ class RewardRelativeWords(RewardNode):
         "Asks another reward twice, with a good word before the prompt and with a bad one. The score is the difference."
     )
     SEARCH_ALIASES = [*REWARD, "srpo", "relative reward", "control words", "semantic relative preference"]
-    KIND = "relative_words"
+    KIND, CLASS = "relative_words", "relative.RelativeWords"
 
     REQUIRED = {
         "reward": socket("OTCA_REWARD").tip(
@@ -294,14 +295,14 @@ class RewardKept(_RewardOfEdits):
     TITLE = "Reward: Kept"
     DESCRIPTION = "For edits: how like its source the picture is where nothing was to change, by its pixels."
     SEARCH_ALIASES = [*REWARD, "edit", "preserve", "consistency", "unchanged", "background", "source"]
-    KIND = "kept"
+    KIND, CLASS = "kept", "edits.Kept"
 
 
 class RewardChanged(_RewardOfEdits):
     TITLE = "Reward: Changed"
     DESCRIPTION = "For edits: how far the picture is from doing nothing, by its pixels. Its source itself scores 0."
     SEARCH_ALIASES = [*REWARD, "edit", "do nothing", "copy", "difference", "source"]
-    KIND = "changed"
+    KIND, CLASS = "changed", "edits.Changed"
 
     OPTIONAL = {
         **_RewardOfEdits.OPTIONAL,
@@ -311,39 +312,32 @@ class RewardChanged(_RewardOfEdits):
     }
 
 
-class RewardBrightness(RewardNode):
-    TITLE = "Reward: Brightness"
-    DESCRIPTION = "How bright the picture is: the mean of all its red, green and blue."
-    SEARCH_ALIASES = [*REWARD, "bright", "dark", "exposure", "luminance"]
-    KIND = "brightness"
-
-
 class RewardColorfulness(RewardNode):
     TITLE = "Reward: Colorfulness"
     DESCRIPTION = "How colourful the picture is, by Hasler and Süsstrunk's measure."
     SEARCH_ALIASES = [*REWARD, "colour", "color", "saturation", "vivid"]
-    KIND = "colorfulness"
+    KIND, CLASS = "colorfulness", "pixels.Colorfulness"
 
 
 class RewardSharpness(RewardNode):
     TITLE = "Reward: Sharpness"
     DESCRIPTION = "How sharp the picture is: the variance of the Laplacian of its brightness."
     SEARCH_ALIASES = [*REWARD, "sharp", "blur", "focus", "laplacian"]
-    KIND = "sharpness"
+    KIND, CLASS = "sharpness", "pixels.Sharpness"
 
 
 class RewardJpegCompressibility(RewardNode):
     TITLE = "Reward: JPEG Compressibility"
     DESCRIPTION = "Minus the size of the picture as a JPEG: prefers plain pictures."
     SEARCH_ALIASES = [*REWARD, "jpeg", "file size", "ddpo", "simple"]
-    KIND = "jpeg_compressibility"
+    KIND, CLASS = "jpeg_compressibility", "pixels.JpegCompressibility"
 
 
 class RewardJpegIncompressibility(RewardNode):
     TITLE = "Reward: JPEG Incompressibility"
     DESCRIPTION = "The size of the picture as a JPEG: prefers detail."
     SEARCH_ALIASES = [*REWARD, "jpeg", "file size", "ddpo", "detail"]
-    KIND = "jpeg_incompressibility"
+    KIND, CLASS = "jpeg_incompressibility", "pixels.JpegIncompressibility"
 
 
 class RewardShapesAccuracy(RewardNode):
@@ -354,7 +348,7 @@ class RewardShapesAccuracy(RewardNode):
         "picture that the prompt names was made. An exact judge."
     )
     SEARCH_ALIASES = [*REWARD, "shapes", "accuracy", "exact judge", "held out", "edit"]
-    KIND = "accuracy"
+    KIND, CLASS = "accuracy", "shapes.ShapesAccuracy"
     HELD_OUT = True
 
 
@@ -365,7 +359,7 @@ class RewardScenes(RewardNode):
         "Finds the objects of the scenes world in the pixels: are colours, shapes, count and relation as asked?"
     )
     SEARCH_ALIASES = [*REWARD, "scenes", "counting", "relations", "exact judge"]
-    KIND = "scenes"
+    KIND, CLASS = "scenes", "scenes.Scenes"
 
     OPTIONAL = {
         "strict": switch().tip(
@@ -380,7 +374,7 @@ class RewardText(RewardNode):
         'Reads the text in the picture, and compares it with what the prompt puts in quotes: a sign says "Open".'
     )
     SEARCH_ALIASES = [*REWARD, "ocr", "text rendering", "typography", "spelling", "read text"]
-    KIND = "text"
+    KIND, CLASS = "text", "text.Text"
     NEEDS = ("ocr",)
 
     @classmethod
@@ -401,7 +395,7 @@ class RewardObjects(NetworkReward):
         "Finds the objects that the prompt's line in its .jsonl file asks for: how many, of which colour, and where."
     )
     SEARCH_ALIASES = [*REWARD, "geneval", "object detection", "counting", "composition", "owl", "grounding dino"]
-    KIND = "objects"
+    KIND, CLASS = "objects", "objects.Objects"
 
     REQUIRED = {
         "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders", names=WEIGHTS).tip(

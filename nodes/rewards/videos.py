@@ -17,7 +17,7 @@ class _VideoReward(SeveralRewards):
 
     def __init_subclass__(cls):
         cls.ENDS = cls.RETURN_NAMES = tuple(cls.DIMENSIONS)
-        cls.EXAMPLE = cls.ENDS[0]
+        cls.SHOWN_END = cls.ENDS[0]
         cls.RETURN_TYPES = ("OTCA_REWARD",) * len(cls.DIMENSIONS)
         cls.OUTPUT_TOOLTIPS = tuple(f"The scorer of {what}." for what in cls.DIMENSIONS.values())
 
@@ -29,7 +29,7 @@ class RewardVideoAlign(_VideoReward):
     TITLE = "Reward: VideoAlign"
     DESCRIPTION = "Visual quality, motion quality and text alignment of a video, judged by VideoAlign's VideoReward."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality", "motion", "videoreward"]
-    KIND = "video_align"
+    KIND, CLASS = "video_align", "video_align.VideoAlign"
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
     LEAST_FRAMES = 2
 
@@ -60,7 +60,7 @@ class RewardVideoScore(_VideoReward):
     TITLE = "Reward: VideoScore"
     DESCRIPTION = "Five dimensions of a video's quality, judged by VideoScore as people would rate them from 1 to 4."
     SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality"]
-    KIND = "video_score"
+    KIND, CLASS = "video_score", "video.VideoScore"
     DIMENSIONS = {
         "visual": "visual quality",
         "temporal": "temporal consistency",

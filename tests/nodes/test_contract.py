@@ -54,7 +54,7 @@ def _input(spec: str | tuple) -> str | list:
 def as_text() -> str:
     """All contracts as JSON, an input a line. As text, since the order of inputs and whether a number is whole count too."""
     written = []
-    for name, node in NODE_CLASS_MAPPINGS.items():
+    for name, node in sorted(NODE_CLASS_MAPPINGS.items()):
         rows = [f'  "{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in contract(node).items()]
         written.append(f' "{name}": {{\n' + ",\n".join(rows) + "\n }")
     return "{\n" + ",\n".join(written) + "\n}\n"

@@ -30,7 +30,7 @@ from ..memory import needs, own
 from ..memory.native import Architecture, architecture_of
 from ..policy.files import find, read_metadata
 from ..prompts import PRESET, PromptError, lines, read_prompts
-from ..rewards import RewardError, reward_class
+from ..rewards import RewardError
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
@@ -571,9 +571,9 @@ def _applying(graph: _Graph) -> Iterator[Problem]:
     """Rewards that look for what a prompt asks for understand every line, and apply to some prompt."""
     for stack in graph.of(*ASKING_NODES):
         kinds = {
-            name: reward_class(graph.workflow.node_class(node).KIND)
+            name: graph.workflow.node_class(node).scorer()
             for name, (node, _) in graph.nodes[stack].links.items()
-            if name.startswith("reward_") and hasattr(graph.workflow.node_class(node), "KIND")
+            if name.startswith("reward_") and hasattr(graph.workflow.node_class(node), "scorer")
         }
         kinds = {name: kind for name, kind in kinds.items() if kind.chooses()}
         trained = {

@@ -51,16 +51,6 @@ class SmoothReward(Reward):
         return self.score(images, prompts)
 
 
-class Brightness(SmoothReward):
-    """Mean of all channels, in [0, 1]."""
-
-    def __init__(self, name: str = "brightness", coefficient: float = 1.0, held_out: bool = False):
-        super().__init__(name, coefficient, held_out)
-
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return images.float().mean((1, 2, 3))
-
-
 class Colorfulness(SmoothReward):
     """Hasler and Süsstrunk (2003): √(σ_rg² + σ_yb²) + 0.3·√(μ_rg² + μ_yb²) on 0 … 255, rg = R-G, yb = (R+G)/2 - B."""
 

@@ -19,7 +19,8 @@ from ...host.stopping import STOP, asks_to_stop
 from ...host.text import as_repr
 from .. import keys
 from ..families.base import FlowModel
-from ..rewards import Reward, RewardError
+from ..rewards import RewardError
+from ..rewards.base import Reward
 from ..types import ASKING_NODES, DATASET_NODE, GIVEN_NODES, RUN_NODE, SAMPLER_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow

@@ -20,8 +20,7 @@ from comfyui_otca.trainer.credit.exact import exact_gradient
 from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
-from comfyui_otca.trainer.rewards import Reward
-from comfyui_otca.trainer.rewards.base import score_stack
+from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import GradientSettings, Prompts
 

@@ -13,13 +13,7 @@ from PIL import Image
 
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score_with_gradient
-from comfyui_otca.trainer.rewards.pixels import (
-    Brightness,
-    Colorfulness,
-    JpegCompressibility,
-    JpegIncompressibility,
-    Sharpness,
-)
+from comfyui_otca.trainer.rewards.pixels import Colorfulness, JpegCompressibility, JpegIncompressibility, Sharpness
 
 RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
 
@@ -110,8 +104,8 @@ def test_jpeg_size_is_what_pil_writes_in_kilobytes():
 
 
 def test_brightness_by_hand():
-    assert score(Brightness, picture(3, 5, (0.2, 0.4, 0.9))) == pytest.approx([0.5])
-    assert score(Brightness, HALF_RED_HALF_BLUE) == pytest.approx([1 / 3])
+    assert score(reward_class("brightness"), picture(3, 5, (0.2, 0.4, 0.9))) == pytest.approx([0.5])
+    assert score(reward_class("brightness"), HALF_RED_HALF_BLUE) == pytest.approx([1 / 3])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.trainer.rewards import REWARDS, Reward, RewardError, reward_class
+from comfyui_otca.trainer.rewards import REWARDS, RewardError, reward_class
+from comfyui_otca.trainer.rewards.base import Reward
 
 pytestmark = pytest.mark.anywhere
 
