@@ -3,12 +3,11 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 
 from ..host.access import permissions
-from ..trainer.rewards import REWARDS, located
+from ..trainer.rewards import REWARDS
 from . import credit, data, fusion, guidance, model, native, rewards, run, sampling, training
 from .rewards import stack
 from .rewards.base import RewardNode
@@ -40,10 +39,7 @@ _NODES = [
 ]
 
 
-for _reward in _REWARDS:
-    REWARDS[_reward.KIND] = _reward.scorer
-    REWARDS.update({kind: partial(located, address) for kind, address in _reward.MORE_CLASSES.items()})
-
+REWARDS.update({node.KIND: node.scorer for node in _REWARDS})
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}
 # Nodes that ComfyUI does not list before the user allows them, and what to say of them.

@@ -218,10 +218,12 @@ class SpatialCredit(_Credit):
 
     REQUIRED = {
         "trajectories": socket("OTCA_TRAJECTORIES"),
-        "model": text("shapes-clip", suggest="encoders", names=Naming(ENCODER)).tip(
+        "model": text("shapes-clip", suggest="encoders", names=Naming(ENCODER))
+        .tip(
             "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
             "facebook/dinov2-base."
-        ),
+        )
+        .checked(search.model, "preprocessor_config.json"),
         "components": integer(3, 1, 64, label="principal components").tip(
             "Number of principal components that are added up (K)."
         ),
@@ -235,12 +237,6 @@ class SpatialCredit(_Credit):
         "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
         "credit": CREDIT_SOCKET,
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, model=None):
-        from ..trainer.networks.features import MARKER
-
-        return complaint("model", search.model, model, MARKER) or True
 
     @devices.outside_inference
     def weigh(self, trajectories, model, device="auto", dtype="auto", credit=None, node_id="", **how):

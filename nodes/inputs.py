@@ -7,12 +7,17 @@ from is a tuple of the trainer's, and a default is that of a settings class. Eve
     hint: what an empty text box shows; a box of several lines has no label beside it, so its hint begins with the name
     advanced: the canvas keeps it behind a button; its value is saved, exported and used like any other
 
-At the end stands what VALIDATE_INPUTS says of a wrong value.
+A wrong value is refused by what the input is `checked` by. At the end stands what a VALIDATE_INPUTS of a node's own says.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from operator import attrgetter
+from types import MethodType
 from typing import Any, NamedTuple
 
 from ..host import extras
@@ -27,16 +32,47 @@ Type = str | list[str] | Callable[[], list[str]]  # a choice has the list of its
 LARGEST_SEED = 2**63 - 1
 
 
+class Check(NamedTuple):
+    """The check of an input's value, see `Input.checked`."""
+
+    function: Callable[..., object] | str
+    more: tuple[object, ...]
+    beside: tuple[str, ...]
+    or_empty: bool
+
+    def named_function(self) -> Callable[..., object]:
+        """The function, imported if it was named."""
+        if not isinstance(self.function, str):
+            return self.function
+        module, _, name = self.function.partition(":")
+        return attrgetter(name)(import_module(f"..{module}", __package__))
+
+    def __call__(self, *values: object) -> object:
+        return self.named_function()(values[0], *self.more, *values[1:])
+
+
 class Input(NamedTuple):
     """An input, as ComfyUI reads it once it is named."""
 
     type: Type
     options: Options
     names: Naming | None = None  # what its value names outside of the graph
+    check: Check | None = None
 
     def tip(self, text: str) -> Input:
         """The same with its tooltip, which says the paper's term."""
         return self._replace(options={**self.options, "tooltip": text})
+
+    def checked(
+        self, check: Callable[..., object] | str, *more: object, beside: tuple[str, ...] = (), or_empty: bool = False
+    ) -> Input:
+        """The same with what raises an error for a wrong value: a function, or where one is, as trainer.prompts:lines.
+
+        Args:
+            more: what else it takes, and after that the values of the inputs `beside`; a linked one is known only to the run.
+            or_empty: an empty text is right.
+        """
+        return self._replace(check=Check(check, more, beside, or_empty))
 
     def advanced(self) -> Input:
         """The same behind the button, for a node where it matters less than on others."""
@@ -55,6 +91,39 @@ class Input(NamedTuple):
         return type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + note}
 
 
+class _Validation:
+    """VALIDATE_INPUTS of a node that has none of its own: what its inputs are checked by, the first problem of them."""
+
+    def __get__(self, _: object, cls: type[Node]) -> MethodType:
+        return _validation(cls)
+
+
+@functools.cache
+def _validation(cls: type[Node]) -> MethodType:
+    declared = {**cls.inputs()[0], **cls.inputs()[1]}
+    checks = {name: entry.check for name, entry in declared.items() if entry.check}
+    names = dict.fromkeys(name for own, check in checks.items() for name in (own, *check.beside))
+    if not (names or cls.NEEDS):
+        raise AttributeError(f"{cls.__name__} checks no input")
+    # ComfyUI leaves ranges and choices of those inputs to it that its signature names.
+    any_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, any_place, default=None) for name in ("cls", *names)])
+
+    def validate(cls: type[Node], *given: Any, **named: Any) -> str | bool:
+        values = {**dict(zip(names, given, strict=False)), **named}
+        if lack := cls.lacks(**values):
+            return "{}: {}".format(*lack)
+        for name, check in checks.items():
+            taken = [values.get(other) for other in (name, *check.beside)]
+            is_known = None not in taken and not (check.or_empty and taken[0] == "")
+            if problem := is_known and complaint(name, check, *taken):
+                return problem
+        return True
+
+    validate.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return MethodType(validate, cls)
+
+
 class Node:
     """The declaration of a node's inputs, of which INPUT_TYPES makes the form that ComfyUI reads."""
 
@@ -62,6 +131,7 @@ class Node:
     REQUIRED: Mapping[str, Input] = {}
     OPTIONAL: Mapping[str, Input] = {}
     HIDDEN: Mapping[str, str] = {}
+    VALIDATE_INPUTS: Any = _Validation()
     NEEDS: tuple[str, ...] = ()  # what `needs` says whatever the inputs are
     MAY_NEED: tuple[str, ...] = ()  # the same, for what only the run shows: it says so when it meets it
 

@@ -24,7 +24,7 @@ from . import statistics
 logger = logging.getLogger(__name__)
 
 CLIP_JUDGE = "clip_judge"
-KINDS = (*REWARDS, CLIP_JUDGE)
+KINDS = (*sorted(REWARDS), CLIP_JUDGE)
 
 
 def no_comfyui(name: str) -> Any:

@@ -80,6 +80,7 @@ COMFYUI_READS = (
 USED = {
     "__init_subclass__": "Python calls it",
     "model_config": "pydantic reads it",
+    "__signature__": "inspect reads it",
     "pix_fmt": "PyAV reads it",
     **dict.fromkeys(("SEARCH_ALIASES", "ESSENTIALS_CATEGORY"), "ComfyUI's page reads it"),
     "normalizer": "a part of a tokenizer, set for its library",

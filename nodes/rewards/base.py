@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ...host import devices
 from ...host.access.wants import REWARD_MODEL, Naming
-from ..inputs import DEVICE, Input, Node, complaint, dtype, integer, number, switch, text
+from ..inputs import DEVICE, Input, Node, dtype, integer, number, switch, text
 
 REWARD = ("reward", "reward model", "score image", "objective")
 WEIGHTS = Naming(REWARD_MODEL)  # of inputs that name a model's folder or file
@@ -14,8 +14,8 @@ JUDGE = ("preference", "human preference", "quality", "image quality")
 class RewardNode(Node):
     """A reward node. REQUIRED and OPTIONAL have its own inputs.
 
-    KIND: what `otca score --reward` calls it. CLASS: where its `Reward` is, in trainer/rewards: file.Class, and MORE_CLASSES
-    the same of other kinds that it builds. One in a file of its own (brightness.py) has `scorer` and EXAMPLE instead.
+    KIND: what `otca score --reward` calls it. CLASS: where its `Reward` is, in trainer/rewards: file.Class. One in a file of its
+    own (brightness.py) has a `scorer` and an EXAMPLE instead.
     """
 
     CATEGORY = "OTCA/rewards/more"
@@ -26,7 +26,6 @@ class RewardNode(Node):
     KIND: str
     CLASS: str = ""
     EXAMPLE: Mapping[str, object] = {}
-    MORE_CLASSES: Mapping[str, str] = {}
     HELD_OUT = False
     COMPARES = False  # whether it scores a picture against the others of its group
 
@@ -51,18 +50,11 @@ class RewardNode(Node):
             ),
             "name": text(hint="its own name", advanced=True).tip("Name of the reward in metrics. Empty: its own name."),
             **cls.NETWORK,
-            "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True).tip(
-                "Bounds of the score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
-            ),
+            "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True)
+            .tip("Bounds of the score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds.")
+            .checked("trainer.rewards.base:parse_bounds"),
         }
         return {**cls.REQUIRED, "coefficient": coefficient}, optional
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, clip=""):
-        from ...trainer.rewards.base import parse_bounds
-
-        lack = cls.lacks()
-        return ("{}: {}".format(*lack) if lack else complaint("clip", parse_bounds, clip)) or True
 
     @classmethod
     def announced(cls, name="", held_out=None, **inputs):

@@ -247,17 +247,13 @@ class RewardPython(RewardNode):
     KIND, CLASS = "python", "python.PythonReward"
 
     REQUIRED = {
-        "file": text("my_reward.py", names=Naming("a reward", permissions.RUN)).tip(
-            "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing."
-        ),
+        "file": text("my_reward.py", names=Naming("a reward", permissions.RUN))
+        .tip("A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing.")
+        .checked(permissions.python_file),
         "function": text("score").tip(
             "Name of the function, which takes images [B, H, W, 3] and prompts, and returns B scores."
         ),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, file=None, clip=""):
-        return complaint("file", permissions.python_file, file) or super().VALIDATE_INPUTS(clip)
 
     @classmethod
     def IS_CHANGED(cls, file, **_):

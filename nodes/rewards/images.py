@@ -44,7 +44,6 @@ class RewardClipT(_OneEncoder):
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
     SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
     KIND, CLASS = "clip_t", "clip.ClipT"
-    MORE_CLASSES = {"clip_direction": "clip.ClipDirection"}
 
     MORE = {
         "direction": switch(advanced=True).tip(
@@ -79,25 +78,16 @@ class RewardAesthetic(NetworkReward):
     KIND, CLASS = "aesthetic", "clip.Aesthetic"
 
     REQUIRED = {
-        "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights", names=WEIGHTS).tip(
-            "The head's file: a path, or its name in a model folder."
-        ),
-        "model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS).tip(
+        "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights", names=WEIGHTS)
+        .tip("The head's file: a path, or its name in a model folder.")
+        .checked("trainer.rewards.clip:AESTHETIC.find"),
+        "model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS)
+        .tip(
             "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
             "one share it."
-        ),
-    }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, path=None, model=None, clip=""):
-        from ...trainer.networks import features
-        from ...trainer.rewards import clip as clip_rewards
-
-        return (
-            complaint("path", clip_rewards.AESTHETIC.find, path)
-            or complaint("model", features.VIT_L.find_folder, model, features.MARKER)
-            or super().VALIDATE_INPUTS(clip)
         )
+        .checked("trainer.networks.features:VIT_L.find_folder", MARKER),
+    }
 
 
 class RewardPickScore(NetworkReward):
@@ -110,23 +100,16 @@ class RewardPickScore(NetworkReward):
     KIND, CLASS = "pickscore", "clip.PickScore"
 
     REQUIRED = {
-        "path": text("yuvalkirstain/PickScore_v1", suggest="networks", names=WEIGHTS).tip(
-            "The checkpoint: a folder, the name of one, or a hub id in the local cache."
-        ),
-        "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders", names=WEIGHTS).tip(
+        "path": text("yuvalkirstain/PickScore_v1", suggest="networks", names=WEIGHTS)
+        .tip("The checkpoint: a folder, the name of one, or a hub id in the local cache.")
+        .checked("trainer.rewards.clip:PICKSCORE.find_folder", "config.json"),
+        "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders", names=WEIGHTS)
+        .tip(
             "The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
             "the name of one, or a hub id in the local cache."
-        ),
+        )
+        .checked("trainer.rewards.clip:find_processor", beside=("path",)),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, path=None, processor=None, clip=""):
-        from ...trainer.rewards.clip import PICKSCORE, find_processor
-
-        wrong = complaint("path", PICKSCORE.find_folder, path, "config.json")
-        if path is not None and not wrong:
-            wrong = complaint("processor", find_processor, processor, PICKSCORE.find_folder(path, "config.json"))
-        return wrong or super().VALIDATE_INPUTS(clip)
 
 
 class RewardHPSv2(NetworkReward):
@@ -172,27 +155,16 @@ class RewardImageReward(NetworkReward):
     KIND, CLASS = "image_reward", "image_reward.ImageReward"
 
     REQUIRED = {
-        "path": text("ImageReward.pt", suggest="reward_weights", names=WEIGHTS).tip(
-            "The published file: a path, or its name in a model folder."
-        ),
-        "config": text("med_config.json", suggest="reward_configs", names=WEIGHTS).tip(
-            "The file published beside it: a path, or its name in a model folder."
-        ),
-        "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers", names=WEIGHTS).tip(
-            "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache."
-        ),
+        "path": text("ImageReward.pt", suggest="reward_weights", names=WEIGHTS)
+        .tip("The published file: a path, or its name in a model folder.")
+        .checked("trainer.rewards.image_reward:FILE.find"),
+        "config": text("med_config.json", suggest="reward_configs", names=WEIGHTS)
+        .tip("The file published beside it: a path, or its name in a model folder.")
+        .checked("trainer.rewards.image_reward:CONFIG.find"),
+        "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers", names=WEIGHTS)
+        .tip("A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.")
+        .checked("trainer.rewards.image_reward:TOKENIZER.find_folder", "tokenizer_config.json"),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, path=None, config=None, tokenizer=None, clip=""):
-        from ...trainer.rewards import image_reward
-
-        return (
-            complaint("path", image_reward.FILE.find, path)
-            or complaint("config", image_reward.CONFIG.find, config)
-            or complaint("tokenizer", image_reward.TOKENIZER.find_folder, tokenizer, "tokenizer_config.json")
-            or super().VALIDATE_INPUTS(clip)
-        )
 
 
 class RewardMyTaste(NetworkReward):
@@ -205,27 +177,19 @@ class RewardMyTaste(NetworkReward):
     KIND, CLASS = "my_taste", "taste.MyTaste"
 
     REQUIRED = {
-        "path": text("taste.safetensors", suggest="reward_weights", names=Naming(TASTE)).tip(
-            "The file that otca taste fit wrote: a path, or its name in a model folder."
-        )
+        "path": text("taste.safetensors", suggest="reward_weights", names=Naming(TASTE))
+        .tip("The file that otca taste fit wrote: a path, or its name in a model folder.")
+        .checked("trainer.rewards.taste:find")
     }
 
     OPTIONAL = {
-        "encoder": text(suggest="encoders", hint="the one in the file", names=WEIGHTS).tip(
+        "encoder": text(suggest="encoders", hint="the one in the file", names=WEIGHTS)
+        .tip(
             "The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
             "or a hub id in the local cache. Empty: by the name in the file."
         )
+        .checked(search.model, MARKER, or_empty=True)
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, path=None, encoder="", clip=""):
-        from ...trainer.rewards import taste
-
-        return (
-            complaint("path", taste.find, path)
-            or (encoder and complaint("encoder", search.model, encoder, MARKER))
-            or super().VALIDATE_INPUTS(clip)
-        )
 
     @classmethod
     def IS_CHANGED(cls, path="", **_):
@@ -259,20 +223,13 @@ class RewardRelativeWords(RewardNode):
             "A reward that reads the prompt, such as CLIP-T or HPSv2.1. Its coefficient, held out, factor and bounds "
             "play no part here."
         ),
-        "good": text("photo").tip(
-            'The word or phrase that you want more of: the other reward is asked with "photo. " before the prompt.'
-        ),
+        "good": text("photo")
+        .tip('The word or phrase that you want more of: the other reward is asked with "photo. " before the prompt.')
+        .checked("trainer.rewards.relative:check_words", beside=("bad",)),
         "bad": text("plastic render").tip(
             "The word or phrase that you want less of. An empty one: the prompt by itself."
         ),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, good=None, bad=None, clip=""):
-        from ...trainer.rewards import relative
-
-        linked = good is None or bad is None
-        return complaint("good", relative.check_words, None if linked else good, bad) or super().VALIDATE_INPUTS(clip)
 
 
 class _RewardOfEdits(RewardNode):
@@ -398,13 +355,15 @@ class RewardObjects(NetworkReward):
     KIND, CLASS = "objects", "objects.Objects"
 
     REQUIRED = {
-        "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders", names=WEIGHTS).tip(
-            "The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache."
-        ),
-        "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS).tip(
+        "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders", names=WEIGHTS)
+        .tip("The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache.")
+        .checked("trainer.networks.detector:OWLV2.find_folder", MARKER),
+        "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders", names=WEIGHTS)
+        .tip(
             "The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
             "may ask for a colour."
-        ),
+        )
+        .checked("trainer.networks.features:VIT_L.find_folder", MARKER, or_empty=True),
     }
 
     OPTIONAL = {
@@ -418,13 +377,3 @@ class RewardObjects(NetworkReward):
             "If two boxes of one name share more than this, the surer one counts."
         ),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, path=None, clip_model=None, clip=""):
-        from ...trainer.networks import detector, features
-
-        return (
-            complaint("path", detector.OWLV2.find_folder, path, features.MARKER)
-            or complaint("clip_model", features.VIT_L.find_folder, clip_model or None, features.MARKER)
-            or super().VALIDATE_INPUTS(clip)
-        )

@@ -1,6 +1,6 @@
 """Rewards for videos: networks that judge a whole video in several dimensions at once."""
 
-from ..inputs import complaint, integer, number, text
+from ..inputs import integer, number, text
 from .base import JUDGE, REWARD, WEIGHTS, NetworkReward, SeveralRewards
 
 
@@ -34,26 +34,19 @@ class RewardVideoAlign(_VideoReward):
     LEAST_FRAMES = 2
 
     REQUIRED = {
-        "model": text("KlingTeam/VideoReward", suggest="video_judges", names=WEIGHTS).tip(
-            "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
-        ),
-        "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers", names=WEIGHTS).tip(
+        "model": text("KlingTeam/VideoReward", suggest="video_judges", names=WEIGHTS)
+        .tip("VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.")
+        .checked("trainer.rewards.video_align:find"),
+        "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers", names=WEIGHTS)
+        .tip(
             "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
             "adapter only."
-        ),
+        )
+        .checked("trainer.rewards.video_align:find_base", beside=("model",)),
         "fps": number(16, 1, 240, step=1, label="frames per second").tip(
             "Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second."
         ),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, model=None, base=None, clip=""):
-        from ...trainer.rewards import video_align
-
-        wrong = complaint("model", video_align.find, model)
-        if model is not None and wrong is None:
-            wrong = complaint("base", lambda base: video_align.find_base(video_align.find(model), base), base)
-        return wrong or super().VALIDATE_INPUTS(clip)
 
 
 class RewardVideoScore(_VideoReward):
@@ -70,16 +63,10 @@ class RewardVideoScore(_VideoReward):
     }
 
     REQUIRED = {
-        "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders", names=WEIGHTS).tip(
-            "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
-        ),
+        "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders", names=WEIGHTS)
+        .tip("VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.")
+        .checked("trainer.rewards.video:find"),
         "most_frames": integer(48, 1, 48, advanced=True).tip(
             "Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
         ),
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, model=None, clip=""):
-        from ...trainer.rewards import video
-
-        return complaint("model", video.find, model) or super().VALIDATE_INPUTS(clip)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -83,3 +85,42 @@ def test_commas_alone_are_no_layers(name, targets):
     assert node.VALIDATE_INPUTS(lora_targets="", **given) is True
     with pytest.raises(ValueError, match="lora_targets .* names no layer. Fix: leave it empty, or use to_q"):
         Adapter(4, 4.0, targets).ends(("to_q",))
+
+
+def test_what_an_input_is_checked_by_is_there():
+    checks = {
+        (name, key): entry.check
+        for name, node in NODE_CLASS_MAPPINGS.items()
+        for table in node.inputs()
+        for key, entry in table.items()
+        if entry.check
+    }
+    assert len(checks) > 30
+    for place, check in checks.items():
+        assert callable(check.named_function()), place
+        assert set(check.beside) <= {key for table in NODE_CLASS_MAPPINGS[place[0]].inputs() for key in table}, place
+
+
+class Checked(inputs.Node):
+    TITLE = "Checked"
+    REQUIRED = {
+        "size": inputs.text("1").tip("").checked(int, 10),
+        "most": inputs.text("2").tip("").checked("tests.nodes.test_inputs:at_most", beside=("size",)),
+        "free": inputs.text().tip("").checked(int, or_empty=True),
+    }
+
+
+def at_most(most: str, size: str) -> None:
+    if int(size) > int(most):
+        raise ValueError(f"{size} is more than {most}")
+
+
+def test_an_input_brings_its_own_check():
+    taken = inspect.getfullargspec(Checked.VALIDATE_INPUTS).args
+    assert taken == ["cls", "size", "most", "free"], "ComfyUI leaves the others' ranges to itself"
+    validate = Checked.VALIDATE_INPUTS
+    assert validate(size="1", most="2", free="") is True and validate(size="7", most=None) is True, "linked"
+    assert validate(size="a", most="2").startswith("size: invalid literal for int() with base 10")
+    assert validate(size="3", most="2") == "most: 3 is more than 2"
+    assert validate(free="x").startswith("free: ")
+    assert not hasattr(inputs.Node, "VALIDATE_INPUTS"), "nothing to check"

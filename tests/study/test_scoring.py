@@ -90,7 +90,7 @@ def test_options_of_a_reward(rewards):
 
 
 UNREADABLE = {
-    "beauty": "no reward has the kind 'beauty'. Fix: one of brightness, ",
+    "beauty": "no reward has the kind 'beauty'. Fix: one of accuracy, aesthetic, ",
     "sharpness:size=3": "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, clip",
     "sharpness:name": "'name' is not an option of it",
     "python": "needs file. Fix: --reward python:file=",

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..networks import RewardError
 
-REWARDS: dict[str, Callable[[], type[Any]]] = {}  # by its kind, what imports a reward's class
 OF_GRAPHS = {"clip_judge": "clip_judge.ClipJudge", "pair_judge": "clip_judge.PairJudge"}  # those need a graph's CLIP
 
 
@@ -29,5 +28,8 @@ def located(address: str) -> type[Any]:
     module, _, name = address.rpartition(".")
     return getattr(import_module(f".{module}", __name__), name)
 
+
+# By its kind, what imports a reward's class: of one without a node of its own, and of what nodes/ adds
+REWARDS: dict[str, Callable[[], type[Any]]] = {"clip_direction": lambda: located("clip.ClipDirection")}
 
 __all__ = ["OF_GRAPHS", "REWARDS", "RewardError", "located", "reward_class"]

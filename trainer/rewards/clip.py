@@ -163,12 +163,13 @@ PROCESSOR = Published(
 )
 
 
-def find_processor(processor: str, folder: Path) -> Path:
+def find_processor(processor: str, checkpoint: str) -> Path:
     """Where tokenizer and preprocessor_config.json are: with the checkpoint, or in the other folder.
 
     Raises:
         FileNotFoundError: in neither.
     """
+    folder = PICKSCORE.find_folder(checkpoint, "config.json")
     complete = all((folder / name).is_file() for name in (MARKER, "tokenizer_config.json"))
     return folder if complete else PROCESSOR.find_folder(processor, MARKER)
 
@@ -185,7 +186,7 @@ class PickScore(ClipReward):
         self, name: str = "pickscore", *, path: str = PICKSCORE.source, processor: str = PROCESSOR.source, **use
     ):
         folder = PICKSCORE.find_folder(path, "config.json")
-        source = find_processor(processor, folder)
+        source = find_processor(processor, path)
         super().__init__(name, Clip, folder, {} if source == folder else {"processor": source}, **use)
         self.scale = math.exp(number_of(folder, "logit_scale"))
 

@@ -56,7 +56,7 @@ class VideoAlign(VideoReward):
         **use,
     ):
         folder = find(model)
-        super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(folder, base)}, **use)
+        super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(base, model)}, **use)
         self.dimension, self.fps = dimension, fps
         self.reads_prompt = dimension == "ta"  # the network reads it after it has judged the others
 
@@ -69,9 +69,9 @@ def find(model: str) -> Path:
     return FILES.find_folder(model, "model_config.json")
 
 
-def find_base(folder: Path, base: str) -> Path:
+def find_base(base: str, model: str) -> Path:
     """The folder of the tokenizer, and of all weights that the checkpoint does not hold: its own, if it holds them all."""
-    marker = "tokenizer_config.json"
+    folder, marker = find(model), "tokenizer_config.json"
     if (folder / marker).is_file():
         return folder
     return BASE_FILES.find_folder(base, marker)
