@@ -92,7 +92,7 @@ class Input(NamedTuple):
 
 
 class _Validation:
-    """VALIDATE_INPUTS of a node that has none of its own: what its inputs are checked by, the first problem of them."""
+    """VALIDATE_INPUTS of a node without its own: what its inputs are checked by, the first problem of them."""
 
     def __get__(self, _: object, cls: type[Node]) -> MethodType:
         return _validation(cls)
@@ -109,14 +109,14 @@ def _validation(cls: type[Node]) -> MethodType:
     any_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([inspect.Parameter(name, any_place, default=None) for name in ("cls", *names)])
 
-    def validate(cls: type[Node], *given: Any, **named: Any) -> str | bool:
-        values = {**dict(zip(names, given, strict=False)), **named}
+    def validate(cls: type[Node], *places: Any, **named: Any) -> str | bool:
+        values = {**dict(zip(names, places, strict=False)), **named}
         if lack := cls.lacks(**values):
             return "{}: {}".format(*lack)
         for name, check in checks.items():
-            taken = [values.get(other) for other in (name, *check.beside)]
-            is_known = None not in taken and not (check.or_empty and taken[0] == "")
-            if problem := is_known and complaint(name, check, *taken):
+            parts = [values.get(other) for other in (name, *check.beside)]
+            is_known = None not in parts and not (check.or_empty and parts[0] == "")
+            if problem := is_known and complaint(name, check, *parts):
                 return problem
         return True
 
