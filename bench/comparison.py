@@ -216,8 +216,7 @@ def vipo(graph: Graph) -> None:
 def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Callable[[Graph], None]:
     """Reward gradients: two deterministic samples of each of eight prompts, in five steps; neither credit nor fusion.
 
-    Args:
-        variety: coefficient of Variety among the rewards; 0: it is not there.
+    `variety`: coefficient of Variety among the rewards; 0: it is not there.
     """
 
     def change(graph: Graph) -> None:
@@ -391,9 +390,8 @@ def train_one(
 ) -> Path:
     """The folder of one training by `otca train`, with its share of the threads. What is finished is not repeated.
 
-    Args:
-        more: inputs of nodes that are set, as in `--set`.
-        variables: of its environment.
+    `more`: inputs of nodes that are set, as in `--set`.
+    `variables`: of its environment.
     """
     folder = output / f"{workflow.stem}-{seed}"
     if (folder / "done").exists():

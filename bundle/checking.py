@@ -42,8 +42,7 @@ def check(
 ) -> list[Finding]:
     """Compares this machine with what the bundle wants, for a training by so many processes.
 
-    Args:
-        models: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
+    `models`: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
 
     Raises:
         FileNotFoundError: the folder has no manifest.

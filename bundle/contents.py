@@ -71,8 +71,7 @@ class Contents:
 def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
     """Collects the contents of a bundle of this workflow. It has to be one that validates (`begun_from_runs` comes before).
 
-    Args:
-        run_name: instead of the graph's own.
+    `run_name`: instead of the graph's own.
 
     Raises:
         WorkflowError: names the node and the input that keep it from being bundled.

@@ -66,12 +66,11 @@ def make(
 ) -> Manifest:
     """Writes the bundle, whole or not at all.
 
-    Args:
-        target: a folder that is empty or not there yet, or a .zip that is not there yet.
-        with_hashes: also of the models; without them, a check there compares sizes only.
-        with_pictures: whether the person agreed that their own pictures are copied.
-        progress: called with the bytes of models that were read.
-        run: a folder in which this workflow was trained.
+    `target`: a folder that is empty or not there yet, or a .zip that is not there yet.
+    `with_hashes`: also of the models; without them, a check there compares sizes only.
+    `with_pictures`: whether the person agreed that their own pictures are copied.
+    `progress`: called with the bytes of models that were read.
+    `run`: a folder in which this workflow was trained.
 
     Raises:
         ValueError: something is in the way, a package is missing, or the user did not agree that these pictures are copied.

@@ -107,9 +107,8 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
 
     In a graph without Training Run the model stays as it is: nothing is recorded there.
 
-    Args:
-        graph: the prompt that ComfyUI is executing.
-        sampler: id of the node that is about to sample.
+    `graph`: the prompt that ComfyUI is executing.
+    `sampler`: id of the node that is about to sample.
 
     Returns:
         What the loading node shows: "new run NAME", "NAME, iteration 4", with where it began.

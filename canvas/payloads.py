@@ -80,12 +80,11 @@ def scores(
 ) -> dict:
     """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
 
-    Args:
-        standings: [B, K + H]; None: those within the groups.
-        places, totals: of a ranking; the sums [B] that it is by.
-        names: of the pictures, if they have any.
-        said: what a human should know of it.
-        beside: of each group, the number in the thumbnails of the picture that was edited; None: it has none.
+    `standings`: [B, K + H]; None: those within the groups.
+    `places`, `totals`: of a ranking; the sums [B] that it is by.
+    `names`: of the pictures, if they have any.
+    `said`: what a human should know of it.
+    `beside`: of each group, the number in the thumbnails of the picture that was edited; None: it has none.
     """
     from ..trainer.advantages import correlation, standing
 

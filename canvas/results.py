@@ -80,10 +80,9 @@ def shown(
 ):
     """A node's return value: on the canvas with what the page shows, headlessly the bare result.
 
-    Args:
-        node: the node's id.
-        payloads: by kind (credit, advantages, scores or run; `shows_owner` shows the kind owner), in the order of showing.
-        trajectories: those that `preview_png` of this node shows.
+    `node`: the node's id.
+    `payloads`: by kind (credit, advantages, scores or run; `shows_owner` shows the kind owner), in the order of showing.
+    `trajectories`: those that `preview_png` of this node shows.
     """
     if not here():
         return result

@@ -218,10 +218,9 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
 
     A folder that this process has claimed already stays claimed, and its claim is returned.
 
-    Args:
-        take_over: the user says that the process which claimed it, on another machine or before a restart, has ended.
-        say: called with a line that says whose claim was taken over.
-        place: canvas or headless, for who asks.
+    `take_over`: the user says that the process which claimed it, on another machine or before a restart, has ended.
+    `say`: called with a line that says whose claim was taken over.
+    `place`: canvas or headless, for who asks.
 
     Raises:
         Claimed: it is another's; names who, since when, and the fix.

@@ -244,8 +244,7 @@ def announce(problem: BaseException, while_scoring: tuple[type[BaseException], .
     a message for one. So they are sent only what ends a process between two forward passes: a stop, or an error of
     `while_scoring`. They learn of any other error when this process ends and its connection breaks.
 
-    Args:
-        while_scoring: errors that are raised only while pictures are scored.
+    `while_scoring`: errors that are raised only while pictures are scored.
 
     Returns:
         What is wrong if no other process is left to hear it.
@@ -416,8 +415,7 @@ def shard(network: ModelMixin, dtype: torch.dtype) -> None:
     Each process holds a part of every parameter, its gradient and its moments; a block is put together for as long as it
     computes. From now on all processes must call the network equally often. A backward pass leaves the mean over all processes.
 
-    Args:
-        dtype: to compute in. Blocks are sent in it, unless the network keeps some layers in float32.
+    `dtype`: to compute in. Blocks are sent in it, unless the network keeps some layers in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

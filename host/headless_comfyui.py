@@ -42,10 +42,9 @@ class Loaded:
 def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[str] = ()) -> Loaded:
     """Imports ComfyUI, once in a process; packs that are named later are added.
 
-    Args:
-        device: as --device has it. With "cpu", or without an accelerator, ComfyUI stays on the CPU; one with a number,
-            or the number that a launcher has given to this process, becomes the one that ComfyUI uses.
-        custom_nodes: names of folders or files in ComfyUI's custom_nodes. No other pack is loaded.
+    `device`: as --device has it. With "cpu", or without an accelerator, ComfyUI stays on the CPU; one with a number,
+        or the number that a launcher has given to this process, becomes the one that ComfyUI uses.
+    `custom_nodes`: names of folders or files in ComfyUI's custom_nodes. No other pack is loaded.
 
     Raises:
         ValueError: no ComfyUI there, too old, or not importable by this Python; or a pack that is not there or cannot be loaded.

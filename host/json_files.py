@@ -28,9 +28,8 @@ def read_json(
 ) -> Any:
     """The content of a JSON file; None where there is nothing of that name.
 
-    Args:
-        kind: of the whole.
-        fields: what an object must hold.
+    `kind`: of the whole.
+    `fields`: what an object must hold.
 
     Raises:
         Damaged: it is not that.

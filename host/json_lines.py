@@ -51,8 +51,7 @@ def read_lines(
 
     Only a line without its line break was cut short. Blank lines are skipped.
 
-    Args:
-        row_check: raises ValueError for a row that is wrong.
+    `row_check`: raises ValueError for a row that is wrong.
 
     Raises:
         Damaged: names the line.

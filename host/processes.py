@@ -29,9 +29,8 @@ Process = subprocess.Popen
 def start(arguments: Sequence[str], variables: Mapping[str, str], output: IO | int) -> Process:
     """Starts `otca` with these arguments as a process of its own, which gets nothing to read.
 
-    Args:
-        variables: what its environment has beside this process's, or instead of it.
-        output: the file, or PIPE, that gets what it prints, errors too.
+    `variables`: what its environment has beside this process's, or instead of it.
+    `output`: the file, or PIPE, that gets what it prints, errors too.
 
     Raises:
         OSError: no process could be started.
@@ -69,8 +68,7 @@ def machines() -> int:
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     """Runs `otca` with these arguments in so many processes on this machine, one of `machines()`, and waits for them.
 
-    Args:
-        max_restarts: how often all are started again, from the last checkpoint, after one has died.
+    `max_restarts`: how often all are started again, from the last checkpoint, after one has died.
 
     Returns:
         0, the exit code of the first that failed (1 for one that was killed), or 128 + the signal that stopped them.

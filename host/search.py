@@ -38,10 +38,9 @@ def model(name: str, marker: str, published: str = "", also: Sequence[Path] = ()
     """The folder of a model: a path, else a folder of that name in one of `paths.model_folders`, else a hub id that is in the
     local hub cache. Nothing is downloaded.
 
-    Args:
-        marker: a file that it has.
-        published: the hub id that publishes it and, in brackets, its size: for the message.
-        also: folders that will do where it is in no other place.
+    `marker`: a file that it has.
+    `published`: the hub id that publishes it and, in brackets, its size: for the message.
+    `also`: folders that will do where it is in no other place.
 
     Raises:
         NotAllowed: a path that workflows may not read.
@@ -129,8 +128,7 @@ def download(name: str) -> Path:
 def weights(name: str, kind: str) -> Path:
     """A single .safetensors file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
 
-    Args:
-        kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.
+    `kind`: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.
 
     Raises:
         NotAllowed: a path that workflows may not read.

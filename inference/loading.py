@@ -45,13 +45,12 @@ def sample_to_file(
     """Writes a grid of every prompt with every seed and returns its path; of videos the middle frames, and an .mp4 beside it.
     One of ANIMATIONS, by its ending, holds the videos, or the pictures before and after.
 
-    Args:
-        source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
-        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
-        frames: of a video; None takes the run's own, or one.
-        batch_size: pictures to one model call.
-        output: None numbers samples-<n>.png in the run, or here.
-        guides: put together, and compared with the model that they began with; a run's own adapter counts as one of them only.
+    `source`: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
+    `size`: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+    `frames`: of a video; None takes the run's own, or one.
+    `batch_size`: pictures to one model call.
+    `output`: None numbers samples-<n>.png in the run, or here.
+    `guides`: put together, and compared with the model that they began with; a run's own adapter counts as one of them only.
 
     Raises:
         FileNotFoundError: neither a run nor a model, or a guide that is not there.
@@ -98,10 +97,9 @@ def load(
 ) -> tuple[FlowModel, SamplerSettings]:
     """A run's model with what was trained in it, or a model; and how to sample from it, deterministically.
 
-    Args:
-        source: a run's folder, or a model's folder or name.
-        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
-        settings: of `SamplerSettings`; None takes the run's own, or the usual.
+    `source`: a run's folder, or a model's folder or name.
+    `size`: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+    `settings`: of `SamplerSettings`; None takes the run's own, or the usual.
 
     Raises:
         FileNotFoundError: neither a run nor a model.
@@ -176,9 +174,8 @@ def pair_to_folder(
 
     Both pictures begin with the same noise, and are sampled as the run's evaluations are. A video gives its middle frame.
 
-    Args:
-        run: a run's folder.
-        say: receives "done/all" model calls before each of them.
+    `run`: a run's folder.
+    `say`: receives "done/all" model calls before each of them.
 
     Raises:
         FileNotFoundError: no run, or nothing saved in it yet.

@@ -68,9 +68,8 @@ class Input(NamedTuple):
     ) -> Input:
         """The same with what raises an error for a wrong value: a function, or where one is, as trainer.prompts:lines.
 
-        Args:
-            more: what else it takes, and after that the values of the inputs `beside`; a linked one is known only to the run.
-            or_empty: an empty text is right.
+        `more`: what else it takes, and after that the values of the inputs `beside`; a linked one is known only to the run.
+        `or_empty`: an empty text is right.
         """
         return self._replace(check=Check(check, more, beside, or_empty))
 

@@ -41,8 +41,7 @@ SEARCHED = r", (?:neither as a path nor in|looked for as) "  # how messages begi
 def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[Exception]) -> None:
     """Follows ComfyUI's "Unload models" and every queued prompt.
 
-    Args:
-        release: sends our models to main memory; raises `busy` while a prompt of ours is running.
+    `release`: sends our models to main memory; raises `busy` while a prompt of ours is running.
     """
     tasks: set[asyncio.Task] = set()  # a task that nobody holds may be collected before it ran
 

@@ -58,8 +58,7 @@ def write(folder: Path, output: Path | None, node_classes: Mapping[str, type]) -
 def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     """The HTML of a run as it stands.
 
-    Args:
-        node_classes: by which the settings are compared with the nodes' defaults.
+    `node_classes`: by which the settings are compared with the nodes' defaults.
 
     Raises:
         RunError: that folder does not hold a run.

@@ -115,8 +115,7 @@ def shares(names: Sequence[str], rewards: np.ndarray, group_size: int) -> list[S
     sums that say whether the predicted picture's reward is the one to be expected: then Σ_j Var(g_j)/Var(R) is 1;
     Σ_j Cov(g_j, R)/Var(R) always is. The interval is the percentile bootstrap over groups; NaN for a single group.
 
-    Args:
-        rewards: [N, T+1, K] along the way, in groups of `group_size`.
+    `rewards`: [N, T+1, K] along the way, in groups of `group_size`.
     """
     along = torch.from_numpy(rewards)
     whole = moments(along, torch.arange(len(along)) // group_size)

@@ -107,9 +107,8 @@ def analyze(
 ) -> str:
     """Analyses so many rollouts of a workflow and fills the folder; returns the table, as Markdown.
 
-    Args:
-        adapter: a run's folder, or a LoRA's file, that the model wears; None: the model as the workflow loads it.
-        tweedie_steps: model calls that predict a picture, see `gains.predictions`. Proxies take one.
+    `adapter`: a run's folder, or a LoRA's file, that the model wears; None: the model as the workflow loads it.
+    `tweedie_steps`: model calls that predict a picture, see `gains.predictions`. Proxies take one.
 
     Raises:
         WorkflowError: the graph cannot run.

@@ -47,9 +47,8 @@ def compare(
 ) -> tuple[str, bool]:
     """Trains what is not trained yet, then writes tables and a figure of all.
 
-    Args:
-        say: prints a line on how it goes.
-        train: False only reports on what is finished.
+    `say`: prints a line on how it goes.
+    `train`: False only reports on what is finished.
 
     Returns:
         The tables as Markdown, and whether everything is finished.

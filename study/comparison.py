@@ -246,11 +246,10 @@ def summarise(
 ) -> list[Row]:
     """A row a workflow, in the order given.
 
-    Args:
-        outcomes: by workflow and seed.
-        samples: to an iteration, of each workflow.
-        budget: that all had; None: all had the same number of iterations.
-        judge: the held-out reward that scores are held against; empty: without a judge.
+    `outcomes`: by workflow and seed.
+    `samples`: to an iteration, of each workflow.
+    `budget`: that all had; None: all had the same number of iterations.
+    `judge`: the held-out reward that scores are held against; empty: without a judge.
 
     Raises:
         RunError: trainings that did not start from one model, or share no seed with the baseline.

@@ -116,12 +116,11 @@ def evaluate(
 ) -> str:
     """Samples, scores and compares; returns the tables, as Markdown.
 
-    Args:
-        source: a run's folder, whose weights are then a method; or a model's folder or name.
-        others: methods beside it and the base.
-        rewards: by what was asked for, as in `clip_t:model=…`.
-        folder: where all of it goes. Pictures that it holds with all their scores are not made again.
-        size, settings: as of `loading.load`.
+    `source`: a run's folder, whose weights are then a method; or a model's folder or name.
+    `others`: methods beside it and the base.
+    `rewards`: by what was asked for, as in `clip_t:model=…`.
+    `folder`: where all of it goes. Pictures that it holds with all their scores are not made again.
+    `size`, `settings`: as of `loading.load`.
 
     Raises:
         host.Stopped: what is done is in the folder.

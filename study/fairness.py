@@ -52,8 +52,7 @@ _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or without ef
 def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: bool = False) -> None:
     """Raises ValueError if one cannot run, or two differ in more than their method.
 
-    Args:
-        any_size: how large an iteration is may differ, since all have the same budget.
+    `any_size`: how large an iteration is may differ, since all have the same budget.
     """
     for name, workflow in workflows.items():
         if wrong := errors(preflight.problems(workflow)):

@@ -84,11 +84,10 @@ def prove(
 ) -> int:
     """Loads, estimates memory, evaluates, trains as long as there is time, and evaluates again.
 
-    Args:
-        folder: of the proof, which is a run; what it holds is continued, with another number of hours too.
-        hours: in all, without what a process lost that was killed. The training ends early enough for the last evaluation, but it
-            has one iteration at least.
-        pictures: of an evaluation; there are as many seeds as give at least so many.
+    `folder`: of the proof, which is a run; what it holds is continued, with another number of hours too.
+    `hours`: in all, without what a process lost that was killed. The training ends early enough for the last evaluation, but it
+        has one iteration at least.
+    `pictures`: of an evaluation; there are as many seeds as give at least so many.
 
     Returns:
         The exit code of `loop.train`.

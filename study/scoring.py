@@ -37,8 +37,7 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
 
     `clip` is an option of every reward.
 
-    Args:
-        text_encoder: (the name of a file) -> ComfyUI's CLIP, for the judge of clip_judge.
+    `text_encoder`: (the name of a file) -> ComfyUI's CLIP, for the judge of clip_judge.
 
     Raises:
         ValueError: an unknown kind or option; it names those that there are.
@@ -120,8 +119,7 @@ def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
     """The prompt of every file: from `source`, else from <name>.txt beside it, else from the first of LISTS beside it.
 
-    Args:
-        source: as Prompt Dataset reads it; in the order of the files, unless every row says by `file_name` whose it is.
+    `source`: as Prompt Dataset reads it; in the order of the files, unless every row says by `file_name` whose it is.
 
     Raises:
         ValueError: too few or too many prompts, or a file without one.

@@ -93,9 +93,8 @@ def analyze_signal(
     As many batches of as many samples, each of another prompt, are G. Steps and noise are the workflow's; a sampler without
     noise gets that of `dance_sde`, its deterministic steps are Euler's, and a window that moves stays where it begins.
 
-    Args:
-        adapter: a run's folder, or a LoRA's file, that the model wears; None: the model as the workflow loads it.
-        name: of the reward; None: the first that has a gradient, trained ones before those held out.
+    `adapter`: a run's folder, or a LoRA's file, that the model wears; None: the model as the workflow loads it.
+    `name`: of the reward; None: the first that has a gradient, trained ones before those held out.
 
     Raises:
         WorkflowError: the graph cannot run.
@@ -370,9 +369,8 @@ def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -
     has beyond its mean weights. The weights of INVERSE are those of the resample; those of BEST, w_j ∝ max(0, ⟨g_j, G⟩)/E|g_j|²,
     are found on one half of the batches and of G and judged on the other, both ways.
 
-    Args:
-        rows: of N batches, see `_Measure.line`.
-        blocks: [M, θ] parts of G.
+    `rows`: of N batches, see `_Measure.line`.
+    `blocks`: [M, θ] parts of G.
     """
     gram = (blocks.double() @ blocks.double().T).numpy()
     sampled, signal = (

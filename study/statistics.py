@@ -69,9 +69,8 @@ def reached_for_good(used: Sequence[float] | np.ndarray, scores: Sequence[float]
 
     An evaluation without a score, NaN, is left out. Infinity if the last score is below the target, or all are NaN.
 
-    Args:
-        used: [E] until each evaluation, rising.
-        scores: [E].
+    `used`: [E] until each evaluation, rising.
+    `scores`: [E].
     """
     points = [(x, y) for x, y in zip(used, scores, strict=True) if not math.isnan(y)]
     if not points or points[-1][1] < target:

@@ -70,13 +70,12 @@ def fuse(
     A reward that does not apply to a sample has A_k = 0 and c_k = 0 there, and counts in no statistic; one that failed, or a
     sample to which none applies, takes the sample out.
 
-    Args:
-        method: one of METHODS, which makes z.
-        std_scope: see `groups.group_advantages`.
-        exploration: see `fusion.exploration_strength`.
-        recentering: "none", or "group" to subtract each group's mean of z.
-        weights: of FUSION_WEIGHTS. "in the sum": a reward's coefficient multiplies its part of z, whatever the method, so that a
-            lower one lowers its share. "in the solver": MOCA and min-norm see the advantages times their coefficients.
+    `method`: one of METHODS, which makes z.
+    `std_scope`: see `groups.group_advantages`.
+    `exploration`: see `fusion.exploration_strength`.
+    `recentering`: "none", or "group" to subtract each group's mean of z.
+    `weights`: of FUSION_WEIGHTS. "in the sum": a reward's coefficient multiplies its part of z, whatever the method, so that a
+        lower one lowers its share. "in the solver": MOCA and min-norm see the advantages times their coefficients.
 
     Raises:
         ValueError: an unknown method or option, or scores and credit of different trajectories.

@@ -30,25 +30,24 @@ def load_flow_model(
 ) -> PipelineModel:
     """Loads a diffusers pipeline folder and makes it trainable: by an adapter on its transformer, or as a whole.
 
-    Args:
-        path: a diffusers folder (one that holds model_index.json).
-        training: "lora" or "full".
-        lora_rank, lora_alpha: of the adapter; its scale is alpha / rank.
-        lora_targets: comma-separated ends of module names; empty takes the family's own list.
-        seed: of the adapter's initial weights.
-        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32, bfloat16 or float16. What is
-            trained is always float32.
-        device: auto, or a torch device.
-        max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
-        quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
-        offload_encoders: the text encoders are on the device only while they embed new prompts.
-        offload_vae: the autoencoder is on the device only while it decodes.
-        vae_tiling: pictures are decoded in tiles: less memory, faint seams.
-        gradient_checkpointing: activations are computed twice instead of stored.
-        attention: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
-        compile: the transformer's blocks go through torch.compile.
-        shard: of several processes each holds a part of the frozen transformer; only with "lora", since "full" is always
-            sharded. Each loads it whole into main memory first.
+    `path`: a diffusers folder (one that holds model_index.json).
+    `training`: "lora" or "full".
+    `lora_rank`, `lora_alpha`: of the adapter; its scale is alpha / rank.
+    `lora_targets`: comma-separated ends of module names; empty takes the family's own list.
+    `seed`: of the adapter's initial weights.
+    `dtype`: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32, bfloat16 or float16. What is
+        trained is always float32.
+    `device`: auto, or a torch device.
+    `max_sequence_length`: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
+    `quantize`: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
+    `offload_encoders`: the text encoders are on the device only while they embed new prompts.
+    `offload_vae`: the autoencoder is on the device only while it decodes.
+    `vae_tiling`: pictures are decoded in tiles: less memory, faint seams.
+    `gradient_checkpointing`: activations are computed twice instead of stored.
+    `attention`: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
+    `compile`: the transformer's blocks go through torch.compile.
+    `shard`: of several processes each holds a part of the frozen transformer; only with "lora", since "full" is always
+        sharded. Each loads it whole into main memory first.
 
     Raises:
         FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,

@@ -104,10 +104,9 @@ def update(
     Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of the loss of GRPO Step
     (RTDMD, 2605.26108) or of a matching loss, each with its default settings.
 
-    Args:
-        scores: of this process's samples. Trained rewards without a gradient only count as `watched`.
-        on_step: called before every call of the network, and may raise to stop: until the end nothing has changed.
-        decoder: makes the pictures whose gradient is taken, in place of the model's own; only of a model that ComfyUI loaded.
+    `scores`: of this process's samples. Trained rewards without a gradient only count as `watched`.
+    `on_step`: called before every call of the network, and may raise to stop: until the end nothing has changed.
+    `decoder`: makes the pictures whose gradient is taken, in place of the model's own; only of a model that ComfyUI loaded.
 
     Returns:
         Figures of this update, and for the report where the gradient came from: as weights of all T steps the size of ∂J/∂v_j,
@@ -351,8 +350,7 @@ class _Backward(Passes):
     def along(self, velocity: Tensor, slope: Tensor, x: Tensor, rows: Tensor, steps: Tensor, calls: int) -> Tensor:
         """The share of a call whose gradient is that of -J, by `slope` ∂J/∂v, with the call's part of the KL term.
 
-        Args:
-            calls: for each sample, in this update; the KL term is their mean.
+        `calls`: for each sample, in this update; the KL term is their mean.
         """
         self.sizes.index_put_((rows, steps), slope.detach().flatten(1).square().mean(1).sqrt().cpu(), accumulate=True)
         kl = None

@@ -88,9 +88,8 @@ def of_each(valid: Tensor, objectives: int) -> Tensor:
 def neutral(values: Tensor, groups: Tensor, counts: Tensor) -> Tensor:
     """`values` [B, …, K] with a group's mean where an objective does not count for a sample: it says nothing for or against it.
 
-    Args:
-        counts: [B, K] bool. Where an objective counts for no sample of a group, all of them hold the mean over all groups, so
-            that they do not widen the spread of the batch.
+    `counts`: [B, K] bool. Where an objective counts for no sample of a group, all of them hold the mean over all groups, so
+        that they do not widen the spread of the batch.
     """
     filled = torch.where(_beside(counts, values), values, 0.0)
     overall = filled.sum(0) / counts.sum(0).clamp(min=1)

@@ -45,9 +45,8 @@ def update(
     With `sampled_steps` K < T', only K steps of each sample are computed, drawn once for all epochs. A kept graph holds all
     steps of all samples already; it is not used then, so that the result does not depend on whether there was memory for it.
 
-    Args:
-        advantages: of the whole batch, of which the trajectories may be a share.
-        on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
+    `advantages`: of the whole batch, of which the trajectories may be a share.
+    `on_step`: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
 
     Returns:
         Figures of this update, for the log.

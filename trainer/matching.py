@@ -51,9 +51,8 @@ def update(
 
     Afterwards the old policy follows: old ← d·old + (1-d)·θ, with d by `settings.old_policy` and the number of optimizer steps.
 
-    Args:
-        advantages: of the whole batch, of which the trajectories may be a share.
-        on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
+    `advantages`: of the whole batch, of which the trajectories may be a share.
+    `on_step`: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
 
     Returns:
         Figures of this update, for the log.

@@ -389,8 +389,7 @@ def prompt_of_row(row: Any, place: str = "") -> Prompt:
 def choose(prompts: Sequence[str], count: int, index: int, seed: int | None) -> Prompts:
     """The `count` prompts of iteration `index`; the dataset is repeated without end.
 
-    Args:
-        seed: of a new order in every pass; None keeps the file's order.
+    `seed`: of a new order in every pass; None keeps the file's order.
     """
     positions = range(index * count, (index + 1) * count)
     return Prompts(tuple(prompts[number] for number in numbers_at(positions, len(prompts), seed)), tuple(positions))

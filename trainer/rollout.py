@@ -41,12 +41,11 @@ def sample(
     the other prompts of the iteration change a trajectory. Which weights sample the policy says (`Policy.samples_with`). With
     `settings.merge_adapter` the adapter is merged into them meanwhile, unless graphs are kept: those have to reach the adapter.
 
-    Args:
-        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; not
-            if the old policy samples, which is not what is trained.
-        keep_predictions: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
-        on_step: called before every model call; may raise to stop.
-        overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
+    `keep_graph`: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; not
+        if the old policy samples, which is not what is trained.
+    `keep_predictions`: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
+    `on_step`: called before every model call; may raise to stop.
+    `overlap`: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
         ValueError: see `schedule.misfits` and `schedule.untrainable`; or weights that no adapter can be merged into.
@@ -145,9 +144,8 @@ def at_one_point(trajectories: Trajectories, steps: Tensor | int) -> Tensor | bo
 def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tensor, rows: Tensor) -> Tensor:
     """The policy's velocity [N, C, h, w] at visited points of these trajectories.
 
-    Args:
-        steps: a step's number, or one for each row, [N], all of the model's `same_network`.
-        rows: N numbers of samples.
+    `steps`: a step's number, or one for each row, [N], all of the model's `same_network`.
+    `rows`: N numbers of samples.
     """
     settings, groups = trajectories.settings, trajectories.groups[rows]
     steps = torch.as_tensor(steps).expand(len(rows))

@@ -28,11 +28,10 @@ def noise_levels(
 
     Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
 
-    Args:
-        shift: that of the settings, or the checkpoint's own.
-        terminal: the last level before 0 of the checkpoint's own schedule, to which its levels are stretched; 0: they are not.
-        own: the checkpoint's own u without its last one, 0, for as many steps; for more or fewer, straight lines between them.
-        least: the last u before 0, where all before it are even from 1 to it, as SD3's pipeline has them; 0: it has no such.
+    `shift`: that of the settings, or the checkpoint's own.
+    `terminal`: the last level before 0 of the checkpoint's own schedule, to which its levels are stretched; 0: they are not.
+    `own`: the checkpoint's own u without its last one, 0, for as many steps; for more or fewer, straight lines between them.
+    `least`: the last u before 0, where all before it are even from 1 to it, as SD3's pipeline has them; 0: it has no such.
     """
     import numpy as np
     import torch  # the sampler's node imports this module, and the list of nodes must not load torch
@@ -142,15 +141,14 @@ def window_start(
     The window stays within the steps that can be trained, all but the last, so it never trains fewer than `length`. It starts at
     0, s, 2s … and finally at the last possible start, T - 1 - length; then at 0 again.
 
-    Args:
-        iteration: counted from 0.
-        steps: T of the sampler.
-        length: of the window.
-        mode: "progressive": each start for `every` iterations. "progressive_decay": the start at step l only for
-            ⌈every · exp(-k·max(0, l - 13))⌉ with k = 0.1, so that late steps get less. "random": a start drawn for each
-            iteration.
-        stride: s, of both progressive modes.
-        seed: of "random"; a draw depends on the seed and the iteration alone.
+    `iteration`: counted from 0.
+    `steps`: T of the sampler.
+    `length`: of the window.
+    `mode`: "progressive": each start for `every` iterations. "progressive_decay": the start at step l only for
+        ⌈every · exp(-k·max(0, l - 13))⌉ with k = 0.1, so that late steps get less. "random": a start drawn for each
+        iteration.
+    `stride`: s, of both progressive modes.
+    `seed`: of "random"; a draw depends on the seed and the iteration alone.
 
     Raises:
         ValueError: an unknown mode, or a window longer than the steps that can be trained.

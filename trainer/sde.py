@@ -78,13 +78,12 @@ def transition(
 ) -> Gaussian:
     """The distribution of x_{j+1} given x_j.
 
-    Args:
-        kind: one of KINDS.
-        velocity, x: [B, …].
-        sigma, sigma_next: noise levels with sigma > sigma_next >= 0.
-        eta: how much noise; 0 is the ODE for every kind.
-        sigma_after_first: the schedule's second level, which stands in for σ = 1 where `flow_sde` would divide by zero;
-            `sigma_next` when omitted.
+    `kind`: one of KINDS.
+    `velocity`, `x`: [B, …].
+    `sigma`, `sigma_next`: noise levels with sigma > sigma_next >= 0.
+    `eta`: how much noise; 0 is the ODE for every kind.
+    `sigma_after_first`: the schedule's second level, which stands in for σ = 1 where `flow_sde` would divide by zero;
+        `sigma_next` when omitted.
 
     Raises:
         ValueError: unknown kind, noise levels that do not fall, or an eta that the kind cannot have.
@@ -193,9 +192,8 @@ def adams_bashforth(
     (2507.21802) takes DPM-Solver++(2M), which extrapolates x̂0 in log((1-σ)/σ); a flow's own velocity is the smoother of the
     two, and this has no singular ends.
 
-    Args:
-        before: v [B, …] and σ of the step before, if that was deterministic too: across a step's noise v has no derivative.
-            None: the Euler step.
+    `before`: v [B, …] and σ of the step before, if that was deterministic too: across a step's noise v has no derivative.
+        None: the Euler step.
     """
     dt = sigma_next - sigma
     if before is not None:

@@ -42,8 +42,7 @@ def centre_crop(picture: Image.Image, size: int) -> torch.Tensor:
 def open_clip(state: State, pixels: torch.Tensor, tokens: Sequence[Sequence[int]], heads: int = 16):
     """(picture features, text features) of open_clip's ViT CLIP with GELU, not normalised.
 
-    Args:
-        tokens: of each text, from its start token to its end token; zeros follow up to 77.
+    `tokens`: of each text, from its start token to its end token; zeros follow up to 77.
     """
     x = F.conv2d(pixels, state["visual.conv1.weight"], stride=state["visual.conv1.weight"].shape[-1])
     x = x.flatten(2).transpose(1, 2)
@@ -85,8 +84,7 @@ def _open_clip_blocks(state, tower, x, heads, mask=None):
 def image_reward(state: State, pixels: torch.Tensor, tokens: Sequence[Sequence[int]], text_heads: int = 12):
     """[B] of BLIP's picture encoder, its text encoder with cross-attention, and ImageReward's head.
 
-    Args:
-        tokens: of each text, from [CLS] to [SEP], at most 35. Texts go through one by one, without padding.
+    `tokens`: of each text, from [CLS] to [SEP], at most 35. Texts go through one by one, without padding.
     """
     rows = [_image_reward(state, pixels[row : row + 1], tokens[row], text_heads) for row in range(len(tokens))]
     return torch.stack(rows)

@@ -29,10 +29,9 @@ QWEN_WORDS = (
 def video_align(folder: Path, *, layout: str = "full", output_dim: int = 1, seed: int = 0) -> Path:
     """KlingTeam/VideoReward as `folder`/VideoReward, and the Qwen2-VL that it was trained from as `folder`/Qwen2-VL.
 
-    Args:
-        layout: full (checkpoint-N/model.pth, as peft names its parts), adapter (checkpoint-N/adapter_model.safetensors and
-            non_lora_state_dict.pth), or merged (one folder with everything, as transformers names it now).
-        output_dim: rows of rm_head: 1, or 3 of which the diagonal counts.
+    `layout`: full (checkpoint-N/model.pth, as peft names its parts), adapter (checkpoint-N/adapter_model.safetensors and
+        non_lora_state_dict.pth), or merged (one folder with everything, as transformers names it now).
+    `output_dim`: rows of rm_head: 1, or 3 of which the diagonal counts.
 
     Returns:
         The checkpoint's folder.

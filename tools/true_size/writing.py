@@ -66,8 +66,7 @@ def write(path: Path, entries: list[Entry]) -> None:
 def entries(network: Module, weights: Weights, seed: int = 0, layers: int | None = None) -> Iterator[Entry]:
     """The entries of a file of this network, by ComfyUI's names.
 
-    Args:
-        layers: of a text encoder, that many are random and the others zero, so that they change nothing.
+    `layers`: of a text encoder, that many are random and the others zero, so that they change nothing.
     """
     scaled = set(of_blocks(network)) if weights.form else set()
     for name, tensor in network.state_dict().items():

@@ -41,12 +41,11 @@ def prepare(
 ) -> Prepared:
     """Checks all that keeps a graph from being trained, and claims the folder for this process.
 
-    Args:
-        folder: of the run; None: where its name says.
-        resume: continue from the folder's last checkpoint, bit for bit.
-        take_over: claim the folder even if it cannot be seen whether the process that claimed it has ended.
-        processes: how many will train it; None: as many as train together with this one.
-        say: receives lines for a human.
+    `folder`: of the run; None: where its name says.
+    `resume`: continue from the folder's last checkpoint, bit for bit.
+    `take_over`: claim the folder even if it cannot be seen whether the process that claimed it has ended.
+    `processes`: how many will train it; None: as many as train together with this one.
+    `say`: receives lines for a human.
 
     Raises:
         WorkflowError: the graph cannot be trained; with all its problems, warnings included.

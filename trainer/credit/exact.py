@@ -36,8 +36,7 @@ def exact_gradient(
     back by one backward pass, of a graph that was kept if there is memory for it, else computed again. Deterministic steps are
     those of Euler.
 
-    Args:
-        on_step: called before each model call; may raise to stop.
+    `on_step`: called before each model call; may raise to stop.
 
     Raises:
         RewardError: the reward has no gradient.
@@ -140,11 +139,10 @@ def step_gradients(
 
     E[R·∇ log p_j] is E of ∇ R through the mean of step j alone, which has far less noise: that is `exact`.
 
-    Args:
-        advantage: A [B] of the rewards R.
-        slope: dA/dR [B].
-        credits: by name, `factors`.
-        on_step: called before each model call; may raise to stop.
+    `advantage`: A [B] of the rewards R.
+    `slope`: dA/dR [B].
+    `credits`: by name, `factors`.
+    `on_step`: called before each model call; may raise to stop.
     """
     model.come_back()
     samples = len(trajectories.groups)

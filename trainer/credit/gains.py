@@ -68,9 +68,8 @@ def rewards_along(
 ) -> Tensor:
     """r_j = R(decode(x̂0 at x_j)) at these points, [B, len(points), K] float32, NaN where a reward could not score.
 
-    Args:
-        scores: of the final pictures; their rewards score the other pictures too.
-        held_out: also score by the rewards that are held out, after the trained ones: [B, len(points), K + H].
+    `scores`: of the final pictures; their rewards score the other pictures too.
+    `held_out`: also score by the rewards that are held out, after the trained ones: [B, len(points), K + H].
 
     Raises:
         RewardError: a reward failed, or may not be asked about other pictures.

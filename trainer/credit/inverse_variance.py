@@ -59,8 +59,7 @@ def inverse_variance_weights(model: FlowModel, trajectories: Trajectories, decay
     A step belongs to what was found before by its number and its two noise levels. One that was not measured weighs 1, as all do
     before the first update.
 
-    Args:
-        decay: of the averages, an update.
+    `decay`: of the averages, an update.
 
     Raises:
         ValueError: a model that did not sample these trajectories, or a decay outside [0, 1).
@@ -100,10 +99,9 @@ class Measured:
     ) -> Iterator[None]:
         """Around the backward pass of a part of one step, whose gradient is added to what was there, to the bit as without.
 
-        Args:
-            position: of the step among the trained ones.
-            pulls: what each of its samples' ∇ log p is multiplied with, but for `scale`.
-            scale: what the whole gradient is multiplied with.
+        `position`: of the step among the trained ones.
+        `pulls`: what each of its samples' ∇ log p is multiplied with, but for `scale`.
+        `scale`: what the whole gradient is multiplied with.
         """
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:

@@ -141,9 +141,8 @@ def learned(
     add up to one, of max(0, Cov(g_j, R)/Var(R)). A reward for which nothing has been found yet has weights of 1, and a step that
     could not be measured the mean of the others.
 
-    Args:
-        groups: 0: all of them, as where several processes hold the model's weights together.
-        decay: of the averages, a measurement.
+    `groups`: 0: all of them, as where several processes hold the model's weights together.
+    `decay`: of the averages, a measurement.
 
     Raises:
         RewardError: a reward failed, or may not be asked about other pictures.

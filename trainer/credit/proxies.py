@@ -53,8 +53,7 @@ def similarity(
     `groups.total_reward`, so that ΔS is what the step gained; a reward that does not apply to a sample gains nothing. If some
     reward could not score a sample at some point, it is 0 at all points of that sample, whose steps then all weigh the same.
 
-    Args:
-        model, scores, encoder: for the proxies that need them. All processes have to ask for the same proxy.
+    `model`, `scores`, `encoder`: for the proxies that need them. All processes have to ask for the same proxy.
 
     Raises:
         ValueError: an unknown proxy, or one that lacks what it needs.

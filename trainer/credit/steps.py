@@ -81,13 +81,12 @@ def uniform(
 ) -> StepCredit:
     """Every trained step alike, w = 1 (DanceGRPO, Flow-GRPO).
 
-    Args:
-        latents, final, trained: as for `tcd`; similarities are reported though not used.
-        fraction: below 1, each sample keeps a random subset of ceil(fraction·T') steps (DanceGRPO: 0.6), which share the
-            whole weight; the others get 0.
-        generator: source of that choice.
-        share: where these samples stand in the whole batch, so that their choice does not depend on who makes it; None: they
-            are all.
+    `latents`, `final`, `trained`: as for `tcd`; similarities are reported though not used.
+    `fraction`: below 1, each sample keeps a random subset of ceil(fraction·T') steps (DanceGRPO: 0.6), which share the
+        whole weight; the others get 0.
+    `generator`: source of that choice.
+    `share`: where these samples stand in the whole batch, so that their choice does not depend on who makes it; None: they
+        are all.
     """
     similarity, delta = similarity_gain(latents, final)  # [B, T+1], [B, T]
     trained = _checked(trained, delta.shape[1])
@@ -114,9 +113,8 @@ def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Se
     Raises:
         ValueError: no step adds noise; so below.
 
-    Args:
-        latents, final, trained: as for `tcd`; similarities are reported though not used.
-        stds: the T transitions' s_j·√Δ_j.
+    `latents`, `final`, `trained`: as for `tcd`; similarities are reported though not used.
+    `stds`: the T transitions' s_j·√Δ_j.
     """
     _stochastic("noise_aware", [stds[j] for j in trained])
     return _alike(latents, final, trained, stds, "noise_aware")
@@ -131,10 +129,9 @@ def pcpo(
     counts by how sensitive its log-ratio is to the velocity, c_j; with this scale it counts by its length. The paper's other
     half is the loss `log_hinge`.
 
-    Args:
-        latents, final, trained: as for `tcd`; similarities are reported though not used.
-        sensitivities: c_j of the T transitions, from `sde.sensitivities`.
-        sigmas: T+1 noise levels.
+    `latents`, `final`, `trained`: as for `tcd`; similarities are reported though not used.
+    `sensitivities`: c_j of the T transitions, from `sde.sensitivities`.
+    `sigmas`: T+1 noise levels.
     """
     trained = _checked(trained, latents.shape[1] - 1)
     _stochastic("pcpo", [1 / sensitivities[j] for j in trained])
@@ -154,9 +151,8 @@ def grpo_guard(
     log ρ̂_j = std_j·(log ρ_j + mean‖Δμ_j‖²/(2·std_j²)), so that clipping meets all steps and both signs alike; and the loss is
     divided by Δ_j, here as weights of mean 1.
 
-    Args:
-        latents, final, trained, stds: as for `noise_aware`.
-        sigmas: T+1 noise levels.
+    `latents`, `final`, `trained`, `stds`: as for `noise_aware`.
+    `sigmas`: T+1 noise levels.
     """
     trained = _checked(trained, latents.shape[1] - 1)
     _stochastic("grpo_guard", [stds[j] for j in trained])

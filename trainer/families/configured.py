@@ -35,8 +35,7 @@ class Configuration:
 
         What a template adds to the prompt is not counted. Only the LOOKED prompts with the most bytes are looked at.
 
-        Args:
-            most: tokens that it shall take; 0: its own limit.
+        `most`: tokens that it shall take; 0: its own limit.
         """
         rules = RULES[self.checkpoint.family]
         folder = self.folder / rules.tokenizer

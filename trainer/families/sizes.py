@@ -91,9 +91,8 @@ KONTEXT_SIZES = (
 def kontext_size(width: int, height: int, area: int, unit: int) -> tuple[int, int]:
     """(width, height) of a picture that FLUX Kontext works on: the nearest of KONTEXT_SIZES in shape, scaled to that area.
 
-    Args:
-        area: of what is sampled; at 1024 x 1024 it is one of KONTEXT_SIZES itself.
-        unit: pixels, of which a side has a multiple.
+    `area`: of what is sampled; at 1024 x 1024 it is one of KONTEXT_SIZES itself.
+    `unit`: pixels, of which a side has a multiple.
     """
     _, *nearest = min((abs(width / height - across / down), across, down) for across, down in KONTEXT_SIZES)
     scale = math.sqrt(area) / 1024

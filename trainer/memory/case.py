@@ -521,8 +521,7 @@ class Case(ABC):
     def together(self, has: float, ways: Iterable[Way] | None = None) -> tuple[list[Way], Self]:
         """Changes one after another, each that needs less than those before it, until all of it fits or no change is left.
 
-        Args:
-            ways: of which to take; None: all.
+        `ways`: of which to take; None: all.
         """
         case, steps = self, []
         for way in self.ways() if ways is None else ways:

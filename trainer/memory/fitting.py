@@ -43,8 +43,7 @@ def check_folder(
     What computing takes comes on top: it depends on the sampler's settings, and `otca memory` counts it. So too much is an error
     and a tight fit only a warning.
 
-    Args:
-        adapter: what it is going to get; None: all weights are trained.
+    `adapter`: what it is going to get; None: all weights are trained.
 
     Raises:
         FlowModelError: more than the device's free memory.

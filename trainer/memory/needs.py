@@ -296,9 +296,8 @@ def _architecture(file: File) -> Architecture:
 def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = True) -> Iteration:
     """The settings of an API graph that decide its memory.
 
-    Args:
-        off: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
-        has_gpu: without one all judges compute in main memory, and stay there.
+    `off`: classifier-free guidance above it takes a second row; None: guidance is a number that the network takes.
+    `has_gpu`: without one all judges compute in main memory, and stay there.
 
     Raises:
         ValueError: a node that it takes is missing, or there are several.

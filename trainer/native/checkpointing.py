@@ -30,8 +30,7 @@ OPTIONS = "transformer_options"  # ComfyUI's dictionary for its nodes; a network
 def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: tuple, kwargs: dict) -> Any:
     """`run(*args, **kwargs)` of a block, of which the inputs alone are kept.
 
-    Args:
-        parameters: what is trained within the block.
+    `parameters`: what is trained within the block.
     """
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)

@@ -39,12 +39,11 @@ def make_trainable(
 ) -> NativeModel:
     """A MODEL that ComfyUI loaded, with a LoRA adapter on it that begins as nothing.
 
-    Args:
-        low_noise: of a family with two networks the one for noise levels below `boundary`.
-        conditioning: what it carries besides embeddings goes along with every prompt: reference latents, a first frame.
-        checkpointing: "on", "off", or "auto": on where activations would take more than half of what the weights leave.
-        memory: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
-        is_guided_inside: see NativeOptions.
+    `low_noise`: of a family with two networks the one for noise levels below `boundary`.
+    `conditioning`: what it carries besides embeddings goes along with every prompt: reference latents, a first frame.
+    `checkpointing`: "on", "off", or "auto": on where activations would take more than half of what the weights leave.
+    `memory`: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
+    `is_guided_inside`: see NativeOptions.
 
     Raises:
         FlowModelError: not a flow-matching model of pictures or videos, or a CLIP or VAE of another model.

@@ -112,9 +112,8 @@ def way_of(core: Any, clip: CLIP) -> Way:
 def conditioning(way: Way, clip: CLIP, encode: Callable[[Tensor], Tensor], asked: Asked, unit: int) -> list[list[Any]]:
     """The CONDITIONING that a family's own nodes make of a text and its pictures.
 
-    Args:
-        encode: pictures [1, H, W, 3] in [0, 1] to the latents that the autoencoder makes of them.
-        unit: pixels of a side of one of the network's tokens.
+    `encode`: pictures [1, H, W, 3] in [0, 1] to the latents that the autoencoder makes of them.
+    `unit`: pixels of a side of one of the network's tokens.
 
     Raises:
         FlowModelError: more pictures than the family takes.

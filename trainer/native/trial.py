@@ -39,9 +39,8 @@ def run(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: flo
     Where other nodes' functions see the noise level, they may do so at some levels only, which no trial would meet: a call then
     holds one sample, as ComfyUI's sampler would have it.
 
-    Args:
-        condition: of one prompt.
-        x: three samples; or one, where a batch would be too large to try.
+    `condition`: of one prompt.
+    `x`: three samples; or one, where a batch would be too large to try.
 
     Raises:
         FlowModelError: the same call gives another velocity later, or a function of another node raises.

@@ -177,8 +177,7 @@ class Answers:
     def ask(self, asked: Sequence[Asked], choices: Sequence[str], batch_size: int = 0) -> Iterator[dict[int, Reading]]:
         """How likely each question's answer begins with each choice; {number of the question: its reading} a forward pass.
 
-        Args:
-            batch_size: questions to one forward pass, of those whose pictures and texts have one size; 0: all of them.
+        `batch_size`: questions to one forward pass, of those whose pictures and texts have one size; 0: all of them.
 
         Raises:
             RewardError: this model has no token for a choice.

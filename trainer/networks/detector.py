@@ -50,8 +50,7 @@ class Detector(Network):
     def find(self, images: Tensor, names: Sequence[str], threshold: float = 0.0) -> list[dict[str, list[Found]]]:
         """The objects of `names` in each picture [B, H, W, 3], the surest first and at most MOST of a name.
 
-        Args:
-            threshold: least score; 0: THRESHOLD.
+        `threshold`: least score; 0: THRESHOLD.
         """
         prepared = self.processor(preprocess.pil(images), return_tensors="pt").to(self.device)
         prepared["pixel_values"] = prepared["pixel_values"].to(self.dtype)

@@ -59,11 +59,10 @@ _loaded: weakref.WeakValueDictionary[tuple, Network] = weakref.WeakValueDictiona
 def shared(kind: type[N], path: Path, device: str = "auto", dtype: str = "auto", **more: Hashable) -> N:
     """The network of that kind and checkpoint; loaded now, unless it is still held.
 
-    Args:
-        path: a folder or file that holds the checkpoint.
-        device: auto, or a torch device.
-        dtype: auto, or one of DTYPES.
-        more: further arguments of that kind.
+    `path`: a folder or file that holds the checkpoint.
+    `device`: auto, or a torch device.
+    `dtype`: auto, or one of DTYPES.
+    `more`: further arguments of that kind.
     """
     chosen = resolve_device(devices.chosen_reward_device(device))
     automatic = torch.float32 if chosen.type == "cpu" else kind.AUTO_DTYPE

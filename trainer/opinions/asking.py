@@ -77,11 +77,10 @@ class VoteFolder:
     ) -> list[Score]:
         """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
 
-        Args:
-            samples: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
-            groups: which of them are of one group.
-            fps: of these videos; None: the folder's.
-            sources: the B pictures that were edited, if the prompts do not name them here.
+        `samples`: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
+        `groups`: which of them are of one group.
+        `fps`: of these videos; None: the folder's.
+        `sources`: the B pictures that were edited, if the prompts do not name them here.
 
         Returns:
             NaN for a sample that cannot be shown; None in a group that was not ranked, and for a picture that no vote is about.

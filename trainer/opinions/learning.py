@@ -56,13 +56,12 @@ def take(
 
     Nothing is sampled, see `_on_lines`. z is a pair's 1 and -1, or the picture's value; regions become the credit's places.
 
-    Args:
-        settings: see `SamplerSettings.of_pairs`; pictures are fitted to its size.
-        count: pairs to an iteration; each of several processes takes its share of their pictures.
-        shuffle: into a new order in every pass over the pairs, by `seed`.
-        seed: of the noise too, which is another in every iteration.
-        rewards: held-out ones, which evaluations ask.
-        on_step: called before every picture; may raise to stop.
+    `settings`: see `SamplerSettings.of_pairs`; pictures are fitted to its size.
+    `count`: pairs to an iteration; each of several processes takes its share of their pictures.
+    `shuffle`: into a new order in every pass over the pairs, by `seed`.
+    `seed`: of the noise too, which is another in every iteration.
+    `rewards`: held-out ones, which evaluations ask.
+    `on_step`: called before every picture; may raise to stop.
 
     Raises:
         PairError: a file is not a picture.

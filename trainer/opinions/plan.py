@@ -101,8 +101,7 @@ def say(said: str) -> None:
 def read_source(folder: str, tag: str = "") -> Source:
     """The opinions in a folder that a workflow names; without one the user's own.
 
-    Args:
-        tag: only opinions whose pictures all have it; empty: all.
+    `tag`: only opinions whose pictures all have it; empty: all.
 
     Raises:
         NotAllowed: a folder that workflows may not read.
@@ -186,10 +185,9 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     Held out are whole prompts by a hash of them, so that a further opinion moves no other one to the other side; with fewer than
     _PROMPTS of them pictures, those together that were compared.
 
-    Args:
-        form: one of FORMS.
-        held_out: the share of prompts that is never trained on.
-        on_picture: called before each picture is looked at; may raise to stop.
+    `form`: one of FORMS.
+    `held_out`: the share of prompts that is never trained on.
+    `on_picture`: called before each picture is looked at; may raise to stop.
 
     Raises:
         PairError: fewer than LEAST are left to train on.

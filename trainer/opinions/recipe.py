@@ -68,9 +68,8 @@ def write(store: Store, names: Iterable[str], model: str = TEMPLATE, tag: str = 
 
     Pairs are made where pictures can be compared, as `plan` says; else each picture is learned from alone, by `nft`.
 
-    Args:
-        names: ids of pictures; none: all that there are opinions about, without a tag.
-        model: one of MODELS.
+    `names`: ids of pictures; none: all that there are opinions about, without a tag.
+    `model`: one of MODELS.
 
     Raises:
         PairError: fewer opinions than a training takes.

@@ -100,8 +100,7 @@ class ClickedTaste:
     def next_pairs(self, groups: Sequence[Sequence[str]], count: int = 1) -> list[tuple[str, str]]:
         """The pairs to ask about next, which tell most about the taste, one of a group at most; fewer where nothing is left.
 
-        Args:
-            groups: the pictures of each prompt, by their ids. Pairs that were answered are not asked again.
+        `groups`: the pictures of each prompt, by their ids. Pairs that were answered are not asked again.
         """
         with self._busy:
             self._learn()

@@ -16,8 +16,7 @@ def figures(images: Tensor, periods: tuple[int, ...]) -> dict[str, list[float]]:
         chroma           mean of the largest less the smallest channel
         grid/<period>    peaks at multiples of 1/period: how far they stand above their neighbourhood, 1 where they do not
 
-    Args:
-        periods: of the grids, in pixels. One that is more than half of a side is left out.
+    `periods`: of the grids, in pixels. One that is more than half of a side is left out.
     """
     values: dict[str, list[float]] = {}
     for picture in images:

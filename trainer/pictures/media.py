@@ -165,9 +165,8 @@ def upright(content: bytes, name: str = "", *, formats: Sequence[str] = FORMATS,
 
     It is turned as its EXIF says, lies on white where it is transparent, and is the first one of several. `info` has its texts.
 
-    Args:
-        name: what the log calls it where it is the first of several.
-        left: pixels that it may have, if fewer than MOST_PIXELS.
+    `name`: what the log calls it where it is the first of several.
+    `left`: pixels that it may have, if fewer than MOST_PIXELS.
 
     Raises:
         ValueError: it is not one of `formats`, is damaged, or would take too much memory. The text continues a sentence.
@@ -273,8 +272,7 @@ def animation(frames: np.ndarray, fps: float, kind: str) -> bytes:
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:
     """H.264 of frames [F, H, W, 3] uint8; an odd side loses a pixel, which the codec cannot keep.
 
-    Args:
-        quality: 0 … 10, the best.
+    `quality`: 0 … 10, the best.
     """
     import av
     from av.video.reformatter import Colorspace

@@ -42,8 +42,7 @@ def adapter_state(model: FlowModel, expert: str, dtype: torch.dtype = torch.floa
 def save(model: FlowModel, path: Path, metadata: Mapping[str, object], dtype: torch.dtype | None = None) -> list[Path]:
     """Writes the adapter as safetensors, with `metadata` (workflow, settings) in its header; never leaves half a file.
 
-    Args:
-        dtype: of the tensors; None: what the network computes in.
+    `dtype`: of the tensors; None: what the network computes in.
 
     Returns the files, one for each network that is trained.
     """

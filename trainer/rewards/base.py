@@ -129,9 +129,8 @@ class GroupReward(Reward):
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Sequence[float | None]:
         """B scores of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `score` gives them.
 
-        Args:
-            prompts: of each of the B samples.
-            groups: the number of each sample's group.
+        `prompts`: of each of the B samples.
+        `groups`: the number of each sample's group.
         """
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
@@ -219,8 +218,7 @@ def score(
 ) -> Tensor:
     """All rewards' scores [B, len(rewards)], of pictures or videos; NaN for a score that is missing, for whatever reason.
 
-    Args:
-        groups: the number of each sample's group, which a GroupReward needs.
+    `groups`: the number of each sample's group, which a GroupReward needs.
 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
@@ -239,8 +237,7 @@ def score_with_gradient(
 ) -> Tensor:
     """One reward's scores [B] of pictures [B, H, W, 3] or videos [B, F, H, W, 3], bounded, with their gradient.
 
-    Args:
-        groups: the number of each sample's group, for a GroupReward, which is to see whole groups.
+    `groups`: the number of each sample's group, for a GroupReward, which is to see whole groups.
 
     Raises:
         RewardError: it has none, or compares groups and was told none.
@@ -284,9 +281,8 @@ def _column(
 ) -> Tensor:
     """[B] float32 on the CPU, by one reward.
 
-    Args:
-        first: the number of the first sample, for the log.
-        groups: the number of each sample's group, for a GroupReward.
+    `first`: the number of the first sample, for the log.
+    `groups`: the number of each sample's group, for a GroupReward.
     """
     try:
         reward.come_back()
@@ -378,8 +374,7 @@ def _score_groups(
 ) -> Columns:
     """Asks the rewards about the whole batch, in the first process alone; returns this process's share of their scores.
 
-    Args:
-        prompts: the P groups' texts.
+    `prompts`: the P groups' texts.
     """
     values, seconds = {}, {}
     if rewards:
@@ -418,13 +413,12 @@ def score_stack(
 ) -> Scores:
     """Scores one rollout. Trained rewards first, held-out ones apart; those that compare groups come last.
 
-    Args:
-        images: this process's share of the samples.
-        prompts: the P groups' texts.
-        groups: the group of each of these samples.
-        on_step: called before each reward's turn; may raise to stop.
-        batch_size: samples that all rewards score before the next ones have their turn; 0: all.
-        scored: scores of all those parts, where the rewards that score `one_by_one` gave them during sampling.
+    `images`: this process's share of the samples.
+    `prompts`: the P groups' texts.
+    `groups`: the group of each of these samples.
+    `on_step`: called before each reward's turn; may raise to stop.
+    `batch_size`: samples that all rewards score before the next ones have their turn; 0: all.
+    `scored`: scores of all those parts, where the rewards that score `one_by_one` gave them during sampling.
     """
     rewards = trained_first(rewards)
     trained = [reward for reward in rewards if not reward.held_out]

@@ -117,9 +117,8 @@ def rank(
 ) -> RankedFolder:
     """Ranks a folder's pictures. Rewards judge each in its own size; those that compare pictures see `images`.
 
-    Args:
-        prompt, one_a_line: as `ranking.prompts_of` takes them, for all names of `found`.
-        on_step: called once a picture.
+    `prompt`, `one_a_line`: as `ranking.prompts_of` takes them, for all names of `found`.
+    `on_step`: called once a picture.
 
     Raises:
         FolderError: none can be read.
@@ -183,9 +182,8 @@ def _floats(pictures: Sequence[np.ndarray]) -> Tensor:
 def save(name: str, ranked: ranking.Ranking, names: Sequence[str], picture: Callable[[int], Image.Image]) -> str:
     """Writes pictures into a new folder, best first, each with its scores in its text; beside them TABLE. Returns a line on it.
 
-    Args:
-        names: of the B pictures; empty: they are called by their numbers.
-        picture: gives one of them by its number, from 0; a PNG's own text is kept.
+    `names`: of the B pictures; empty: they are called by their numbers.
+    `picture`: gives one of them by its number, from 0; a PNG's own text is kept.
 
     Raises:
         ValueError: the name of the folder is not a plain one.

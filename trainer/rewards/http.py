@@ -92,10 +92,9 @@ class ScoreServer(Server):
     ) -> list[float | None]:
         """One score a sample.
 
-        Args:
-            batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
-            groups: the number of each sample's group, where the server is to know.
-            file_fps: frames a second of these videos, where they have their own.
+        `batch`: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
+        `groups`: the number of each sample's group, where the server is to know.
+        `file_fps`: frames a second of these videos, where they have their own.
 
         Raises:
             NotAllowed: the user has not allowed that host, or not that it gets the token.

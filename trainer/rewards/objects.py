@@ -90,9 +90,8 @@ def met(
     As GenEval has it: of more objects than asked for the surest count; what has the wrong number has no right color, and what has
     the wrong number or color no right place.
 
-    Args:
-        found: the objects of each name, the surest first.
-        colors: the colors of some objects of a name; asked only where a clause has one.
+    `found`: the objects of each name, the surest first.
+    `colors`: the colors of some objects of a name; asked only where a clause has one.
     """
     answers: list[bool] = []
     right: list[Sequence[Found] | None] = []  # the objects of each clause, if all that it asks for is met

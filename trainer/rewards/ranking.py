@@ -108,8 +108,7 @@ def rank(
     A reward that does not apply to a sample says nothing for or against it: it counts as average there. A sample that a reward
     failed to score, or that none applies to, ranks last.
 
-    Args:
-        scored: what the rewards that judge one by one said, if they were asked before.
+    `scored`: what the rewards that judge one by one said, if they were asked before.
 
     Raises:
         RewardError: all rewards are held out, one threw, or no sample has its scores.

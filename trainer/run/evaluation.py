@@ -50,11 +50,10 @@ def evaluate(
 
     Several processes share the work, and all of them get the whole result.
 
-    Args:
-        report: of the iteration before, whose sampler settings and rewards are taken.
-        seeds: how many.
-        steps: denoising steps; 0: as many as training takes.
-        progress: gives, for a number of model calls, what is called before each of them, and may raise to stop.
+    `report`: of the iteration before, whose sampler settings and rewards are taken.
+    `seeds`: how many.
+    `steps`: denoising steps; 0: as many as training takes.
+    `progress`: gives, for a number of model calls, what is called before each of them, and may raise to stop.
 
     Returns:
         The row of evaluation.jsonl, the pictures [N, H, W, 3] or videos [N, F, H, W, 3], and the N prompts.
@@ -105,10 +104,9 @@ def evaluate(
 def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: int, alike: bool) -> None:
     """Writes samples/<iteration>.png, of videos also .mp4, and samples.png, which shows before and after training.
 
-    Args:
-        folder: of the run.
-        iteration: 0 is the evaluation before training, whose pictures are kept for samples.png.
-        alike: whether these began as those of before training did; else samples.png stays as it is.
+    `folder`: of the run.
+    `iteration`: 0 is the evaluation before training, whose pictures are kept for samples.png.
+    `alike`: whether these began as those of before training did; else samples.png stays as it is.
     """
     stills = grids.stills(images)
     if alike:

@@ -175,8 +175,7 @@ def check_values(content: dict, values: Check, path: Path, fix: str) -> None:
 def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say: Say = logger.warning) -> list[dict]:
     """Objects of a JSON-lines file, an empty list if it is missing. A last line that a kill cut short is left out and reported.
 
-    Args:
-        row_check: raises ValueError for a wrong row; None: that of `LINES`, whose rows also rise by their iteration.
+    `row_check`: raises ValueError for a wrong row; None: that of `LINES`, whose rows also rise by their iteration.
 
     Raises:
         Damaged: names the line.

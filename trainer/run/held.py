@@ -110,10 +110,9 @@ def hold(
 ) -> Held:
     """Claims a folder in which a run can begin or go on, and reads it. A folder that is refused stays as it was.
 
-    Args:
-        judge: called with the folder and its status where a new run is to begin; raises Taken.
-        place: canvas or headless.
-        take_over: see `claim.take`.
+    `judge`: called with the folder and its status where a new run is to begin; raises Taken.
+    `place`: canvas or headless.
+    `take_over`: see `claim.take`.
 
     Raises:
         Claimed: another process trains there, or may.

@@ -57,8 +57,7 @@ def train(prepared: Prepared, *, say: Say = print) -> int:
     One iteration is one run of the graph; before each, the inputs that carry `control_after_generate` advance by one, as
     ComfyUI's queue does it. Everything random is drawn from those inputs, so a resumed run repeats what it would have done.
 
-    Args:
-        say: receives lines for a human.
+    `say`: receives lines for a human.
 
     Returns:
         The exit code: 0, or 128 + the signal that stopped it (130 for Ctrl-C, 143 for SIGTERM; 0 for a stop file).

@@ -196,10 +196,9 @@ class Run:
     def mark(self, state: str, total: int | None, error: str | None = None, **why: str | None) -> None:
         """Says in status.json how the run stands.
 
-        Args:
-            state: running, idle, finished, stopped or failed.
-            total: iterations in all.
-            why: `node` and `reason`, as `Status` has them.
+        `state`: running, idle, finished, stopped or failed.
+        `total`: iterations in all.
+        `why`: `node` and `reason`, as `Status` has them.
         """
         if self.writes:
             place = status.HEADLESS if self.held.node is None else status.CANVAS
@@ -217,9 +216,8 @@ class Run:
         The same report twice is one iteration: on the canvas only this node's settings were changed, or a stop or an error cut
         the first call off. Nothing is logged again then; what was cut off, an evaluation or a save, is done.
 
-        Args:
-            progress: gives, for the number of an evaluation's model calls, what is called before each of them; that may raise to
-                stop, which then leaves that evaluation out.
+        `progress`: gives, for the number of an evaluation's model calls, what is called before each of them; that may raise to
+            stop, which then leaves that evaluation out.
         """
         self.check_metric(report.advantages.scores.rewards)
         if report.metrics is not self._metrics:

@@ -73,8 +73,7 @@ def write(folder: Path, status: Status) -> None:
 def following(before: Status, status: str, pid: int | None, *, total: int | None, **about: str | None) -> Status:
     """The next status of a run, by or for the process of that number. When the run started stays as it was before.
 
-    Args:
-        about: place, error, node, reason, at and id, as `Status` has them.
+    `about`: place, error, node, reason, at and id, as `Status` has them.
     """
     import psutil
 
@@ -98,9 +97,8 @@ def now(
     A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there. Where
     status.json is lost or damaged, the iterations decide.
 
-    Args:
-        done, planned: numbers of iterations, by metrics.jsonl and by the workflow.
-        executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where that is not known.
+    `done`, `planned`: numbers of iterations, by metrics.jsonl and by the workflow.
+    `executing`: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where that is not known.
     """
     if status.place == REMOTE:
         return status.status

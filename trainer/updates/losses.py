@@ -17,10 +17,9 @@ def clipped_objective(
 ) -> tuple[Tensor, dict]:
     """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
 
-    Args:
-        log_prob, old_log_prob, advantage: of one shape, any.
-        clip: c.
-        weight: of a shape that broadcasts to the others, how many entries each entry counts for, in the loss and all statistics.
+    `log_prob`, `old_log_prob`, `advantage`: of one shape, any.
+    `clip`: c.
+    `weight`: of a shape that broadcasts to the others, how many entries each entry counts for, in the loss and all statistics.
 
     Returns:
         The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
@@ -61,8 +60,7 @@ def dppo(
     ρ > 1 with Ã > 0 or ρ < 1 with Ã < 0. Log-ratios average out over a latent's elements, KL does not: it sees a mean that moved
     where ρ is still about 1.
 
-    Args:
-        divergence: KL = mean‖μ - μ_old‖²/(2·std²) of each entry; 0 where the policy is the one that sampled.
+    `divergence`: KL = mean‖μ - μ_old‖²/(2·std²) of each entry; 0 where the policy is the one that sampled.
     """
     log_ratio = log_prob - old_log_prob
     far = (divergence if isinstance(divergence, torch.Tensor) else torch.full_like(log_ratio, divergence)) >= clip

@@ -41,23 +41,22 @@ def matching_loss(
 
     v* = noise - x0 is where the velocity should lead, ℓ = mean‖v - v*‖² over a sample's elements.
 
-    Args:
-        kind: one of KINDS.
-        velocity: [B, …], the policy's at x_σ, with gradient.
-        x0, noise: [B, …], of its shape: the finished latents, and fresh noise.
-        sigma: [B], noise levels in (0, 1].
-        advantage: [B].
-        old: [B, …], the old policy's velocity at x_σ; None: on-policy, the policy's own, detached.
-        reference: [B, …], the untrained model's velocity at x_σ, for `dgpo` and `dpo`.
-        groups: [B], for these: numbers of the samples that are compared. A group has one prompt, level and noise, and is whole;
-            for `dpo` the samples that `pairs` names are enough. These and the numbers of samples may be in main memory while the
-            velocity is on a device, which they then need not wait for.
-        beta: `nft`: how far its two velocities reach beyond the old one; `dgpo`, `dpo`: how sharp a preference is.
-        advantage_limit: A_max of `nft` and `awm`, to which advantages are clipped; `awm` divides by it.
-        weight: [B], how many samples each one counts for; None: 1.
-        spatial: [B, h, w] or [B, F, h, w], how much each place of the latent counts, of mean 1; None: all alike.
-        clip: c of the brake of `awm` and `dgpo`; None: the kind's own.
-        keep_winner: `dpo`: μ of `loser_scale`, by which the loser's gradient is scaled; 0: it is not.
+    `kind`: one of KINDS.
+    `velocity`: [B, …], the policy's at x_σ, with gradient.
+    `x0`, `noise`: [B, …], of its shape: the finished latents, and fresh noise.
+    `sigma`: [B], noise levels in (0, 1].
+    `advantage`: [B].
+    `old`: [B, …], the old policy's velocity at x_σ; None: on-policy, the policy's own, detached.
+    `reference`: [B, …], the untrained model's velocity at x_σ, for `dgpo` and `dpo`.
+    `groups`: [B], for these: numbers of the samples that are compared. A group has one prompt, level and noise, and is whole;
+        for `dpo` the samples that `pairs` names are enough. These and the numbers of samples may be in main memory while the
+        velocity is on a device, which they then need not wait for.
+    `beta`: `nft`: how far its two velocities reach beyond the old one; `dgpo`, `dpo`: how sharp a preference is.
+    `advantage_limit`: A_max of `nft` and `awm`, to which advantages are clipped; `awm` divides by it.
+    `weight`: [B], how many samples each one counts for; None: 1.
+    `spatial`: [B, h, w] or [B, F, h, w], how much each place of the latent counts, of mean 1; None: all alike.
+    `clip`: c of the brake of `awm` and `dgpo`; None: the kind's own.
+    `keep_winner`: `dpo`: μ of `loser_scale`, by which the loser's gradient is scaled; 0: it is not.
 
     Returns:
         The scalar loss, and detached scalars: `residual` (mean ℓ), `moved` (mean‖v - v_old‖²), and what the kind adds.
@@ -191,9 +190,8 @@ def loser_scale(winner: Tensor, loser: Tensor, kept: float) -> Tensor:
     The gradients are those by the velocities, in place of those by the weights: the same where both velocities answer to the
     weights alike. The authors have one λ for all pairs of a batch; here each pair has its own, which is as safe for each of them.
 
-    Args:
-        winner, loser: [P, E], the slopes of ℓ_w and ℓ_l by the velocities, up to one common factor.
-        kept: μ in [0, 1]; the authors' scripts have 0.6 and 0.9.
+    `winner`, `loser`: [P, E], the slopes of ℓ_w and ℓ_l by the velocities, up to one common factor.
+    `kept`: μ in [0, 1]; the authors' scripts have 0.6 and 0.9.
     """
     most, shared = (1 - kept) * winner.square().sum(1), (winner * loser).sum(1)
     return torch.where(shared > most, most / shared, 1.0)

@@ -127,11 +127,10 @@ class Passes(ABC):
     ) -> Tensor:
         """The share of `count` points, with its KL term, in the update's loss, ready for its backward pass.
 
-        Args:
-            loss: their mean.
-            statistics: figures of them, which the tally takes in.
-            kl: the mean of their `divergence`.
-            reported: what is reported as the loss; None: the loss.
+        `loss`: their mean.
+        `statistics`: figures of them, which the tally takes in.
+        `kl`: the mean of their `divergence`.
+        `reported`: what is reported as the loss; None: the loss.
         """
 
         def of_all(mean: Tensor) -> Tensor:

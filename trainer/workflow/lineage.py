@@ -132,8 +132,7 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
     with class names, None if a graph lacks the node. `node` in them is a title. Seeds that advance, names, and what decides how
     long and where a run is kept do not count as a difference.
 
-    Args:
-        node: the Training Run that it is about, where there are several; None: the first.
+    `node`: the Training Run that it is about, where there are several; None: the first.
     """
     at = [_by_path(graph, node) for graph in (before, now)]
     if not all(at):
@@ -167,9 +166,8 @@ def as_begun(graph: Graph, done: int) -> dict[str, dict]:
 def stands_at(begun: Graph, done: int, graph: Graph, node: str) -> tuple[tuple[str, str, int], ...]:
     """The values of `graph`'s advancing inputs after `done` iterations of a run that began with a graph of the same structure.
 
-    Args:
-        begun: as `as_begun` gives it.
-        node: the Training Run in `graph`.
+    `begun`: as `as_begun` gives it.
+    `node`: the Training Run in `graph`.
 
     Returns:
         (id in `graph`, input, value), those nearest to the Training Run first.

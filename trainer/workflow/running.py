@@ -56,8 +56,7 @@ class Workflow:
     ):
         """Raises WorkflowError if `graph` is not in API form; what is wrong *inside* it is validate()'s business.
 
-        Args:
-            node_classes: by their names, or a function of the graph in API form that returns them and their display names.
+        `node_classes`: by their names, or a function of the graph in API form that returns them and their display names.
         """
         self._graph = api_graph(graph)
         if not isinstance(node_classes, Mapping):

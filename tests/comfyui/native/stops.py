@@ -20,10 +20,9 @@ from comfyui_otca.trainer.types import GradientSettings, MatchingSettings, Updat
 def stops(family: str, kind: str, every: int = 1, half: bool = False, is_recorded: bool = False, **options) -> dict:
     """One update of a kind, again and again from the same start, with ComfyUI's flag set at one call of a layer after the other.
 
-    Args:
-        every: so many calls of a layer from one try to the next.
-        half: with the loss scale of float16.
-        is_recorded: whether a Training Run follows, which is then asked before it has recorded.
+    `every`: so many calls of a layer from one try to the next.
+    `half`: with the loss scale of float16.
+    `is_recorded`: whether a Training Run follows, which is then asked before it has recorded.
     """
     from comfy import model_management
 
