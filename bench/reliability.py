@@ -258,7 +258,7 @@ def work(folder: Path, iterations: int) -> int:
     from ..trainer.workflow.running import Workflow
 
     devices.choose("cpu")
-    held._open.clear()
+    held.open_runs.clear()
     workflow = Workflow(graph(KILLED), NODE_CLASS_MAPPINGS)
     workflow.set("TrainingRun.iterations", iterations)
     return training.train(workflow, folder, resume=(folder / "workflow.json").is_file())

@@ -61,11 +61,11 @@ class Ours:
         self.expert.load(0.0)
 
     def bare(self) -> Tensor:
-        self.expert._eject(self.expert.patcher)
+        self.expert.take_out(self.expert.patcher)
         try:
             return self.forward()
         finally:
-            self.expert._inject(self.expert.patcher)
+            self.expert.put_in(self.expert.patcher)
 
     @torch.no_grad()
     def forward(self) -> Tensor:

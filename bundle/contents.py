@@ -85,7 +85,7 @@ def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
     except ValueError as error:
         raise ValueError(f"run_name = {run_name or run.get('run_name')!r} {error}") from error
     comfyui = foreign.needs(graph, workflow.node_classes)
-    collector = _Collector(workflow, Contents(graph, run["run_name"], comfyui=comfyui))
+    collector = Collector(workflow, Contents(graph, run["run_name"], comfyui=comfyui))
     for node_id in graph:
         collector.take(node_id)
     collector.finish()
@@ -113,7 +113,7 @@ def begun_from_runs(workflow: Workflow) -> Workflow:
     return Workflow(graph, workflow.node_classes, workflow.display_names, workflow.addresses)
 
 
-class _Collector:
+class Collector:
     """Goes through the nodes, renames what they name, and notes what is copied and expected."""
 
     def __init__(self, workflow: Workflow, contents: Contents):
@@ -343,19 +343,19 @@ class _Collector:
 
 # What becomes of a file that a node names, by what it is for, and of anything else, by its kind.
 OF_FILES = {
-    **dict.fromkeys((wants.MODEL, wants.REWARD_MODEL, wants.ENCODER), _Collector._model),
-    **dict.fromkeys((wants.GUIDE, PICTURES), _Collector._stays_here),
-    PROMPTS: _Collector._prompts,
-    PAIRS: _Collector._pairs,
-    OPINIONS: _Collector._opinions,
-    wants.PROMPT_LINES: _Collector._prompt_lines,
-    wants.UPLOADED: _Collector._uploaded,
-    wants.VOTES: _Collector._votes,
-    wants.ADAPTER: _Collector._adapter,
-    wants.TASTE: _Collector._taste,
-    wants.TOKENIZER: _Collector._tokenizer,
+    **dict.fromkeys((wants.MODEL, wants.REWARD_MODEL, wants.ENCODER), Collector._model),
+    **dict.fromkeys((wants.GUIDE, PICTURES), Collector._stays_here),
+    PROMPTS: Collector._prompts,
+    PAIRS: Collector._pairs,
+    OPINIONS: Collector._opinions,
+    wants.PROMPT_LINES: Collector._prompt_lines,
+    wants.UPLOADED: Collector._uploaded,
+    wants.VOTES: Collector._votes,
+    wants.ADAPTER: Collector._adapter,
+    wants.TASTE: Collector._taste,
+    wants.TOKENIZER: Collector._tokenizer,
 }
-OF_KINDS = {RUN: _Collector._python, POST: _Collector._address, wants.SECRET: _Collector._secret}
+OF_KINDS = {RUN: Collector._python, POST: Collector._address, wants.SECRET: Collector._secret}
 
 
 def _name_in_pack(path: Path, folder: Path) -> str | None:

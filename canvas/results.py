@@ -30,10 +30,10 @@ EVENT = "otca.result"
 
 # By workflow and node: ids of nodes are the same in many workflows.
 Place = tuple[str | None, str]
-_results: dict[Place, dict[str, dict]] = {}
-_looks: dict[Place, Look] = {}
-_runs: dict[Place, str] = {}  # by the Training Run node that makes it
-_recent: dict[str | None, None] = {}  # workflows, the last one that ran at the end
+results_by_node: dict[Place, dict[str, dict]] = {}
+looks_by_node: dict[Place, Look] = {}
+runs_by_canvas: dict[Place, str] = {}  # by the Training Run node that makes it
+recent_canvases: dict[str | None, None] = {}  # workflows, the last one that ran at the end
 MOST_WORKFLOWS = 16
 MOST_KEPT_BYTES = 2 * 2**30  # of main memory, for the pictures of the last iteration
 
@@ -92,12 +92,12 @@ def shown(
         made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
         # Predictions are held of one workflow, the one that ran last
         workflow = comfyui.running_workflow_id()
-        for (of, _), look in _looks.items():
+        for (of, _), look in looks_by_node.items():
             if of != workflow:
                 look.let_go()
-        _looks.pop((workflow, node), None)
+        looks_by_node.pop((workflow, node), None)
         if trajectories.predictions is not None and trajectories.model is not None:
-            _looks[workflow, node] = Look(trajectories, trajectories.predictions, trajectories.model, made_by)
+            looks_by_node[workflow, node] = Look(trajectories, trajectories.predictions, trajectories.model, made_by)
     return {"ui": ui, "result": result}
 
 
@@ -105,24 +105,24 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
     """Remembers what a node shows, with what made it, and sends it to the page."""
     workflow = comfyui.running_workflow_id()
     # Forgets the workflow that ran longest ago if there are too many: a result holds pictures
-    _recent.pop(workflow, None)
-    _recent[workflow] = None
-    if len(_recent) > MOST_WORKFLOWS:
-        oldest = next(iter(_recent))
-        del _recent[oldest]
-        for held in (_results, _looks, _runs):
+    recent_canvases.pop(workflow, None)
+    recent_canvases[workflow] = None
+    if len(recent_canvases) > MOST_WORKFLOWS:
+        oldest = next(iter(recent_canvases))
+        del recent_canvases[oldest]
+        for held in (results_by_node, looks_by_node, runs_by_canvas):
             for key in [key for key in held if key[0] == oldest]:
                 del held[key]
     made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
     below = lineage.runs_below(prompt, node) if node in prompt else []
-    run = next(filter(None, (_runs.get((workflow, recording)) for recording in below)), None)
+    run = next(filter(None, (runs_by_canvas.get((workflow, recording)) for recording in below)), None)
     data = {"run": run, "drawn": lineage.advanced(prompt)} | data | {"workflow_id": workflow, "made_by": made_by}
     # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
     credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
-    for (of, _), results in _results.items():
+    for (of, _), results in results_by_node.items():
         if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
             del results["advantages"]
-    _results.setdefault((workflow, node), {})[kind] = data
+    results_by_node.setdefault((workflow, node), {})[kind] = data
     comfyui.tell(EVENT, {"node": node, "kind": kind, "data": data})
     return data
 
@@ -141,7 +141,7 @@ def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dic
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
     """The results that a node showed last, by kind; also what a script queued, whose graph has no workflow id."""
-    return _results.get((workflow, node)) or _results.get((None, node), {})
+    return results_by_node.get((workflow, node)) or results_by_node.get((None, node), {})
 
 
 def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None) -> None:
@@ -185,12 +185,12 @@ def coming(graph: Mapping) -> dict[str, dict]:
 
 def makes_run(node: str, run: str) -> None:
     """Remembers which run a Training Run node writes. Called before sampling and before the evaluation, since both take long."""
-    _runs[comfyui.running_workflow_id(), node] = run
+    runs_by_canvas[comfyui.running_workflow_id(), node] = run
 
 
 def run_at_work(run: str) -> bool:
     """Whether ComfyUI is executing a prompt of that run."""
-    return any(_runs.get(node) == run for node in comfyui.running_nodes(RUN_NODE))
+    return any(runs_by_canvas.get(node) == run for node in comfyui.running_nodes(RUN_NODE))
 
 
 def preview_png(node: str, sample: int, step: int, workflow: str | None = None, made_by: str = "") -> bytes:
@@ -201,7 +201,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     """
     from ..trainer.pictures import grids
 
-    look = _looks.get((workflow, node)) or _looks.get((None, node))
+    look = looks_by_node.get((workflow, node)) or looks_by_node.get((None, node))
     if look is None or look.made_by != made_by or (model := look.model()) is None:
         raise LookupError(f"the trajectories of node {node} are no longer in memory. Fix: run the graph again")
     predictions = look.predictions()

@@ -175,7 +175,7 @@ def chosen_reward_device(name: str) -> str:
 # --- what makes room and comes back -----------------------------------------------------------------------------------
 
 moving = threading.RLock()  # held while anything moves: whoever comes back waits until all have left
-_residents: weakref.WeakSet[Resident] = weakref.WeakSet()
+resident_networks: weakref.WeakSet[Resident] = weakref.WeakSet()
 
 
 class Resident:
@@ -204,7 +204,7 @@ class Resident:
         with moving:
             self._ask_for_room(device)
             self._move(device)
-            _residents.add(self)
+            resident_networks.add(self)
 
     def leave(self) -> bool:
         """Moves it to main memory. False if it was there already."""
@@ -228,7 +228,9 @@ class Resident:
 
 def held_on(kind: str, number: int) -> int | None:
     """Bytes of weights that residents have on a device of torch; None if they have none. Does not wait for a move to end."""
-    weights = [weight for user in list(_residents) for network in user._networks() for weight in network.parameters()]
+    weights = [
+        weight for user in list(resident_networks) for network in user._networks() for weight in network.parameters()
+    ]
     on_it = [w.nbytes for w in weights if w.device.type == kind and (w.device.index or 0) == number]
     return sum(on_it) or None
 
@@ -236,7 +238,7 @@ def held_on(kind: str, number: int) -> int | None:
 def release_all() -> int:
     """Asks every resident to leave; returns how many did."""
     with moving:
-        count = sum(resident.leave() for resident in list(_residents))
+        count = sum(resident.leave() for resident in list(resident_networks))
     empty_cache()
     return count
 

@@ -170,7 +170,7 @@ def _get_packages(root: Path) -> str:
 
 
 def _import(device: str | None) -> None:
-    _choose_accelerator(device)
+    choose_accelerator(device)
     with _importing(folder_of_server()):
         from comfy.cli_args import args as options
 
@@ -188,7 +188,7 @@ def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-def _choose_accelerator(device: str | None) -> None:
+def choose_accelerator(device: str | None) -> None:
     """Makes an accelerator the current one, which ComfyUI takes, before ComfyUI looks."""
     import torch
 

@@ -15,24 +15,24 @@ from pathlib import Path
 from . import files
 from .files import Damaged, NotOurs, open_plain, present, put_in_place, read_bytes
 
-MARKER, _BEGAN = ".otca", time.time()
+MARKER, BEGAN = ".otca", time.time()
 _ASIDE = re.compile(r"\.(?:[^/]+\.(?:safetensors|png|mp4|json|jsonl)|best(?:-\d+)?|\d{6,})\.(\d+)(?:\.\d+|\.old)?")
-_MADE = b"made by otca, which removes this folder when it is not needed any more\n"
+MADE = b"made by otca, which removes this folder when it is not needed any more\n"
 
 
 def mark_own(folder: Path) -> None:
     """Marks a folder as ours, before anything else is written there."""
     with os.fdopen(open_plain(folder / MARKER, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate()  # only now, when the file is known to be no link
-        file.write(_MADE)
+        file.write(MADE)
 
 
 def is_own(folder: Path) -> bool:
     """Whether we made that folder. A link to one is not ours, nor is a folder whose marker another program wrote. One that holds
     nothing, or only a marker that was cut short, is as a kill leaves ours."""
     try:
-        marker = read_bytes(folder / MARKER, len(_MADE)) if stat.S_ISDIR(os.lstat(folder).st_mode) else None
-        return marker == _MADE or (_MADE.startswith(marker or b"") and not {*os.listdir(folder)} - {MARKER})
+        marker = read_bytes(folder / MARKER, len(MADE)) if stat.S_ISDIR(os.lstat(folder).st_mode) else None
+        return marker == MADE or (MADE.startswith(marker or b"") and not {*os.listdir(folder)} - {MARKER})
     except (OSError, Damaged):
         return False
 
@@ -78,7 +78,7 @@ def clear(*folders: Path) -> None:
 def _at_work(number: int, written: float) -> bool:
     """Whether the process that wrote something lives: one of its number which began before. Numbers come again."""
     if number == os.getpid():  # psutil's time is a second off, and a container's next process may be there sooner
-        return written >= _BEGAN
+        return written >= BEGAN
     import psutil
 
     with contextlib.suppress(psutil.Error):

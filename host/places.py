@@ -59,12 +59,12 @@ def listed(folder_paths: ModuleType | None) -> list[dict[str, Any]]:
 
 
 def _described(path: Path, each: Place) -> dict[str, Any]:
-    sizes = _sizes(path)
+    sizes = sizes_of(path)
     about = {name: value for name, value in vars(each).items() if name != "find"}
     return {**about, "path": str(path), "exists": os.path.lexists(path), "bytes": sum(sizes), "files": len(sizes)}
 
 
-def _sizes(path: Path) -> list[int]:
+def sizes_of(path: Path) -> list[int]:
     """Bytes of a file, or of each below a folder. What a link leads to is not counted."""
     state = os.lstat(path) if os.path.lexists(path) else None
     if state is None or not stat.S_ISDIR(state.st_mode):

@@ -68,13 +68,13 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
             Path(__file__).absolute().parents[1].name,
         ),
         folders=lambda: of_comfyui(folder_paths),
-        setting=lambda request: _trainings_setting(prompt_server, request),
+        setting=lambda request: trainings_setting(prompt_server, request),
     )
     # What is read of hundreds of runs is remembered, so that the sidebar opens quickly the first time, too.
     threading.Thread(target=runs.summaries, name="otca runs", daemon=True).start()
 
 
-def _trainings_setting(prompt_server, request) -> int | None:
+def trainings_setting(prompt_server, request) -> int | None:
     """How many trainings at a time the user of this page has chosen in ComfyUI's settings; None if that is not known.
 
     If ComfyUI has several users, a request with an unknown user's name, or without a name, has no settings.

@@ -159,15 +159,15 @@ def _readme(
     changes = prove.changes(evaluations)
     parts = [
         _head(graph, bases, of_diffusers, pairs),
-        [f"# {_cell(name)}"],
+        [f"# {cell_of(name)}"],
         [
-            f"A LoRA of {', '.join(_cell(base) for base, *_ in bases) or 'a flow-matching model'}, trained by reinforcement "
+            f"A LoRA of {', '.join(cell_of(base) for base, *_ in bases) or 'a flow-matching model'}, trained by reinforcement "
             "learning."
         ],
-        [*map(_cell, prove.verdict(changes, len(history)))],
-        [f"**Licence of the base.** {_cell(base)}: {limits}." for base, _, limits in bases if limits],
+        [*map(cell_of, prove.verdict(changes, len(history)))],
+        [f"**Licence of the base.** {cell_of(base)}: {limits}." for base, _, limits in bases if limits],
         ["| before, after: the same noise | prompt |", "|---|---|"] * bool(pairs)
-        + [f"| ![before and after: {_cell(prompt)}]({file}) | {_cell(prompt)} |" for file, prompt in pairs],
+        + [f"| ![before and after: {cell_of(prompt)}]({file}) | {cell_of(prompt)} |" for file, prompt in pairs],
         ["## Use", "", *_use(weights, of_diffusers)],
         ["## Recipe", "", *table(["what", "value"], _recipe(graph, adapter, history))],
         ["## Figures", "", *_figures(changes, evaluations)],
@@ -234,7 +234,7 @@ def _recipe(graph: Mapping[str, Mapping], adapter: Path, history: Sequence[Mappi
     rows.append(["iterations", done])
     costs = [cost for row in history if (cost := budget.cost(row, budget.FORWARDS)) is not None]
     rows.append(["forwards (a backward pass counts as two)", f"{sum(costs):,.0f}" if costs else "not measured"])
-    return [[_cell(cell) for cell in row] for row in rows]
+    return [[cell_of(cell) for cell in row] for row in rows]
 
 
 def _figures(changes: Sequence[prove.Change], evaluations: Sequence[Mapping]) -> list[str]:
@@ -242,7 +242,7 @@ def _figures(changes: Sequence[prove.Change], evaluations: Sequence[Mapping]) ->
         return ["Not measured: there are not two evaluations that can be compared."]
     rows = [
         [
-            f"{_cell(change.name)}{' (held out)' if change.held_out else ''}",
+            f"{cell_of(change.name)}{' (held out)' if change.held_out else ''}",
             number(change.before, ".3g", "–"),
             number(change.after, ".3g", "–"),
             plus_minus(change.change, "+.3g"),
@@ -253,6 +253,6 @@ def _figures(changes: Sequence[prove.Change], evaluations: Sequence[Mapping]) ->
     return [*table(["reward", "before", "after", "change"], rows), "", f"{note}; ± is 95 %, clustered by prompt."]
 
 
-def _cell(text: str) -> str:
+def cell_of(text: str) -> str:
     """A text in Markdown, where it is no more than text."""
     return re.sub(r"([\\|`*_\[\]<>!])", r"\\\1", " ".join(text.split()))

@@ -81,10 +81,10 @@ class Jobs:
         """`make_room` asks this process's models to leave the accelerator, on which the training is about to start."""
         self.runs, self.node_classes, self.titles = runs, node_classes, titles
         self.input_folder, self.make_room = input_folder, make_room
-        self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
-        self._queue: list[Waiting] = []
+        self.starting = threading.Lock()  # two requests at once must not start two trainings of one run
+        self.queued_jobs: list[Waiting] = []
         self._setting: int | None = None  # as the page last had it
-        self._guest = ""  # other work on the accelerator: "waits" for a place, or is "at work"
+        self.guest_of = ""  # other work on the accelerator: "waits" for a place, or is "at work"
         self.processes: set[int] = set()  # numbers of those that were started here and train
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -109,7 +109,7 @@ class Jobs:
         Raises:
             WorkflowError, Refused: the graph's problems, and 409 where the name is taken.
         """
-        workflow = self._ready(prompt, iterations, gpus)
+        workflow = self.ready(prompt, iterations, gpus)
         return self._start(name, workflow, canvas, iterations, gpus.arguments())
 
     def prove(self, name: str, prompt: dict, canvas: dict | None, hours: float) -> Run:
@@ -121,7 +121,7 @@ class Jobs:
         from ..study import prove  # here, with the page of it: both are nearly half of what the page takes to import
         from . import proof
 
-        workflow = proof.passed_on(self._ready(prompt, ANY_NUMBER, Gpus()))
+        workflow = proof.passed_on(self.ready(prompt, ANY_NUMBER, Gpus()))
         with refusing():
             workflow = prove.plan(workflow, prove.PICTURES)
         return self._start(name, workflow, canvas, ANY_NUMBER, [], prove.Facts(hours))
@@ -135,7 +135,7 @@ class Jobs:
         arguments: list[str],
         proof: Facts | None = None,
     ) -> Run:
-        with self._starting:
+        with self.starting:
             run = self.runs.create(name)
             try:
                 run.write(WORKFLOW, workflow.graph)
@@ -152,7 +152,7 @@ class Jobs:
     @contextlib.contextmanager
     def at_rest(self, run: Run) -> Iterator[None]:
         """Keeps the page from training the run meanwhile. Raises Refused (409) if something trains it already."""
-        with self._starting:
+        with self.starting:
             self._refuse_busy(run)
             yield
 
@@ -171,7 +171,7 @@ class Jobs:
 
     def _waiting(self, run: Run) -> Waiting | None:
         """The run's place in the queue."""
-        return next((waiting for waiting in self._queue if waiting.run.id == run.id), None)
+        return next((waiting for waiting in self.queued_jobs if waiting.run.id == run.id), None)
 
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
         """Continues from the last checkpoint, to `iterations` in all; returns a line for a human where something differs.
@@ -190,8 +190,8 @@ class Jobs:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
         begun = self.read(run.workflow()["prompt"]).graph
         graph = resumable(begun)
-        self._ready(graph, total, gpus)
-        with self._starting:
+        self.ready(graph, total, gpus)
+        with self.starting:
             self._refuse_busy(run, ENDING_SECONDS)
             claim.check(run.folder)
             done = run.iteration()
@@ -212,53 +212,53 @@ class Jobs:
         return message
 
     def _begin(self, run: Run, iterations: int, arguments: list[str]) -> None:
-        """Launches a training, or puts it into the queue where as many are at work as may be. With `_starting` held."""
-        if not self._queue and self._has_place():
-            self._launch(run, iterations, arguments)
+        """Launches a training, or puts it into the queue where as many are at work as may be. With `starting` held."""
+        if not self.queued_jobs and self._has_place():
+            self.launch(run, iterations, arguments)
             return
         self._write_status(run, "queued", os.getpid(), iterations)
-        self._queue.append(Waiting(run, iterations, tuple(arguments)))
+        self.queued_jobs.append(Waiting(run, iterations, tuple(arguments)))
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="otca queue", daemon=True)
             self._watcher.start()
 
     def _at_work(self) -> int:
         """How many runs a process other than ComfyUI is training, also those that an earlier ComfyUI has started."""
-        return sum(run.trains_headlessly() for run in self.runs.all()) + (self._guest == "at work")
+        return sum(run.trains_headlessly() for run in self.runs.all()) + (self.guest_of == "at work")
 
     def _has_place(self) -> bool:
-        return self._guest != "waits" and self._at_work() < trainings(self._setting)
+        return self.guest_of != "waits" and self._at_work() < trainings(self._setting)
 
     def take_place(self) -> bool:
         """Whether other work on the accelerator has a place among the trainings now. If not, the next free place is kept for it,
         since such work is short, until it asks again or calls `give_place`."""
-        with self._starting:
-            self._guest = ""
-            self._guest = "at work" if self._has_place() else "waits"
-            return self._guest == "at work"
+        with self.starting:
+            self.guest_of = ""
+            self.guest_of = "at work" if self._has_place() else "waits"
+            return self.guest_of == "at work"
 
     def give_place(self) -> None:
-        with self._starting:
-            self._guest = ""
+        with self.starting:
+            self.guest_of = ""
         self._ended.set()
 
     def queue(self) -> dict[str, Any]:
         """The trainings that wait, in order, and those they wait for: {at_work: [id], guest, waiting: [{id, iterations}]}."""
-        waiting = list(self._queue)
+        waiting = list(self.queued_jobs)
         return {
             "at_work": sorted(run.id for run in self.runs.all() if run.trains_headlessly()) if waiting else [],
-            "guest": self._guest == "at work",
+            "guest": self.guest_of == "at work",
             "waiting": [{"id": job.run.id, "iterations": job.iterations} for job in waiting],
         }
 
     def move_up(self, run: Run) -> None:
         """One place forward in the queue; the first one stays. Raises Refused (409)."""
-        with self._starting:
+        with self.starting:
             waiting = self._waiting(run)
             if waiting is None:
                 raise Refused(409, f"run {run.id} is not in the queue (any more). Fix: reload the list of runs")
-            place = self._queue.index(waiting)
-            self._queue.insert(max(0, place - 1), self._queue.pop(place))
+            place = self.queued_jobs.index(waiting)
+            self.queued_jobs.insert(max(0, place - 1), self.queued_jobs.pop(place))
 
     def _watch(self) -> None:
         """Begins the trainings in the queue as others end; returns when the queue is empty. Errors are logged."""
@@ -266,16 +266,16 @@ class Jobs:
         while True:
             self._ended.wait(GLANCE)
             self._ended.clear()
-            with self._starting:
+            with self.starting:
                 try:
-                    while self._queue and self._has_place():
-                        self._launch_next(self._queue.pop(0))
+                    while self.queued_jobs and self._has_place():
+                        self._launch_next(self.queued_jobs.pop(0))
                 except Exception as error:  # as when the disk of the runs is away for a while: it is looked at again
                     if logged != (logged := f"{type(error).__name__}: {error}"):
                         logger.exception(
                             "the queue of trainings waits, since the runs cannot be looked at (%s)", logged
                         )
-                if not self._queue:
+                if not self.queued_jobs:
                     self._watcher = None
                     return
 
@@ -286,7 +286,7 @@ class Jobs:
                 logger.warning("run %s was resumed elsewhere, and leaves the queue", run.id)
                 return
             claim.check(run.folder)
-            self._launch(run, waiting.iterations, list(waiting.arguments))
+            self.launch(run, waiting.iterations, list(waiting.arguments))
         except Exception as error:  # nobody is there to read it, but those who look at the run
             expected = isinstance(error, OSError | Expected)
             message = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
@@ -297,9 +297,9 @@ class Jobs:
 
     def stop(self, run: Run) -> None:
         """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
-        with self._starting:
+        with self.starting:
             if waiting := self._waiting(run):
-                self._queue.remove(waiting)
+                self.queued_jobs.remove(waiting)
                 if _is_queued(run):
                     self._write_status(run, "stopped", None, waiting.iterations)
                     return
@@ -309,7 +309,7 @@ class Jobs:
         """The graph, as far as it is one. Raises WorkflowError: it is not in API format."""
         return Workflow(prompt, self.node_classes, self.titles)
 
-    def _ready(self, prompt: dict, iterations: int, gpus: Gpus) -> Workflow:
+    def ready(self, prompt: dict, iterations: int, gpus: Gpus) -> Workflow:
         from ..bundle.contents import begun_from_runs  # here, since it is a quarter of what the pack takes to import
 
         workflow, problems = self.check(begun_from_runs(self.read(prompt)).graph, gpus.training)
@@ -318,7 +318,7 @@ class Jobs:
         workflow.set(f"{RUN_NODE}.iterations", iterations)
         return workflow
 
-    def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
+    def launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
         files_of_run = [str(run.folder / WORKFLOW), "--output", str(run.folder)]
         if run.is_proof():
             from ..study import prove
@@ -343,7 +343,7 @@ class Jobs:
             process.wait()
             raise
         self.processes.add(process.pid)
-        threading.Thread(target=self._wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
+        threading.Thread(target=self.wait_for, args=(process, run), name=f"otca {run.id}", daemon=True).start()
 
     def _write_status(self, run: Run, state: str, pid: int | None, total: int, error: str | None = None) -> None:
         before = run.status()
@@ -367,7 +367,7 @@ class Jobs:
             **(headless_comfyui.of_this_server(needs.packs if needs else ()) if needs or extras.lean() else {}),
         }
 
-    def _wait(self, process: processes.Process, run: Run) -> None:
+    def wait_for(self, process: processes.Process, run: Run) -> None:
         """Waits for the process to end, and writes how it ended if the process could not."""
         code = process.wait()
         self.processes.discard(process.pid)
@@ -381,7 +381,7 @@ class Jobs:
             lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
             error = "\n".join(lines) or f"the process ended with exit code {code}"
         node = self._wrong_node(run) if code == EXIT_BAD_INPUT else None
-        with self._starting:  # the run may have been resumed by now, and the status be another process's
+        with self.starting:  # the run may have been resumed by now, and the status be another process's
             written = run.status()
             if written.status == "running" and written.pid == process.pid and not claim.in_use(run.folder):
                 status.write(run.folder, replace(written, status=ended, error=error, node=node))

@@ -88,13 +88,13 @@ def name_queued(prompt_server) -> None:
         if not isinstance(prompt, dict):
             return data
         canvas = canvas_of(extra.get("extra_pnginfo")) if isinstance(extra, dict) else None
-        prompt = prompt if canvas is None else _with_classes(prompt, canvas)
+        prompt = prompt if canvas is None else with_classes(prompt, canvas)
         return {**data, "prompt": {name: renewed(entry) for name, entry in prompt.items()}}
 
     prompt_server.add_on_prompt_handler(before)
 
 
-def _with_classes(prompt: dict[str, Any], canvas: Mapping) -> dict[str, Any]:
+def with_classes(prompt: dict[str, Any], canvas: Mapping) -> dict[str, Any]:
     """A queued graph with the classes of those of WITHHELD, by where they stand in the canvas."""
     lacking = [name for name, entry in prompt.items() if isinstance(entry, dict) and "class_type" not in entry]
     kinds = {name: kind_at(canvas, name) for name in lacking}
@@ -126,7 +126,7 @@ def say_refusals_once(prompt_server) -> None:
     async def around_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
         if request.method != "POST" or request.path not in ("/prompt", "/api/prompt"):
             return await handler(request)
-        queued, refusal, packages = await asyncio.to_thread(_looked_at, await request.text())
+        queued, refusal, packages = await asyncio.to_thread(looked_at, await request.text())
         response = web.json_response(refusal, status=400) if refusal else await handler(request)
         if isinstance(response, web.Response) and response.content_type == "application/json":
             answer = json.loads(response.text or "null")
@@ -141,7 +141,7 @@ def say_refusals_once(prompt_server) -> None:
     prompt_server.app.middlewares.append(around_prompt)
 
 
-def _looked_at(text: str) -> tuple[dict, dict | None, list[dict[str, str]]]:
+def looked_at(text: str) -> tuple[dict, dict | None, list[dict[str, str]]]:
     """The graph that was queued, and its `_refusal`; anything but a graph is refused by ComfyUI."""
     queued: dict = {}
     try:

@@ -117,13 +117,13 @@ def analyze(
     """
     model, sampler, stack = prepared(workflow, adapter)
     rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
-    analysis = _put_together(rollouts, *last)
+    analysis = put_together(rollouts, *last)
     settings = {"iterations": iterations, "adapter": adapter and str(adapter), "tweedie_steps": tweedie_steps}
     table = markdown(analysis)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / TABLE, table)
     write_text(folder / FIGURES, as_json(analysis, settings))
-    _draw(analysis, folder)
+    draw(analysis, folder)
     return table
 
 
@@ -143,11 +143,11 @@ def prepared(workflow: Workflow, adapter: Path | None) -> tuple[FlowModel, str, 
     source, output = workflow.graph[sampler]["inputs"]["model"]
     model = workflow.run(targets=[source])[source][output]
     if adapter is not None:
-        _wear(model, adapter)
+        wear(model, adapter)
     return model, sampler, stack
 
 
-def _draw(analysis: Analysis, folder: Path) -> None:
+def draw(analysis: Analysis, folder: Path) -> None:
     """Pictures of the objectives that could be scored at all."""
     gains = {name: gain for name, gain in analysis.gains.items() if np.isfinite(gain).any()}
     if not gains:
@@ -162,7 +162,7 @@ def _draw(analysis: Analysis, folder: Path) -> None:
     grids.save(plots.trajectories(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
 
 
-def _wear(model: FlowModel, adapter: Path) -> None:
+def wear(model: FlowModel, adapter: Path) -> None:
     run = adapter.is_dir()
     if model.policy.is_adapted:
         lora.put_on(model, adapter / ADAPTER if run else adapter)
@@ -211,12 +211,12 @@ def _rollout(
     for title, credit in credits.items():
         if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
             deltas[title] = credit.delta
-    behaviour = {title: _behaviour(fused) for title, fused in advantages.items()}
+    behaviour = {title: behaviour_of(fused) for title, fused in advantages.items()}
     arrays = {name: delta.numpy() for name, delta in deltas.items()}
     return Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts))
 
 
-def _behaviour(advantages: Advantages) -> dict[str, float]:
+def behaviour_of(advantages: Advantages) -> dict[str, float]:
     z, objectives = (
         advantages.fused.advantage[advantages.valid].numpy(),
         advantages.per_objective[advantages.valid].numpy(),
@@ -227,7 +227,7 @@ def _behaviour(advantages: Advantages) -> dict[str, float]:
     return figures
 
 
-def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
+def put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
     trained = list(trajectories.trained)
     rewards = torch.from_numpy(np.concatenate([rollout.rewards for rollout in rollouts]))
     names, count = [*scores.names, *scores.held_out_names], len(scores.names)
@@ -242,7 +242,7 @@ def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Traject
     }
     deltas[ALIKE] = np.broadcast_to(deltas["latents"].mean(0), deltas["latents"].shape)
     size = rollouts[0].group_size
-    rows = [_row(objective, proxy, deltas[proxy], gains[objective], size) for objective in gains for proxy in deltas]
+    rows = [row_of(objective, proxy, deltas[proxy], gains[objective], size) for objective in gains for proxy in deltas]
     behaviour = {
         title: {name: _spread([rollout.behaviour[title][name] for rollout in rollouts]) for name in figures}
         for title, figures in rollouts[0].behaviour.items()
@@ -253,7 +253,7 @@ def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Traject
     )
 
 
-def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_size: int) -> Row:
+def row_of(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_size: int) -> Row:
     measures = {}
     for name, measure in MEASURES.items():
         values = measure(delta, gain)

@@ -156,7 +156,7 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
         prompts=by_prompt(evaluations[0].get("prompts"), next(iter(values.values())).shape[1]),
         spread={name: first[name]["std"] for name in (*trained, *scored)},
         used={unit: np.array(used(lines, unit, iterations), dtype=float) for unit in UNITS},
-        kl=np.array([_divergence(lines, iteration) for iteration in iterations]),
+        kl=np.array([divergence_of(lines, iteration) for iteration in iterations]),
         diversity=diversity,
         seconds=statistics.median(row["seconds/iteration"] for row in history),
         forwards=statistics.fmean(row["forwards/all"] for row in history),
@@ -167,7 +167,7 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
     )
 
 
-def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
+def divergence_of(lines: Sequence[Mapping], iteration: int) -> float:
     """kl/reference, over the last iterations until this one. It is measured after each update."""
     recent = [row for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
     values = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]

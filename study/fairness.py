@@ -72,9 +72,9 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: b
             for what in {**base, **conditions}
             if base.get(what) != conditions.get(what)
         ]
-        own, expected = _rewards(workflow), _rewards(workflows[baseline])
-        unequal += [f"{_described(reward)} is in its stack alone" for reward in _without(own, expected)]
-        unequal += [f"{_described(reward)} is not in its stack" for reward in _without(expected, own)]
+        own, expected = rewards_of(workflow), rewards_of(workflows[baseline])
+        unequal += [f"{_described(reward)} is in its stack alone" for reward in graph_without(own, expected)]
+        unequal += [f"{_described(reward)} is not in its stack" for reward in graph_without(expected, own)]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -99,7 +99,7 @@ def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
     return conditions
 
 
-def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
+def rewards_of(workflow: Workflow) -> list[tuple[str, int, dict]]:
     """The rewards of the stack, with all that makes it what it is; coefficients are the fusion's business."""
     stack = workflow.nodes[only(workflow, STACK_NODE)].links
     links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
@@ -110,7 +110,7 @@ def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
     return rewards
 
 
-def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
+def graph_without(some: Sequence[T], others: Sequence[T]) -> list[T]:
     """The rest of `some` after each of the others has removed one equal to it."""
     left = list(some)
     for other in others:

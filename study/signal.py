@@ -241,7 +241,7 @@ def compared(
     """
     with torch.no_grad():
         scores = score_with_gradient(reward, trajectories.images, trajectories.texts).cpu()
-    advantage, slope = _advantages(scores, trajectories.groups)
+    advantage, slope = advantages_of(scores, trajectories.groups)
     made = {name: factors(credit, trajectories, reward.name) for name, credit in credits.items()}
     apart = {name: factor for name, factor in made.items() if tells_samples_apart(factor)}
     gradients = step_gradients(model, trajectories, reward, advantage, slope, apart, stopping.check_stop)
@@ -262,7 +262,7 @@ def compared(
     }
 
 
-def _advantages(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+def advantages_of(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """A [B] as training has it, and dA/dR [B] with a group's spread held: (1 - 1/G)/std, 0 in a group without any."""
     advantage = group_advantages(scores[:, None], groups)[:, 0].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
     slope = torch.zeros_like(scores)
@@ -414,7 +414,7 @@ def together(rows: Sequence[Mapping[str, Any]], blocks: Tensor, seed: int = 0) -
         )
         for name, values in signals.items()
     ]
-    winner, beside = _winner(result, len(rows))
+    winner, beside = winner_of(result, len(rows))
     half = [np.arange(len(gram)) % 2 == number for number in (0, 1)]
     between, within, other = (gram[np.ix_(half[a], half[b])].sum() for a, b in ((0, 1), (0, 0), (1, 1)))
     cosine = between / math.sqrt(within * other)
@@ -458,7 +458,7 @@ def _interval(resampled: np.ndarray, size: int, mean: float | None = None) -> In
     return Interval(float(resampled[0] if mean is None else mean), float(low), float(high), size)
 
 
-def _winner(rows: Sequence[Found], batches: int) -> tuple[str | None, tuple[str, ...]]:
+def winner_of(rows: Sequence[Found], batches: int) -> tuple[str | None, tuple[str, ...]]:
     """The most efficient credit, where the batches say that it beats uniform, or uniform all others; and its equals."""
     credits = [row for row in rows if row.name != BEST]  # which was fitted to the signal
     best = max(credits, key=lambda row: row.resampled[0])

@@ -172,7 +172,7 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
     parts = connected([comparison.files for comparison in comparisons])
     right: list[float] = []
     predicted: list[tuple[float, float]] = []
-    for fold in _folds(comparisons, parts):
+    for fold in split_folds(comparisons, parts):
         training = [r for c in comparisons if (r := _restricted(c, rows.keys() - fold))]
         test = [r for c in comparisons if (r := _restricted(c, fold))]
         if not training or not test:
@@ -184,10 +184,10 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
             probability = preferred(*fitted.utility.of(better - worse))
             right.append(float(((probability > 0.5) + 0.5 * (probability == 0.5)).mean()))
             predicted += [(max(p, 1 - p), float(p > 0.5)) for p in probability]
-    return _summary(right, predicted) if right else {}
+    return summary_of(right, predicted) if right else {}
 
 
-def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> dict:
+def summary_of(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> dict:
     probability, answer = np.array(predicted).T
     bins = np.minimum(((probability - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bin_rows = [bins == number for number in range(BINS) if (bins == number).any()]
@@ -196,7 +196,7 @@ def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -
     return {"accuracy": asdict(clustered(right)), "calibration_error": error, "calibration": calibration}
 
 
-def _folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]]) -> list[set[Path]]:
+def split_folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]]) -> list[set[Path]]:
     generator = random.Random(0)
     if len(parts) >= FOLDS:
         order = list(parts)

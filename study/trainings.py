@@ -27,7 +27,7 @@ _CHECKPOINT_EVERY = 25  # what a kill may cost
 DIVERGED = "diverged"  # what the state of such a training begins with
 _NON_FINITE = "NonFiniteUpdate"  # what an update raises then, see grpo.py
 _LAST_LINES = 5  # of a failed training's log, for the message
-_GLANCE = 0.3  # seconds between two looks at the processes
+GLANCE = 0.3  # seconds between two looks at the processes
 
 Say = Callable[[str], None]
 
@@ -197,7 +197,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
                     end = " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
                     failed[str(training)] = state(training) if diverged(training) else f"failed; {log} ends: {end}"
                     say(f"{training}: {failed[str(training)]}")
-            time.sleep(_GLANCE)
+            time.sleep(GLANCE)
     finally:
         for process in filter(None, running.values()):
             process.terminate()  # it saves a checkpoint first

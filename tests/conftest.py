@@ -269,7 +269,7 @@ def _clean_process():
 
 def forget():
     """What is gone when a process ends: all but the files."""
-    held._open.clear()
+    held.open_runs.clear()
     ownership.forget()
 
 

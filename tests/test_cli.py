@@ -398,7 +398,7 @@ def test_a_graph_without_its_nodes_does_not_load_it(
 def test_the_launcher_takes_no_memory_of_a_gpu(otca, written, with_primitives, fake_comfyui, monkeypatch, tmp_path):
     folder, asked = fake_comfyui(), []
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("comfyui_otca.host.headless_comfyui._choose_accelerator", asked.append)
+    monkeypatch.setattr("comfyui_otca.host.headless_comfyui.choose_accelerator", asked.append)
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("comfyui_otca.host.distributed.check_gpus", lambda *_: None)
     launched = []

@@ -128,7 +128,7 @@ def update(
     _check_new(model, trajectories, scores)
     spread = _averaged(model.memo[RewardSpread], gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders)
-    other = None if advantages is None else _other(model, trajectories, advantages, settings)
+    other = None if advantages is None else other_grid(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
         if not gathered.usable.any():
@@ -234,7 +234,7 @@ def _averaged(spread: RewardSpread, scores: Scores) -> RewardSpread:
 # -- the other gradient ------------------------------------------------------------------------------------------------
 
 
-def _other(model, trajectories, advantages: Advantages, settings: GradientSettings):
+def other_grid(model, trajectories, advantages: Advantages, settings: GradientSettings):
     rate, size = settings.learning_rate, settings.batch_size
     if settings.also == "grpo":
         return grpo.one_pass(model, trajectories, advantages, UpdateSettings(rate, batch_size=size))
@@ -379,7 +379,7 @@ class _Backward(Passes):
             unit = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
             if tile:
                 source = stream(self.trajectories.seed, self.version, branch=(5,))
-                return _through_tiles(decode, clean, toward * unit, tile, source) / unit
+                return through_tiles(decode, clean, toward * unit, tile, source) / unit
             return torch.autograd.grad(pictures, clean, toward * unit)[0] / unit
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
@@ -510,7 +510,7 @@ class _Backward(Passes):
         )
 
 
-def _through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
+def through_tiles(decode, clean: Tensor, toward: Tensor, tile: int, generator: torch.Generator) -> Tensor:
     """(∂picture/∂x̂0)ᵀ·toward, by decoding squares of `tile` pixels with HALO latent positions around them, whose gradient is left
     out, one after another.
 

@@ -27,7 +27,7 @@ SECONDS_WHILE_ONE_HANGS, REMEMBERED = 0.5, 60.0
 LONGEST_NAME, LONGEST_PART = 1000, 255
 SHOWN = 200  # characters of a name in an error
 
-_hanging: list[tuple[threading.Thread, float]] = []  # readers that took too long, and since when they are left alone
+hanging: list[tuple[threading.Thread, float]] = []  # readers that took too long, and since when they are left alone
 
 T = TypeVar("T")
 
@@ -124,10 +124,10 @@ def in_time(work: Callable[[], T]) -> T:
     Raises:
         TimeoutError: it took longer.
     """
-    _hanging[:] = [
-        (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
+    hanging[:] = [
+        (thread, since) for thread, since in hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
     ]
-    seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
+    seconds = SECONDS_WHILE_ONE_HANGS if hanging else SECONDS
     result: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -141,7 +141,7 @@ def in_time(work: Callable[[], T]) -> T:
     thread.join(seconds)
     if result.done():
         return result.result()
-    _hanging.append((thread, time.monotonic()))
+    hanging.append((thread, time.monotonic()))
     raise TimeoutError(f"could not be read within {seconds:g} s")
 
 

@@ -337,7 +337,7 @@ class Index:
     def _read_facts(self, files: Iterable[File]) -> None:
         for file in files:
             try:
-                made = vars(_facts(file))
+                made = vars(facts_of(file))
                 self._write(file, **made | {"read": DONE, "loras": json.dumps(made["loras"])})
             except Exception as error:
                 self._write(file, read=_stands(file, error), note=_why(error))
@@ -387,7 +387,7 @@ def content(file: File) -> bytes:
     return opening.in_time(lambda: opening.read(_opened(file), MOST_BYTES))
 
 
-def _facts(file: File) -> facts.Facts:
+def facts_of(file: File) -> facts.Facts:
     def read() -> facts.Facts:
         with os.fdopen(_opened(file), "rb") as stream:
             return facts.read(stream)

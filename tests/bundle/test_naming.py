@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from comfyui_otca.bundle.contents import Contents, _Collector
+from comfyui_otca.bundle.contents import Collector, Contents
 from comfyui_otca.host import paths
 from comfyui_otca.host.access import permissions, wants
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -78,7 +78,7 @@ def test_every_input_that_names_a_file_is_asked_for_and_bundled(class_type, name
     asked = [want.input for want in wants.wants_of(graph, NODE_CLASS_MAPPINGS)]
     assert asked == ([] if want.why == wants.VOTES else [name])  # which has but a name, and is made where it is missing
     graph["1"]["inputs"][name] = str(made(elsewhere, want.why)) + (" = 1" if name == "guides" else "")
-    collector = _Collector(Workflow(graph, NODE_CLASS_MAPPINGS), Contents(graph, "run"))
+    collector = Collector(Workflow(graph, NODE_CLASS_MAPPINGS), Contents(graph, "run"))
     collector.take("1")
     if want.why in STAYS:
         assert [problem.input for problem in collector.problems] == [name]

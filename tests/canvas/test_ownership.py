@@ -141,7 +141,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     metrics = runs / "otca" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("[]\n" + whole)
-    held._open.clear()
+    held.open_runs.clear()
     ownership.forget()
     claim.take(runs / "otca").release()
     fresh = {"OTCA_LoadFlowModel": {"resume_run": "otca"}, "OTCA_TrainingRun": RARELY}
@@ -259,7 +259,7 @@ def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workf
     shutil.rmtree(runs / "one" / "checkpoints")
     (runs / "one" / "checkpoints").mkdir()
     lines = (runs / "one" / "metrics.jsonl").read_bytes()
-    held._open.clear()
+    held.open_runs.clear()
     changes = {"OTCA_LoadFlowModel": {"resume_run": "one"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     with pytest.raises(NodeError, match="has no checkpoint. Fix: "), torch.inference_mode():
         small_workflow(changes).run()
@@ -359,7 +359,7 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     tab.queue()
     model = tab.given[MODEL][0]
     before = {name: value.clone() for name, value in model.policy.trainable_named().items()}
-    del tab.workflow._graph[STACK]["inputs"]["reward_3"]
+    del tab.workflow.declared_graph[STACK]["inputs"]["reward_3"]
     tab.workflow._read_nodes()
     with pytest.raises(NodeError, match="these samples belong to run one.*Fix: let the seed of SDE Sampler move on"):
         tab.queue(hold=True)
@@ -395,7 +395,7 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     another = said(tabs("one", {**seeds, "OTCA_LoadFlowModel": {"lora_rank": 2}}))
     assert another == told("one-2"), "its adapter has another form"
 
-    for run in list(held._open.values()):  # as if ComfyUI was started again
+    for run in list(held.open_runs.values()):  # as if ComfyUI was started again
         held.close_run(run)
     ownership.forget()
     assert said(one) == told("one", 2), "a restart is no new run"
@@ -404,7 +404,7 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     assert said(one) == told("one", 2), "and a copy by hand is not its run"
     shutil.rmtree(runs / "one-2")
     bypassed = tabs("one", seeds)
-    del bypassed.workflow._graph[STACK]["inputs"]["reward_3"]
+    del bypassed.workflow.declared_graph[STACK]["inputs"]["reward_3"]
     assert said(bypassed) == told("one-2", other=("one", 2)), "it asks: its adapter fits, its method is another"
     one.queue()
     assert len(rows(runs / "one")) == 3 and said(bypassed) == told("one-2", other=("one", 3))

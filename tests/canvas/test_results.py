@@ -19,10 +19,10 @@ from comfyui_otca.trainer.workflow.running import Workflow
 
 @pytest.fixture(autouse=True)
 def _forget():
-    results._results.clear()
-    results._looks.clear()
-    results._runs.clear()
-    results._recent.clear()
+    results.results_by_node.clear()
+    results.looks_by_node.clear()
+    results.runs_by_canvas.clear()
+    results.recent_canvases.clear()
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
         results.shown(CREDIT, (), {"credit": dict})
     known = {canvas: bool(results.last_results(CREDIT, canvas)) for canvas in "abc"}
     assert known == {"a": True, "b": False, "c": True}, "a ran again after b"
-    assert sorted(results._runs.values()) == ["run of a", "run of c"]
+    assert sorted(results.runs_by_canvas.values()) == ["run of a", "run of c"]
 
 
 def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui, monkeypatch):
@@ -142,8 +142,8 @@ def test_headlessly_nothing_is_kept(writes_to, small_workflow, tmp_path):
     writes_to(tmp_path / "run")
     workflow = small_workflow()
     workflow.run()
-    assert results._results == {} and set(workflow.ui) == {SAVE}, "Save LoRA says where it saved"
-    assert results._looks == {}, "whose predictions a click would decode"
+    assert results.results_by_node == {} and set(workflow.ui) == {SAVE}, "Save LoRA says where it saved"
+    assert results.looks_by_node == {}, "whose predictions a click would decode"
 
 
 def test_preview_is_what_the_model_saw(weighed):
@@ -181,15 +181,15 @@ def drop(workflow, outputs, *nodes):
     """As ComfyUI's cache does."""
     for node in nodes:
         outputs.pop(node, None)
-        workflow._cache.pop(node, None)
+        workflow.cached_outputs.pop(node, None)
     gc.collect()
 
 
 def test_pictures_keep_no_model_alive(weighed):
     workflow, outputs = weighed
-    (look,) = results._looks.values()
+    (look,) = results.looks_by_node.values()
     outputs.clear()
-    workflow._cache.clear()
+    workflow.cached_outputs.clear()
     gc.collect()
     assert look.model() is None and look.predictions() is None
     with pytest.raises(LookupError, match="no longer in memory. Fix: run the graph again"):

@@ -36,7 +36,7 @@ class Model(Resident):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    monkeypatch.setattr(devices, "_residents", weakref.WeakSet())
+    monkeypatch.setattr(devices, "resident_networks", weakref.WeakSet())
 
 
 def test_leaves_and_comes_back():
@@ -78,7 +78,7 @@ def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, mon
 def test_weights_are_counted_where_they_are():
     model = Model()
     model.networks = [torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, device="meta")]
-    devices._residents.add(model)
+    devices.resident_networks.add(model)
     assert devices.held_on("cpu", 0) == 4 * (3 * 2 + 2)
     assert devices.held_on("meta", 0) == 4 * (2 * 2 + 2)
     assert devices.held_on("cuda", 0) is None

@@ -144,8 +144,8 @@ def test_ours_win_over_classes_of_the_same_name():
 
 def test_a_file_of_a_download_that_broke_off_is_named(run):
     """It looks like any other until it is loaded."""
-    graph = preflight._Graph(run("UNETLoader", {"unet_name": "here.safetensors"}), 1)
-    [problem] = preflight._theirs(graph)
+    graph = preflight.CheckedGraph(run("UNETLoader", {"unet_name": "here.safetensors"}), 1)
+    [problem] = preflight.theirs(graph)
     assert (
         (problem.node_id, problem.input) == ("3", "unet_name") and "here.safetensors" in problem.message and problem.fix
     )

@@ -149,5 +149,5 @@ def test_each_process_has_its_own_accelerator(monkeypatch, named, environment, c
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    headless_comfyui._choose_accelerator(named)
+    headless_comfyui.choose_accelerator(named)
     assert set_to == chosen

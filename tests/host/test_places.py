@@ -158,5 +158,5 @@ def test_a_place_is_counted_without_what_its_links_lead_to(tmp_path):
     (tmp_path / "big").write_text("x" * 1000)
     (tmp_path / "a" / "link").symlink_to(tmp_path / "big")
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
-    assert sorted(places._sizes(tmp_path / "a"))[0] == 5 and sum(places._sizes(tmp_path / "a")) < 1000
-    assert places._sizes(tmp_path / "nothing") == []
+    assert sorted(places.sizes_of(tmp_path / "a"))[0] == 5 and sum(places.sizes_of(tmp_path / "a")) < 1000
+    assert places.sizes_of(tmp_path / "nothing") == []

@@ -37,7 +37,7 @@ def queue(comfyui, monkeypatch):
 
 def restart():
     """What is gone when ComfyUI ends: all but the files."""
-    held._open.clear()
+    held.open_runs.clear()
     ownership.forget()
 
 
@@ -213,7 +213,7 @@ def test_what_comfyui_lets_go_is_free(small_workflow, queue):
     outputs = queue(workflow)
     held = [weakref.ref(outputs["1"][0]), *(weakref.ref(reward) for reward in outputs["8"][0].rewards)]
     del outputs
-    workflow._cache.clear()
+    workflow.cached_outputs.clear()
     gc.collect()
     assert [reference() for reference in held] == [None] * 5
 

@@ -45,7 +45,7 @@ def test_the_folder_is_ready_to_upload(run, tmp_path):
     assert head[0].startswith("# license: choose one") and "library_name: diffusers" in head and "- lora" in head
     last = rows(run, "evaluation.jsonl")[-1]["rewards"]["sharpness"]["mean"]
     assert f"| {last:.3g} |" in body and f"| iterations | {len(rows(run))} |" in body
-    assert f"# {card._cell(name)}\n" in body and "coefficient" in body
+    assert f"# {card.cell_of(name)}\n" in body and "coefficient" in body
     pictures = sorted((target / "pictures").iterdir())
     assert 1 < len(pictures) <= 6
     for picture in pictures:

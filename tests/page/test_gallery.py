@@ -582,7 +582,7 @@ def test_no_picture_ends_the_thread_and_what_may_go_better_is_tried_again(folder
     for number, name in enumerate(("odd.png", "slow.png", "good.png", "late.png")):
         (folder / name).write_bytes(png({"prompt": json.dumps(graph("seen"))}, number))
     os.utime(folder / "late.png", ns=(0, 2**63 + 10**9))
-    read, make, troubles = index._facts, index.upright, ["all", "no disk"]
+    read, make, troubles = index.facts_of, index.upright, ["all", "no disk"]
 
     def facts_of(file):
         if file.name == "slow.png" and troubles:
@@ -601,7 +601,7 @@ def test_no_picture_ends_the_thread_and_what_may_go_better_is_tried_again(folder
 
     listed_files = index.files_in
     monkeypatch.setattr(index, "files_in", files_of)
-    monkeypatch.setattr(index, "_facts", facts_of)
+    monkeypatch.setattr(index, "facts_of", facts_of)
     monkeypatch.setattr(index, "upright", decoded)
     assert opened().progress()["problem"] == "the folder pictures could not be read, and is tried again: no disk"
     gallery = opened()

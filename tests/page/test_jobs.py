@@ -273,7 +273,7 @@ def test_a_run_of_the_canvas_is_found_headlessly(site, made, started, monkeypatc
 
 def test_a_run_that_ended_early_goes_on_without_that_rule(site, made, monkeypatch):
     begun = []
-    monkeypatch.setattr(site.jobs, "_launch", lambda run, iterations, arguments: begun.append(arguments))
+    monkeypatch.setattr(site.jobs, "launch", lambda run, iterations, arguments: begun.append(arguments))
     made(rows=3, status={"total": 6, "reason": "accuracy has declined"})
     told = site.post("/otca/runs/first/resume").json["told"]
     assert told == "continues without stop_after_decline, which would end it at once: accuracy has declined"
@@ -326,8 +326,8 @@ def test_how_an_old_process_ended_is_not_said_of_a_new_one(site, made, monkeypat
             failed.set()
             return 1
 
-    with site.jobs._starting:
-        thread = threading.Thread(target=site.jobs._wait, args=(Old(), run))
+    with site.jobs.starting:
+        thread = threading.Thread(target=site.jobs.wait_for, args=(Old(), run))
         thread.start()
         failed.wait()
         thread.join(0.3)

@@ -107,7 +107,7 @@ def one_at_a_time(site, made, monkeypatch, this_process):
     def launch(run, iterations, arguments):
         started.append((run.id, len(list(site.folder.glob("*/before_after/*")))))
 
-    monkeypatch.setattr(site.jobs, "_launch", launch)
+    monkeypatch.setattr(site.jobs, "launch", launch)
 
     def train(name):
         graph = json.loads((site.folder / "at-work" / "workflow.json").read_text())
@@ -115,7 +115,7 @@ def one_at_a_time(site, made, monkeypatch, this_process):
 
     train.started = started
     yield train
-    for waiting in list(site.jobs._queue):
+    for waiting in list(site.jobs.queued_jobs):
         site.jobs.stop(waiting.run)
 
 
@@ -229,7 +229,7 @@ def test_pictures_wait_for_a_training_and_come_before_the_queue(site, sampler, o
     one_at_a_time("queued")
     assert ask(site).status == 200
     assert made_of(site)["work"]["state"] == "waits"
-    until(lambda: site.jobs._guest == "waits")
+    until(lambda: site.jobs.guest_of == "waits")
     status = site.folder / "at-work" / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "status": "finished"}))
     until(lambda: one_at_a_time.started)
@@ -281,7 +281,7 @@ def test_a_training_that_was_refused_names_the_node(site, made, until, monkeypat
     graph = small_graph()
     graph["2"]["inputs"]["file"] = "gone.txt"
     made(status={**this_process, "pid": 7}, files={"workflow.json": json.dumps(graph).encode()})
-    site.jobs._wait(SimpleNamespace(pid=7, wait=lambda: 2), site.runs.run("first"))
+    site.jobs.wait_for(SimpleNamespace(pid=7, wait=lambda: 2), site.runs.run("first"))
     failed = site.get("/otca/runs/first").json
     assert (failed["status"], failed["failed_at"]["node"]) == ("failed", "2")
 

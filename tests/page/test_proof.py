@@ -26,7 +26,7 @@ def proves(small_graph, tmp_path, monkeypatch):
     def go(*arguments, changes=None):
         path = tmp_path / "graph.json"
         path.write_text(json.dumps(small_graph(changes)))
-        held._open.clear()
+        held.open_runs.clear()
         command = ["prove", path, "--hours", HOURS, "--pictures", 6, "--output", folder, *arguments]
         return main(list(map(str, command))), folder
 

@@ -40,7 +40,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(finished_run, folder)
         damage(folder / name)
-        held._open.clear(), caplog.clear(), capfd.readouterr()
+        held.open_runs.clear(), caplog.clear(), capfd.readouterr()
         code = main(["train", str(folder), "--resume"])
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
@@ -120,10 +120,10 @@ def test_a_picture_from_before_training_that_cannot_be_read(tmp_path, caplog):
     like = torch.zeros(2, 4, 4, 3)
     for content in (b"", b"{}", b"\xff" * 100):
         (tmp_path / "before.safetensors").write_bytes(content)
-        assert evaluation._pictures_before(tmp_path / "before.safetensors", like) is None
+        assert evaluation.pictures_before(tmp_path / "before.safetensors", like) is None
     (tmp_path / "before.safetensors").unlink()
     os.mkfifo(tmp_path / "before.safetensors")
-    assert evaluation._pictures_before(tmp_path / "before.safetensors", like) is None
+    assert evaluation.pictures_before(tmp_path / "before.safetensors", like) is None
     assert caplog.text.count("samples.png, which shows before and after, stays as it is") == 4
 
 
@@ -173,7 +173,7 @@ def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog,
     path, victim = tmp_path / "metrics.jsonl", tmp_path / "victim"
     victim.write_text("theirs")
     for number in (1, 2):
-        opened._append("metrics.jsonl", {"iteration": number})
+        opened.append_line("metrics.jsonl", {"iteration": number})
     assert not caplog.text
     content = path.read_text()
     if kind in ("cut", "longer"):
@@ -184,7 +184,7 @@ def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog,
             path.write_text(content)
         elif kind == "a link":
             path.symlink_to(victim)
-    opened._append("metrics.jsonl", {"iteration": 3})
+    opened.append_line("metrics.jsonl", {"iteration": 3})
     assert path.read_text() == content + '{"iteration": 3}\n' and not path.is_symlink()
     assert victim.read_text() == "theirs" and "is written again from memory" in caplog.text
     opened.close()
@@ -194,7 +194,7 @@ def test_the_evaluation_before_training_that_was_lost_takes_its_place(tmp_path):
     opened = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     opened.begin(0)
     for iteration in (4, 0, 6):
-        opened._append("evaluation.jsonl", {"iteration": iteration, "rewards": {}})
+        opened.append_line("evaluation.jsonl", {"iteration": iteration, "rewards": {}})
     assert [row["iteration"] for row in read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
     opened.close()
 

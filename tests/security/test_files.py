@@ -101,7 +101,7 @@ def hanging(monkeypatch):
         raise OSError("gone")
 
     monkeypatch.setattr(opening, "SECONDS", 0.05)
-    monkeypatch.setattr(opening, "_hanging", [])  # those of other tests
+    monkeypatch.setattr(opening, "hanging", [])  # those of other tests
     monkeypatch.setattr(opening, "opened", hangs)
     yield event
     event.set()
@@ -116,7 +116,7 @@ def test_several_files_on_a_drive_that_hangs_are_waited_for_once(folder, hanging
         later.setattr(opening, "REMEMBERED", 0.0)
         assert "could not be read within 0.05 s" in complaint("read", folder / "b.txt"), "a minute is over"
     hanging.set()
-    for thread, _ in opening._hanging:
+    for thread, _ in opening.hanging:
         thread.join()
     hanging.clear()
     assert "could not be read within 0.05 s" in complaint("read", folder / "a.txt"), "the drive was there again"

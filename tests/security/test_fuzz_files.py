@@ -325,9 +325,9 @@ def look_at_canvas(drawn, graph):
     assert len(addresses) <= foreign.MOST_ADDRESSES
     foreign.headless(graph)
     prompt = {**graph, "9:3": {"inputs": {}}}
-    _, refusal, packages = middlewares._looked_at(text_of({"prompt": prompt, "extra_data": {"workflow": drawn}}))
+    _, refusal, packages = middlewares.looked_at(text_of({"prompt": prompt, "extra_data": {"workflow": drawn}}))
     json.dumps([refusal, packages])
-    middlewares._with_classes(prompt, drawn if isinstance(drawn, dict) else {})
+    middlewares.with_classes(prompt, drawn if isinstance(drawn, dict) else {})
     picture = strange_pictures.png({"prompt": json.dumps(graph), "workflow": text_of(drawn)})
     json.dumps(vars(facts.read(io.BytesIO(picture)))).encode()
 

@@ -243,11 +243,11 @@ def test_a_removal_that_is_killed_leaves_what_the_next_one_removes(tmp_path, mon
 
 def test_what_killed_processes_left_half_written_goes_and_nothing_else(tmp_path):
     """Seen before: psutil has a process begin up to a second too early, so that the next of its number took it for its own."""
-    number, began = os.getpid(), own_folders._BEGAN
+    number, began = os.getpid(), own_folders.BEGAN
     ours = [f".lora.safetensors.{number}.3", ".status.json.999999999.0", f"samples/.000001.png.{number}.0"]
     kept = [".notes", ".lora.safetensors", f".metrics.jsonl.{number}.7", ".mine.1.2", f".best.{number}/mine.txt"]
     fill(tmp_path, dict.fromkeys([*ours, *kept, f".best-2.{number}.old/.otca"], b"half"))
-    fill(tmp_path, {f".best-3.{number}/.otca": own_folders._MADE, f".best-3.{number}/lora.safetensors": b"half"})
+    fill(tmp_path, {f".best-3.{number}/.otca": own_folders.MADE, f".best-3.{number}/lora.safetensors": b"half"})
     for path in tmp_path.rglob("*"):
         os.utime(
             path, (began - 0.5, began - 0.5) if path.name != kept[2] else (began + 9, began + 9)

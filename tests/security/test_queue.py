@@ -30,8 +30,8 @@ def trainers(site, monkeypatch, stand_in):
     Popen, begun = subprocess.Popen, []
     monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
     yield begun
-    with site.jobs._starting:
-        site.jobs._queue.clear()
+    with site.jobs.starting:
+        site.jobs.queued_jobs.clear()
     for process in begun:
         process.kill()
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("otca ")]:
@@ -62,7 +62,7 @@ def test_a_hundred_requests_start_as_many_as_may_be(site, small_graph, trainers,
     """Seen before: a hundred trainings."""
     monkeypatch.setenv(jobs.TRAININGS, "3")
     tiny = small_graph()
-    monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
+    monkeypatch.setattr(site.jobs, "ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
     threads = [
         threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
     ]
@@ -200,7 +200,7 @@ def test_what_the_user_of_a_page_has_set():
             return answer
 
         manager = types.SimpleNamespace(settings=types.SimpleNamespace(get_settings=get_settings))
-        return page._trainings_setting(types.SimpleNamespace(user_manager=manager), None)
+        return page.trainings_setting(types.SimpleNamespace(user_manager=manager), None)
 
     assert setting({"OTCA.Trainings": 3}) == 3
     for value in (0, -1, True, "2", None, 1.5):

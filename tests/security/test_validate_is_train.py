@@ -308,8 +308,8 @@ def test_validate_train_and_the_page_refuse_alike(
 PLACES = [Path(module.__file__) for module in (preflight, method, checking)]
 # What no row makes, with the test that does: warnings, and what takes files, processes, ComfyUI or another graph.
 ELSEWHERE = {
-    "_applying: Misfit(input, *_parted(error))": "test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration",
-    "_applying: name, message, 'other prompts, as its help page has them, or another reward'": (
+    "applying: Misfit(input, *_parted(error))": "test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration",
+    "applying: name, message, 'other prompts, as its help page has them, or another reward'": (
         "test_a_reward_that_applies_to_no_prompt_is_named"
     ),
     "_asked_again: 'scores', message, fix": "test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be",
@@ -341,7 +341,7 @@ ELSEWHERE = {
     "_still: 'learning_rate', message, 'for a LoRA, 1e-4 to 3e-4'": "test_a_training_that_moves_nothing_is_warned_of",
     "_texts: name, message, 'shorten it'": "test_a_prompt_that_the_text_encoder_cuts_is_named",
     "_texts: name, message, f'file = {made.prompts}'": "test_prompts_that_the_tiny_models_have_never_seen",
-    "_theirs: name, *_parted(error)": "test_a_file_of_a_download_that_broke_off_is_named",
+    "theirs: name, *_parted(error)": "test_a_file_of_a_download_that_broke_off_is_named",
     "_videos: name, message, fix": "test_judges_of_videos_are_refused_pictures",
     "node_problems: None, None, f'class {node.class_type} {why}', fix": (
         "test_what_cannot_run_here_is_refused_where_ours_need_it"

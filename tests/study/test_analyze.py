@@ -81,8 +81,8 @@ def test_every_step_has_its_share(found):
 def test_gains_and_proxies_are_those_of_the_rollout(small_graph, tmp_path, monkeypatch):
     """The numbers behind the table, from the trajectories themselves."""
     kept = []
-    whole = module._put_together
-    monkeypatch.setattr(module, "_put_together", lambda *args: kept.append(args) or whole(*args))
+    whole = module.put_together
+    monkeypatch.setattr(module, "put_together", lambda *args: kept.append(args) or whole(*args))
     shown = []
     monkeypatch.setattr(module, "markdown", lambda analysis: shown.append(analysis) or markdown(analysis))
     workflow = Workflow(small_graph(), NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
@@ -119,10 +119,10 @@ def test_whom_the_fused_advantage_follows():
         per_objective=objectives,
         metrics={"z/group_mean": 0.25, "loss": 1.0},
     )
-    figures = module._behaviour(own)
+    figures = module.behaviour_of(own)
     assert figures.keys() == {"z/group_mean", "z/with_sum", "z/with_least"} and figures["z/group_mean"] == 0.25
     nobody = SimpleNamespace(**{**vars(own), "valid": torch.zeros(5, dtype=torch.bool)})
-    assert np.isnan(module._behaviour(nobody)["z/with_sum"])
+    assert np.isnan(module.behaviour_of(nobody)["z/with_sum"])
     # z - 1.25 = 0.75, -0.25, 1.75, -2.25 and min A + 0.25 = 1.25, -0.75, 0.25, -0.75
     assert figures["z/with_sum"] == pytest.approx(1.0)
     assert figures["z/with_least"] == pytest.approx(3.25 / (8.75 * 2.75) ** 0.5)
@@ -139,7 +139,7 @@ def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, loa
     trained = perturb(load_toy(), scale=0.3)
     lora.save(trained, tmp_path / "lora.safetensors", {})
     fresh = load_toy()
-    module._wear(fresh, tmp_path)  # a run's folder
+    module.wear(fresh, tmp_path)  # a run's folder
     for name, tensor in trained.policy.trained_state().items():
         torch.testing.assert_close(fresh.policy.trained_state()[name], tensor)
     (tmp_path / "workflow.json").write_text(json.dumps(small_graph(source="stepwise_flow_grpo.json")))
@@ -187,20 +187,20 @@ def test_a_stop_leaves_nothing_behind(small_graph, tmp_path, monkeypatch, capsys
 
 def test_table_and_pictures_without_figures(tmp_path):
     """A single group of samples that nobody could score."""
-    from comfyui_otca.study.analyze import Analysis, _row
+    from comfyui_otca.study.analyze import Analysis, row_of
 
     gains = {"a": np.full((2, 3), np.nan)}
     deltas = {"latents": np.arange(6.0).reshape(2, 3)}
-    row = _row("a", "latents", deltas["latents"], gains["a"], 2)
+    row = row_of("a", "latents", deltas["latents"], gains["a"], 2)
     analysis = Analysis([row], gains, deltas, {}, 1, (0, 1, 2), (1.0, 0.7, 0.4, 0.0), [])
     text = markdown(analysis)
     assert "| a | latents | – | – | – | – | – | – | – |" in text and "sum:" not in text
     figures = {"z/group_mean": (0.25, 0.5), "z/with_sum": (0.75, np.nan), "z/with_least": (np.nan, np.nan)}
     text = markdown(replace(analysis, behaviour={"Fuse": figures}))
     assert "\nFuse: group mean of z 0.25 ± 0.5, r of z with Σ A 0.75 (mean ± std over rollouts).\n" in text
-    module._draw(analysis, tmp_path)
+    module.draw(analysis, tmp_path)
     assert not list(tmp_path.iterdir()), "nothing to draw"
     one = {"b": np.array([[1.0, 0.0, 2.0], [np.nan, 1.0, 1.0]])}
     both = replace(analysis, gains=gains | one, rows=[replace(row, objective="b", pooled=0.5)])
-    module._draw(both, tmp_path)
+    module.draw(both, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES - {"table.md", "analysis.json"}

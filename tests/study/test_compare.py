@@ -110,7 +110,7 @@ def child(monkeypatch):
         begun = []
 
     monkeypatch.setattr("subprocess.Popen", Own)
-    monkeypatch.setattr(processes, "_GLANCE", 0.0)
+    monkeypatch.setattr(processes, "GLANCE", 0.0)
     return Own
 
 
@@ -338,14 +338,14 @@ def in_process(monkeypatch):
     class Process:
         def __init__(self, command, **_):
             begun.append(Path(command[3]))
-            held._open.clear()
+            held.open_runs.clear()
             self.code = main(command[2:])
 
         def poll(self):
             return self.code
 
     monkeypatch.setattr("subprocess.Popen", Process)
-    monkeypatch.setattr(processes, "_GLANCE", 0.0)
+    monkeypatch.setattr(processes, "GLANCE", 0.0)
     return begun
 
 

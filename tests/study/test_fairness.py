@@ -10,7 +10,7 @@ import pytest
 import comfyui_otca
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.model import ModelMemory
-from comfyui_otca.study.fairness import _rewards, _without, check_equal, differing, evaluation_steps
+from comfyui_otca.study.fairness import check_equal, differing, evaluation_steps, graph_without, rewards_of
 from comfyui_otca.trainer.workflow.running import Workflow
 
 PACK = Path(comfyui_otca.__file__).parent
@@ -97,9 +97,9 @@ def test_every_output_of_a_reward_node_is_a_reward():
     fewer = json.loads(json.dumps(graph))
     gone = fewer[stack]["inputs"].pop("reward_2")
     assert gone[1] > 0, "not the first output of its node"
-    whole, part = (_rewards(Workflow(own, NODE_CLASS_MAPPINGS)) for own in (graph, fewer))
-    assert len(whole) == len(part) + 1 and _without(part, whole) == []
-    [lacking] = _without(whole, part)
+    whole, part = (rewards_of(Workflow(own, NODE_CLASS_MAPPINGS)) for own in (graph, fewer))
+    assert len(whole) == len(part) + 1 and graph_without(part, whole) == []
+    [lacking] = graph_without(whole, part)
     assert lacking[:2] == ("OTCA_RewardVideoAlign", gone[1])
 
 

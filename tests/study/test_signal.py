@@ -14,7 +14,7 @@ import torch
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
 from comfyui_otca.study import signal as module
-from comfyui_otca.study.signal import BEST, BLOCKS, INVERSE, UNIFORM, Found, _winner, compared, together
+from comfyui_otca.study.signal import BEST, BLOCKS, INVERSE, UNIFORM, Found, compared, together, winner_of
 from comfyui_otca.study.statistics import Interval
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.credit import steps
@@ -136,7 +136,7 @@ def measured():
         with (
             pytest.MonkeyPatch.context() as patch
         ):  # no division by the group's own spread, whose moments have no closed form
-            patch.setattr(module, "_advantages", lambda r, groups: (r - r.mean(), torch.full_like(r, 1 - 1 / len(r))))
+            patch.setattr(module, "advantages_of", lambda r, groups: (r - r.mean(), torch.full_like(r, 1 - 1 / len(r))))
             rows.append(compared(model, taken, reward, credits, blocks))
     return blocks, rows, together(rows, blocks)
 
@@ -214,11 +214,11 @@ def credit(name, mean, spread, of=1.0):
 
 def test_a_winner_needs_batches_and_an_interval_beside_uniform():
     rows = [credit(UNIFORM, 1.0, 1e-9), credit("much", 2.0, 0.2), credit("as much", 1.9, 0.2), credit(BEST, 9.0, 0.1)]
-    assert _winner(rows, 100) == ("much", ("as much",)), "what was fitted to the signal is no candidate"
-    assert _winner(rows, module.LEAST - 1) == (None, ())
-    assert _winner([rows[0], credit("perhaps", 1.2, 0.3)], 100)[0] is None
-    assert _winner([rows[0], credit("worse", 0.5, 0.1)], 100) == (UNIFORM, ())
-    assert _winner([rows[0], credit("nearly", 0.9, 0.1)], 100) == (None, ("nearly",))
+    assert winner_of(rows, 100) == ("much", ("as much",)), "what was fitted to the signal is no candidate"
+    assert winner_of(rows, module.LEAST - 1) == (None, ())
+    assert winner_of([rows[0], credit("perhaps", 1.2, 0.3)], 100)[0] is None
+    assert winner_of([rows[0], credit("worse", 0.5, 0.1)], 100) == (UNIFORM, ())
+    assert winner_of([rows[0], credit("nearly", 0.9, 0.1)], 100) == (None, ("nearly",))
 
 
 # -- a workflow ------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_votes_that_share_a_picture_are_held_out_together():
     chain = [Comparison((a, b), ((0,), (1,))) for a, b in (("a", "b"), ("c", "d"), ("b", "c"), ("e", "f"))]
     assert sorted(map(sorted, connected([one.files for one in chain]))) == [["a", "b", "c", "d"], ["e", "f"]]
     many = [Comparison((f"a{n}", f"b{n}"), ((0,), (1,))) for n in range(7)]
-    folds = taste._folds(many, connected([one.files for one in many]))
+    folds = taste.split_folds(many, connected([one.files for one in many]))
     assert sum(map(len, folds)) == 14 and all(
         ({f"a{n}", f"b{n}"} <= fold) == (f"a{n}" in fold) for fold in folds for n in range(7)
     )
@@ -148,7 +148,7 @@ def test_votes_that_share_a_picture_are_held_out_together():
 def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
     names = [f"p{n}" for n in range(20)]
     pairs = [Comparison(pair, ((0,), (1,))) for pair in itertools.combinations(names, 2)]
-    folds = taste._folds(pairs, connected([one.files for one in pairs]))
+    folds = taste.split_folds(pairs, connected([one.files for one in pairs]))
     assert [len(fold) for fold in folds] == [4] * 5 and set().union(*folds) == set(names)
     rows = {name: np.eye(20)[n] + n for n, name in enumerate(names)}
     assert taste.held_out(pairs, rows)["accuracy"]["count"] == 5 * 6  # the pairs within a fold
@@ -164,6 +164,6 @@ def test_why_nothing_was_left_out(tmp_path, capsys):
 
 
 def test_the_calibration_table_by_hand():
-    found = taste._summary([1.0, 0.0], [(0.55, 1.0), (0.55, 0.0), (0.95, 1.0), (0.95, 1.0)])
+    found = taste.summary_of([1.0, 0.0], [(0.55, 1.0), (0.55, 0.0), (0.95, 1.0), (0.95, 1.0)])
     assert found["calibration"] == [(pytest.approx(0.55), 0.5, 2), (pytest.approx(0.95), 1.0, 2)]
     assert found["calibration_error"] == pytest.approx(0.05) and found["accuracy"]["mean"] == 0.5

@@ -383,7 +383,7 @@ def test_the_other_gradient_is_as_long_as_its_share_says(toy, small_settings, un
     both = gradient_of(toy, made, scores, replace(STILL, also=also, ratio=0.5), advantages)
     added = both - alone
     assert added.norm().item() == pytest.approx(0.5 * alone.norm().item(), rel=1e-4)
-    other = gradient._other(toy, made, advantages, replace(STILL, also=also))
+    other = gradient.other_grid(toy, made, advantages, replace(STILL, also=also))
     toy.policy.forget_gradients()
     other[0](lambda: None)
     plain = -torch.cat([p.grad.flatten() for p in toy.policy.trainable_parameters()]).cpu()
@@ -420,14 +420,14 @@ def test_tiles_of_a_local_decoder_make_the_same_gradient(tile):
     toward = torch.randn(pictures.shape, generator=source)
     expected = torch.autograd.grad(pictures, clean, toward)[0]
     for seed in range(3):
-        found = gradient._through_tiles(decode, clean.detach(), toward, tile, torch.Generator().manual_seed(seed))
+        found = gradient.through_tiles(decode, clean.detach(), toward, tile, torch.Generator().manual_seed(seed))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_tiles_begin_elsewhere_in_each_update(monkeypatch, toy, small_settings):
     begins = []
-    real = gradient._through_tiles
-    monkeypatch.setattr(gradient, "_through_tiles", lambda *args: begins.append(args[4].initial_seed()) or real(*args))
+    real = gradient.through_tiles
+    monkeypatch.setattr(gradient, "through_tiles", lambda *args: begins.append(args[4].initial_seed()) or real(*args))
     made, scores = taken(toy, small_settings(), [Smooth("a")])
     for version in range(3):
         toy.policy.version = version

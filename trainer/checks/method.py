@@ -23,16 +23,16 @@ from ..workflow import lineage
 
 if TYPE_CHECKING:
     from ..workflow.problem import Problem
-    from .preflight import _Graph
+    from .preflight import CheckedGraph
 
 
-def _traits(graph: _Graph, node_id: str) -> Collection[str]:
+def _traits(graph: CheckedGraph, node_id: str) -> Collection[str]:
     """What a node asks for, as the rows of `types.CREDITS` say it."""
     traits = getattr(graph.workflow.node_class(node_id), "traits", None)
     return traits(**graph.values[node_id]) if traits else ()
 
 
-def _credit(graph: _Graph) -> Iterator[Problem]:
+def _credit(graph: CheckedGraph) -> Iterator[Problem]:
     """Two credits that both rescale the ratio cannot be one."""
 
     rescaling: set[str] = set()
@@ -50,7 +50,7 @@ def _credit(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "credit_2", message, "keep one of the two")
 
 
-def _noiseless(graph: _Graph) -> Iterator[Problem]:
+def _noiseless(graph: CheckedGraph) -> Iterator[Problem]:
     """A credit that weighs steps by their noise needs some."""
     for node_id in graph.nodes:
         for sampler in graph.samplers[node_id] if "noise" in _traits(graph, node_id) else ():
@@ -60,7 +60,7 @@ def _noiseless(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, "method", message, fix)
 
 
-def _asked_again(graph: _Graph) -> Iterator[Problem]:
+def _asked_again(graph: CheckedGraph) -> Iterator[Problem]:
     """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
     for node_id, node in graph.nodes.items():
         stack = node.links.get("scores", ("", 0))[0]
@@ -77,7 +77,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, "scores", message, fix)
 
 
-def _update(graph: _Graph) -> Iterator[Problem]:
+def _update(graph: CheckedGraph) -> Iterator[Problem]:
     """A sampler and a credit that the update has a use for."""
     for step in graph.of(*STEP_NODES):
         kind = graph.nodes[step].class_type
@@ -107,7 +107,7 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_measuring(graph.titles(measured)))
 
 
-def _gradient_settings(graph: _Graph, step: str, transitions: int) -> Iterator[Problem]:
+def _gradient_settings(graph: CheckedGraph, step: str, transitions: int) -> Iterator[Problem]:
     names = GradientSettings.__dataclass_fields__
     known = {
         name: value
@@ -118,7 +118,7 @@ def _gradient_settings(graph: _Graph, step: str, transitions: int) -> Iterator[P
         yield graph.misfit(step, misfit)
 
 
-def _decoder(graph: _Graph) -> Iterator[Problem]:
+def _decoder(graph: CheckedGraph) -> Iterator[Problem]:
     """A decoder that stands in for one that ComfyUI loaded."""
     for step in graph.of(GRADIENT_NODE):
         loader = graph.model(step)
@@ -126,7 +126,7 @@ def _decoder(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_decoder())
 
 
-def _followed(graph: _Graph) -> Iterator[Problem]:
+def _followed(graph: CheckedGraph) -> Iterator[Problem]:
     """Rewards with a gradient, for an update that follows it; those without are only watched."""
     for step in graph.of(GRADIENT_NODE):
         stack = graph.nodes[step].links["scores"][0]
@@ -151,7 +151,7 @@ def _followed(graph: _Graph) -> Iterator[Problem]:
                 yield replace(graph.problem(step, "scores", message, fix), severity="warning")
 
 
-def _selection(graph: _Graph) -> Iterator[Problem]:
+def _selection(graph: CheckedGraph) -> Iterator[Problem]:
     """A selection of samples that leaves the update something to learn from."""
     for step in graph.of(MATCHING_NODE):
         above = lineage.above(graph.workflow.entries, step)
@@ -161,7 +161,7 @@ def _selection(graph: _Graph) -> Iterator[Problem]:
                 yield graph.misfit(node_id, misfit)
 
 
-def _processes(graph: _Graph) -> Iterator[Problem]:
+def _processes(graph: CheckedGraph) -> Iterator[Problem]:
     """A sample for each process of a training, and groups that stay whole where the update compares a group's samples."""
     if graph.processes == 1:
         return

@@ -67,14 +67,14 @@ def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
         problems.append(general(lack.message, f"{lack.command}, and start again. {lack.change}"))
     if errors(problems):
         return problems
-    graph = _Graph(workflow, processes)
+    graph = CheckedGraph(workflow, processes)
     problems += graph.failed
     for check in CHECKS if not graph.failed else ():
         problems += check(graph)
     return problems
 
 
-class _Graph:
+class CheckedGraph:
     """What runs of a graph that validates, with the values that follow from it alone.
 
     Attributes:
@@ -181,7 +181,7 @@ def _counts(workflow: Workflow) -> Iterator[Problem]:
             yield general(message, "connect one" if not nodes else "remove all but one, or mute them")
 
 
-def _run_settings(graph: _Graph) -> Iterator[Problem]:
+def _run_settings(graph: CheckedGraph) -> Iterator[Problem]:
     """The run is opened before anything of the graph has run: its name and its intervals have to be known by then."""
     for node_id in graph.of(RUN_NODE):
         node = graph.nodes[node_id]
@@ -194,7 +194,7 @@ def _run_settings(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, name, message, "remove the link and set the value on this node")
 
 
-def _still(graph: _Graph) -> Iterator[Problem]:
+def _still(graph: CheckedGraph) -> Iterator[Problem]:
     """A training that moves nothing says so nowhere else."""
     for step in (node_id for kind in STEP_NODES for node_id in graph.of(kind)):
         if graph.values[step].get("learning_rate") == 0:
@@ -202,7 +202,7 @@ def _still(graph: _Graph) -> Iterator[Problem]:
             yield replace(graph.problem(step, "learning_rate", message, "for a LoRA, 1e-4 to 3e-4"), severity="warning")
 
 
-def _one_sampling(graph: _Graph) -> Iterator[Problem]:
+def _one_sampling(graph: CheckedGraph) -> Iterator[Problem]:
     """What is compared, weighed and trained has to be of the same samples, and of the model that made them."""
     for node_id, node in graph.nodes.items():
         samplers = graph.samplers[node_id]
@@ -224,7 +224,7 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, name, message, "connect one and the same model to both")
 
 
-def _advancing(graph: _Graph) -> Iterator[Problem]:
+def _advancing(graph: CheckedGraph) -> Iterator[Problem]:
     """What advances with every iteration must not run out of its range before the last."""
     for run in graph.of(RUN_NODE):
         more = graph.values[run]["iterations"] - 1
@@ -250,7 +250,7 @@ def _announced(
     return rewards
 
 
-def _rewards(graph: _Graph) -> Iterator[Problem]:
+def _rewards(graph: CheckedGraph) -> Iterator[Problem]:
     for stack in graph.of(*ASKING_NODES):
         links, rewards = graph.nodes[stack].links, _announced(graph.nodes, graph.values, stack)
         trained = [name for name, reward in rewards.items() if reward is not None and not reward[1]]
@@ -277,7 +277,7 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
 
-def _own_encoder(graph: _Graph) -> Iterator[Problem]:
+def _own_encoder(graph: CheckedGraph) -> Iterator[Problem]:
     for stack, name, judge in _unwatched(graph.workflow, graph.values):
         title = graph.titles([judge])
         message = (
@@ -331,7 +331,7 @@ def _files(workflow: Workflow, link: tuple[str, int]) -> set[str]:
     return {file.name for file, _ in needs.files_behind(workflow.entries, [*link])}
 
 
-def _people(graph: _Graph) -> Iterator[Problem]:
+def _people(graph: CheckedGraph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
     for node_id, node in graph.nodes.items():
         named = wants.of_node(node.cls, graph.values[node_id])
@@ -341,7 +341,7 @@ def _people(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "url", message, fix)
 
 
-def _best_metric(graph: _Graph) -> Iterator[Problem]:
+def _best_metric(graph: CheckedGraph) -> Iterator[Problem]:
     """It is one of the figures that the rewards of what is trained will have."""
     for run in graph.of(RUN_NODE):
         try:
@@ -360,7 +360,7 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(run, "best_metric", *_parted(error))
 
 
-def _videos(graph: _Graph) -> Iterator[Problem]:
+def _videos(graph: CheckedGraph) -> Iterator[Problem]:
     """Rewards that judge videos need videos."""
     for stack in graph.of(STACK_NODE):
         rewards = {name: link for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
@@ -381,7 +381,7 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _models(graph: _Graph) -> Iterator[Problem]:
+def _models(graph: CheckedGraph) -> Iterator[Problem]:
     for loader, model in graph.models.items():
         values = graph.values[loader]
         options = values.get("memory") or {}
@@ -407,7 +407,7 @@ def _beyond_here(options: Mapping[str, Any]) -> Misfit | None:
     return None
 
 
-def _starts(graph: _Graph) -> Iterator[Problem]:
+def _starts(graph: CheckedGraph) -> Iterator[Problem]:
     """An adapter that Make Trainable begins with has layers of the networks whose files loaders name."""
     for node_id in graph.of(MAKE_NODE):
         node, values, rank = graph.nodes[node_id], graph.values[node_id], graph.known(node_id, "lora_rank")
@@ -449,7 +449,7 @@ def _parted(error: Exception) -> tuple[str, str]:
     return message, fix or "give another value"
 
 
-def _theirs(graph: _Graph) -> Iterator[Problem]:
+def theirs(graph: CheckedGraph) -> Iterator[Problem]:
     """Files that ComfyUI's loaders name, as whole as their headers say: a download that broke off looks like any other."""
     for node_id in (node_id for node_id in graph.workflow.needed() if node_id not in graph.nodes):
         for name, file in offered.files_of(graph.workflow.nodes[node_id]).items():
@@ -459,7 +459,7 @@ def _theirs(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(node_id, name, *_parted(error))
 
 
-def _devices(graph: _Graph) -> Iterator[Problem]:
+def _devices(graph: CheckedGraph) -> Iterator[Problem]:
     for node_id, node in graph.nodes.items():
         for name in (name for name, declared in node.declared.items() if declared.options.get("suggest") == "devices"):
             if not DEVICE.fullmatch(devices.chosen_device(graph.values[node_id][name])):
@@ -469,7 +469,7 @@ def _devices(graph: _Graph) -> Iterator[Problem]:
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def _sampler(graph: _Graph) -> Iterator[Problem]:
+def _sampler(graph: CheckedGraph) -> Iterator[Problem]:
     for node_id in graph.of(*TRAJECTORY_NODES):
         values, settings = graph.values[node_id], graph.settings(node_id)
         unfit = list(misfits(settings, values["group_size"])) if "group_size" in values else []
@@ -496,7 +496,7 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
 
-def _sizes(graph: _Graph) -> Iterator[Problem]:
+def _sizes(graph: CheckedGraph) -> Iterator[Problem]:
     """A picture far from the size that its model is made for."""
     for node_id in graph.of(*TRAJECTORY_NODES):
         settings, made = graph.settings(node_id), own.of(graph.workflow.entries, node_id)
@@ -508,7 +508,7 @@ def _sizes(graph: _Graph) -> Iterator[Problem]:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-def _texts(graph: _Graph) -> Iterator[Problem]:
+def _texts(graph: CheckedGraph) -> Iterator[Problem]:
     for sampler in graph.of(SAMPLER_NODE):
         loader, dataset = graph.model(sampler), graph.nodes[sampler].links["prompts"][0]
         if not loader or dataset not in graph.of(DATASET_NODE):
@@ -531,7 +531,7 @@ def _texts(graph: _Graph) -> Iterator[Problem]:
                 yield replace(graph.problem(node_id, name, message, "shorten it"), severity="warning")
 
 
-def _sources(graph: _Graph) -> Iterator[Problem]:
+def _sources(graph: CheckedGraph) -> Iterator[Problem]:
     """Rewards that look at the picture that was edited have one for each prompt, by its line or by their node."""
     for stack in graph.of(*ASKING_NODES):
         rewards = {name: link[0] for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
@@ -555,7 +555,7 @@ def _sources(graph: _Graph) -> Iterator[Problem]:
                 yield graph.problem(stack, name, message, fix)
 
 
-def _read(graph: _Graph, *nodes: str) -> Iterator[tuple[str, str, Sequence[str]]]:
+def _read(graph: CheckedGraph, *nodes: str) -> Iterator[tuple[str, str, Sequence[str]]]:
     """(node, input, prompts) of datasets, and of runs that evaluate by their own. What cannot be read, the nodes refuse."""
     for dataset in nodes:
         with contextlib.suppress(PromptError, NotAllowed):
@@ -567,7 +567,7 @@ def _read(graph: _Graph, *nodes: str) -> Iterator[tuple[str, str, Sequence[str]]
                 yield run, want.input, prompts
 
 
-def _applying(graph: _Graph) -> Iterator[Problem]:
+def applying(graph: CheckedGraph) -> Iterator[Problem]:
     """Rewards that look for what a prompt asks for understand every line, and apply to some prompt."""
     for stack in graph.of(*ASKING_NODES):
         kinds = {
@@ -635,7 +635,7 @@ CHECKS = (
     _people,
     _best_metric,
     _videos,
-    _theirs,
+    theirs,
     _devices,
     _models,
     _starts,
@@ -643,6 +643,6 @@ CHECKS = (
     _sizes,
     _texts,
     _sources,
-    _applying,
+    applying,
     *method.CHECKS,
 )

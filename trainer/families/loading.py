@@ -129,7 +129,7 @@ def load_pipeline(
         for name in family.COMPONENTS:
             if name not in parts:
                 continue
-            networks[name] = _load_network(path / name, *parts[name], dtype)
+            networks[name] = load_network(path / name, *parts[name], dtype)
             if options.quantize != "none" and name in family.EXPERTS:
                 quantize(networks[name], options.quantize, device, dtype)
         # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
@@ -201,7 +201,7 @@ def _attention(name: str) -> Iterator[None]:
         ) from error
 
 
-def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
+def load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
     network = library_class(folder, library, name)
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     options["variant"] = weights(folder)[1] or None
@@ -244,7 +244,7 @@ def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) 
     for name, layer in list(network.named_modules()):
         if type(layer) is not torch.nn.Linear or exact & set(name.split(".")):
             continue
-        made = _layer(kind, layer.bias is not None, layer.weight.data, dtype)
+        made = layer_of(kind, layer.bias is not None, layer.weight.data, dtype)
         if layer.bias is not None:
             made.bias = layer.bias
         parent, _, child = name.rpartition(".")
@@ -258,7 +258,7 @@ def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) 
     setattr(network, f"is_loaded_in_{kind}", True)  # by which peft knows how to put an adapter on
 
 
-def _layer(kind: str, bias: bool, weight: torch.Tensor, dtype: torch.dtype) -> torch.nn.Linear:
+def layer_of(kind: str, bias: bool, weight: torch.Tensor, dtype: torch.dtype) -> torch.nn.Linear:
     from bitsandbytes import nn
 
     library: Any = nn  # which says too little of its arguments

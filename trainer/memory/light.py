@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...host.errors import parts
 from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..workflow import graph as api
 from . import needs, own
@@ -92,7 +93,7 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
     try:
         case, _ = needs.read(graph, machine=machine)
     except ValueError as error:
-        return Light(UNKNOWN, text=str(error).partition(" Fix: ")[0])
+        return Light(UNKNOWN, text=parts(error)[0])
     assert isinstance(case, NativeCase), "the graph has a Make Trainable"
     made = own.of(graph, next(node for node, entry in graph.items() if entry["class_type"] in TRAJECTORY_NODES))
     light = Light(

@@ -53,7 +53,7 @@ class Expert:
         self.prepare: Callable[[], object] = lambda: None
         self.count: Callable[[int], object] = lambda samples: None
         self._replaced: list[tuple[torch.nn.Module, Callable, Callable | None]] = []
-        injection = comfy.patcher_extension.PatcherInjection(inject=self._inject, eject=self._eject)
+        injection = comfy.patcher_extension.PatcherInjection(inject=self.put_in, eject=self.take_out)
         self.patcher.set_injections(INJECTION, [injection])
 
     @property
@@ -72,7 +72,7 @@ class Expert:
         """The dtype that it computes in: the type of its weights, or another one where the device cannot or a node says so."""
         return self.patcher.get_model_object("manual_cast_dtype") or self.core.get_dtype()
 
-    def _inject(self, patcher: ModelPatcher) -> None:
+    def put_in(self, patcher: ModelPatcher) -> None:
         self._wrap(self.network, functools.partial(self._called, self.network.forward))
         others = [("", module) for network in self._held for module in network.modules()]  # which have no adapter
         for name, module in (*self.network.named_modules(), *others):
@@ -90,7 +90,7 @@ class Expert:
         """The networks that other nodes' functions hold; autograd may keep what it needs of all that they hold."""
         return foreign.unlock([function.value for function in self.functions], self.core)
 
-    def _eject(self, patcher: ModelPatcher) -> None:
+    def take_out(self, patcher: ModelPatcher) -> None:
         while self._replaced:
             module, wrapper, before = self._replaced.pop()
             if vars(module).get("forward") is not wrapper:

@@ -89,12 +89,12 @@ def _called(layer: Layer, args: tuple, kwargs: dict, x: Tensor) -> Tensor:
 
 def other(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
     """`forward(x)` of a norm or a convolution; where its weights are fetched, it is computed again for its gradient."""
-    if not (torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad) or _is_resident(layer.module, x):
+    if not (torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad) or is_resident(layer.module, x):
         return layer.forward(x, *args, **kwargs)
     return _Again.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]
 
 
-def _is_resident(module: torch.nn.Module, x: Tensor) -> bool:
+def is_resident(module: torch.nn.Module, x: Tensor) -> bool:
     """Whether a layer computes with its very parameters, which nothing overwrites."""
     if getattr(module, "weight_function", None) or getattr(module, "bias_function", None) or hasattr(module, "_v"):
         return False

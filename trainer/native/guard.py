@@ -152,7 +152,7 @@ def _compared(velocity, parameters: Sequence, dtype: torch.dtype, is_quantized: 
         # As it has to be where the adapter does nothing, and nowhere else.
         with torch.no_grad(), _moved([(p, torch.ones_like(p)) for p in parameters], 1.0):
             return Comparison(0.0, float((velocity().double() - still).abs().max()), 0.0, threshold)
-    direction = _equalized(kept)
+    direction = equalized(kept)
     # Along it the weighted sum moves by PARTS, and so the velocity by PARTS / ‖weights‖ at least: by some times that.
     size = change * float(still.norm() * random.norm()) / PARTS / (still.numel() ** 0.5 / 4)
     ahead = _step(velocity, still, direction, size)
@@ -178,7 +178,7 @@ def _gradients(recorded: Tensor, weights: Tensor, parameters: Sequence, scale: L
         scale.overflowed()
 
 
-def _equalized(kept: Sequence[tuple[torch.nn.Parameter, Tensor]]) -> list[tuple[torch.nn.Parameter, Tensor]]:
+def equalized(kept: Sequence[tuple[torch.nn.Parameter, Tensor]]) -> list[tuple[torch.nn.Parameter, Tensor]]:
     """The gradient as a direction along which each of the parts has a derivative of 1."""
     size, direction = -(-len(kept) // PARTS), []
     for begin in range(0, len(kept), size):

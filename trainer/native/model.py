@@ -207,7 +207,7 @@ class NativeModel(FlowModel):
 
     def _condition(self, distinct: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
-        x = self._with_frames(torch.zeros((1, *shape), device=self.device))
+        x = self.with_frames(torch.zeros((1, *shape), device=self.device))
         positive, negative = self._encodings.of(distinct), [None] * len(distinct)
         if self._has_negative(settings):
             # The negative prompt sees the same pictures, so that guidance strengthens what the text says alone.
@@ -327,7 +327,7 @@ class NativeModel(FlowModel):
         one_sided = torch.is_grad_enabled() and not self.memo[NextRollout].unconditional_gradient
         if "negative" in guider.conds and one_sided and not expert.functions:  # which may need both halves in one call
             options = {**options, "sampler_calc_cond_batch_function": self._without_negative_gradient}
-        latents = self._with_frames(x)
+        latents = self.with_frames(x)
         clean = guider(latents, sigma, model_options=options, seed=None)
         velocity = (latents - clean) / sigma.view(-1, *[1] * (latents.ndim - 1))
         return velocity.reshape(x.shape).float()
@@ -391,7 +391,7 @@ class NativeModel(FlowModel):
         grid = replace(self.grid, time=None) if frames == 1 else self.grid  # one frame is a picture, of any model
         return grid.shape(height, width, frames)
 
-    def _with_frames(self, x: Tensor) -> Tensor:
+    def with_frames(self, x: Tensor) -> Tensor:
         """The latents as the network takes them: a picture's latents get an axis of frames where it has one."""
         return x.unsqueeze(2) if x.ndim == 4 and suitable.has_frames(self.models[HIGH]) else x
 
@@ -430,7 +430,7 @@ class NativeModel(FlowModel):
         by = self.vae if vae is None else vae
 
         def decode(latents: Tensor) -> Tensor:
-            plain = self._first.core.process_latent_out(self._with_frames(latents).float())
+            plain = self._first.core.process_latent_out(self.with_frames(latents).float())
             if plain.ndim == 5 and by.latent_dim == 2:  # a decoder of pictures for a picture's one frame
                 plain = plain[:, :, 0]
             comfy.model_management.load_models_gpu([by.patcher])
@@ -455,7 +455,7 @@ class NativeModel(FlowModel):
     def _decoded(self, latents: Tensor) -> Tensor:
         """The VAE's pictures of latents [B, C, (F,) h, w], in [0, 1] on the CPU; pictures may have an axis of one frame."""
         with torch.inference_mode():
-            plain = self._first.core.process_latent_out(self._with_frames(latents).float())
+            plain = self._first.core.process_latent_out(self.with_frames(latents).float())
             made = self.vae.decode_tiled(plain) if self.options.vae_tiling else self.vae.decode(plain)
         return ordinary(made)[..., :3].float().clamp(0, 1).cpu()
 
@@ -463,7 +463,7 @@ class NativeModel(FlowModel):
         """Latents [1, C, (F,) h, w] on the CPU, of one picture [1, H, W, 3] or one video [F, H, W, 3]."""
         with torch.inference_mode():
             made = self.vae.encode_tiled(frames) if self.options.vae_tiling else self.vae.encode(frames)
-            latents = self._first.core.process_latent_in(self._with_frames(made).float())
+            latents = self._first.core.process_latent_in(self.with_frames(made).float())
         return ordinary(latents).float().cpu()
 
     @contextlib.contextmanager

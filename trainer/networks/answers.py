@@ -197,7 +197,7 @@ class Answers:
             for first in range(0, len(alike), size):
                 part = alike[first : first + size]
                 with self._ready(asked[part[0]], len(rows[part[0]]), len(part), looks):
-                    logits = self._logits([self._row(rows[n], asked[n]) for n in part])
+                    logits = self.last_logits([self._row(rows[n], asked[n]) for n in part])
                     likely = logits.log_softmax(-1)
                     masses = [likely[:, ids].exp().sum(1).tolist() for ids in tokens]
                 for picture in (picture for n in part for picture in asked[n].pictures):
@@ -292,7 +292,7 @@ class Answers:
             del network.preprocess_embed
             network.model.__dict__.pop("compute_freqs_cis", None)
 
-    def _logits(self, rows: Sequence[list[Any]]) -> Tensor:
+    def last_logits(self, rows: Sequence[list[Any]]) -> Tensor:
         """[B, vocabulary] float32 of the first token of each answer."""
         import comfy.model_management as management
 

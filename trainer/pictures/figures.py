@@ -144,7 +144,7 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     x = np.array([row["iteration"] for row in history])
     mean = np.array([row.get(panel.key, np.nan) for row in history], dtype=float)
     axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
-    axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
+    axis.plot(x, running_mean(mean), color=panel.color, linewidth=2, label="running mean")
     points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
     points = [(x, figures) for x, figures in points if figures["mean"] is not None]
     if points:
@@ -163,7 +163,7 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     axis.grid(alpha=0.25)
 
 
-def _running_mean(values: np.ndarray) -> np.ndarray:
+def running_mean(values: np.ndarray) -> np.ndarray:
     window = max(1, len(values) // 10)
     measured, filled = np.isfinite(values), np.nan_to_num(values)
     ends = np.arange(1, len(values) + 1)

@@ -214,10 +214,10 @@ class Objects(NetworkReward):
     def _share(self, image: Tensor, asked: Wish | None, found: dict[str, list[Found]]) -> float:
         assert asked is not None
         clear = {name: apart(boxes, self.overlap) for name, boxes in found.items()}
-        answers = met(asked, clear, lambda name, objects: [self._color(image, own, name) for own in objects])
+        answers = met(asked, clear, lambda name, objects: [self.color_of(image, own, name) for own in objects])
         return float(all(answers)) if self.strict else sum(answers) / len(answers)
 
-    def _color(self, image: Tensor, found: Found, name: str) -> str:
+    def color_of(self, image: Tensor, found: Found, name: str) -> str:
         """The color in COLORS that CLIP finds nearest to what is in the box of the picture [H, W, 3]."""
         assert self.clip is not None
         left, top, right, bottom = map(round, found.box)

@@ -185,14 +185,14 @@ class Server(OncePerBatch):
 
 
 S = TypeVar("S", bound=Server)
-_servers: weakref.WeakValueDictionary[tuple, Server] = weakref.WeakValueDictionary()
+servers: weakref.WeakValueDictionary[tuple, Server] = weakref.WeakValueDictionary()
 
 
 def shared(kind: type[S], *settings) -> S:
     """The server of that kind with those settings: one for all rewards that ask it, as long as one of them lives."""
-    server = _servers.get((kind, *settings))
+    server = servers.get((kind, *settings))
     if not isinstance(server, kind):  # it is None
-        server = _servers[(kind, *settings)] = kind(*settings)
+        server = servers[(kind, *settings)] = kind(*settings)
     return server
 
 

@@ -114,7 +114,7 @@ def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: 
         if iteration == 0:
             first.parent.mkdir(exist_ok=True)
             write_tensors(first, {"images": (stills * 255).round().byte()})
-        elif files.present(first) and (before := _pictures_before(first, stills)) is not None:
+        elif files.present(first) and (before := pictures_before(first, stills)) is not None:
             grids.save(grids.before_after(before.float() / 255, stills, captions), folder / "samples.png")
     path = folder / SAMPLES / f"{iteration:06d}"
     grids.save(grids.sample_grid(stills[: grids.MOST_SHOWN], captions[: grids.MOST_SHOWN]), path.with_suffix(".png"))
@@ -132,13 +132,13 @@ def grid_periods(model: FlowModel, images: Tensor) -> tuple[int, int]:
 def save_artefact(folder: Path, images: Tensor, captions: Sequence[str], found: Artefact) -> None:
     """The picture that shows it most, below the same one before training where that is still there."""
     now, number = grids.stills(images), found.picture
-    before = _pictures_before(folder / SAMPLES / BEFORE, now)
+    before = pictures_before(folder / SAMPLES / BEFORE, now)
     stacked = [picture[number] for picture in (*([before.float() / 255] if before is not None else ()), now)]
     captions = ["before training"] * (len(stacked) - 1) + [captions[number]]
     grids.save(grids.sample_grid(torch.stack(stacked), captions, columns=1), folder / found.file)
 
 
-def _pictures_before(path: Path, like: Tensor) -> Tensor | None:
+def pictures_before(path: Path, like: Tensor) -> Tensor | None:
     """The pictures of before training; None if they are of another number or size, or if the file is damaged, with a warning."""
     try:
         os.close(files.open_plain(path))  # refuses a pipe, which would be waited for

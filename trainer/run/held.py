@@ -202,18 +202,18 @@ def in_the_way(folder: Path, written: status.Status) -> list[str]:
 
 # --- the runs of this process -------------------------------------------------------------------------------------------
 
-_open: dict[Path, Run] = {}
+open_runs: dict[Path, Run] = {}
 _trained: weakref.WeakKeyDictionary[FlowModel, Run] = weakref.WeakKeyDictionary()
 
 
 def keep_open(run: Run, model: FlowModel) -> None:
     """From now on that run records what the model learns; a model itself does not know."""
-    _open[files.real(run.folder)] = _trained[model] = run
+    open_runs[files.real(run.folder)] = _trained[model] = run
 
 
 def run_at(folder: Path) -> Run | None:
     """The run of that folder, if it is open in this process."""
-    return _open.get(files.real(folder))
+    return open_runs.get(files.real(folder))
 
 
 def run_of(model: FlowModel) -> Run | None:
@@ -223,7 +223,7 @@ def run_of(model: FlowModel) -> Run | None:
 
 def close_run(run: Run) -> None:
     """The run ends in this process, and any other process may resume it."""
-    _open.pop(files.real(run.folder), None)
+    open_runs.pop(files.real(run.folder), None)
     if (model := run.model()) is not None and _trained.get(model) is run:
         del _trained[model]
     run.close()

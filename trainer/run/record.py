@@ -267,7 +267,7 @@ class Run:
         if report.advantages.scores.held_out_names:
             recent = [*self.history[-verdicts.WINDOW :], row]
             row[keys.HACKING] = float(verdicts.warning(recent, self.evaluations) is not None)
-        self._append(METRICS, row)
+        self.append_line(METRICS, row)
         self._without_scores = self._without_scores + 1 if nothing_to_learn(report.advantages.scores) else 0
         self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
         self.owns(model)
@@ -303,11 +303,11 @@ class Run:
         row[budget.EVALUATED] = budget.slowest(time.monotonic() - began)
         if self.writes:  # before its line, after which a run that was killed makes nothing again
             self._show_evaluation(images, captions, row)
-        self._append(EVALUATIONS, row)
+        self.append_line(EVALUATIONS, row)
         self.evaluating = False
 
     @writing
-    def _append(self, name: str, row: dict) -> None:
+    def append_line(self, name: str, row: dict) -> None:
         self._lines[name].append(row)
 
     # --- what is shown --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...host.errors import parts
 from .. import keys
 from ..errors import standard_error
 from ..types import STOP, RunSettings
@@ -379,7 +380,7 @@ def brake_due(evaluations: Sequence[Mapping], settings: RunSettings) -> Brake | 
         return None
     by = settings.best_metric or (kept_by(settings, evaluations[-1]) or [""])[0]
     if settings.artefacts == STOP and (problem := artefact(evaluations)):
-        return Brake("artefacts", STOP, str(problem).partition(" Fix: ")[0].removesuffix("."), by)
+        return Brake("artefacts", STOP, parts(problem)[0], by)
     fallen = decline(evaluations, settings.stop_after_decline)
     if fallen is None:
         return None

@@ -58,14 +58,14 @@ class Workflow:
 
         `node_classes`: by their names, or a function of the graph in API form that returns them and their display names.
         """
-        self._graph = api_graph(graph)
+        self.declared_graph = api_graph(graph)
         if not isinstance(node_classes, Mapping):
-            node_classes, display_names = node_classes(self._graph)
+            node_classes, display_names = node_classes(self.declared_graph)
         self.node_classes, self.display_names = node_classes, display_names or {}
         self.ui: dict[str, dict] = {}
         self.addresses = addresses or {}
         self._instances: dict[str, Any] = {}
-        self._cache: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
+        self.cached_outputs: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
         self._serial = itertools.count()
         self._judged = False
         self._read_nodes()
@@ -76,13 +76,13 @@ class Workflow:
         return cls(read_workflow(Path(path)), node_classes, display_names)
 
     def _read_nodes(self) -> None:
-        self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names, self.addresses)
+        self._declared = DeclaredGraph.read(self.declared_graph, self.node_classes, self.display_names, self.addresses)
         # Nodes that were judged without overrides; None: nothing was, or something has an error.
         self._sound: set[str] | None = None
 
     def _put(self, node_id: str, entry: dict) -> None:
         """Puts another entry in a node's place."""
-        self._graph[node_id] = entry
+        self.declared_graph[node_id] = entry
         node = read_node(node_id, entry, self.node_classes[entry["class_type"]])
         self._declared = replace(self._declared, nodes={**self.nodes, node_id: node})
         self._sound = None
@@ -92,15 +92,15 @@ class Workflow:
     @property
     def graph(self) -> dict:
         """A copy of the graph as ComfyUI would export it, with every set() applied."""
-        return copy.deepcopy(self._graph)
+        return copy.deepcopy(self.declared_graph)
 
     @property
     def entries(self) -> Mapping[str, Mapping]:
         """The graph itself, which is not to be changed."""
-        return self._graph
+        return self.declared_graph
 
     def save(self, path) -> None:
-        Path(path).write_text(json.dumps(self._graph, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(self.declared_graph, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -276,20 +276,22 @@ class Workflow:
         needed = graph.ancestors(targets, results)
         self._refuse_errors(graph, targets, needed, {node_id for node_id, _ in overrides or {}})
         # results that this run does not need are judged too: kept if they still hold, freed if not
-        order = graph.order(graph.ancestors([*targets, *self._cache]))
+        order = graph.order(graph.ancestors([*targets, *self.cached_outputs]))
         signatures = self._signatures(graph, order)
-        for node_id in [node_id for node_id, (signature, _) in self._cache.items() if signature != signatures[node_id]]:
-            del self._cache[node_id]
+        for node_id in [
+            node_id for node_id, (signature, _) in self.cached_outputs.items() if signature != signatures[node_id]
+        ]:
+            del self.cached_outputs[node_id]
             self.ui.pop(node_id, None)
-        self._cache |= {node_id: (signatures[node_id], outputs) for node_id, outputs in results.items()}
+        self.cached_outputs |= {node_id: (signatures[node_id], outputs) for node_id, outputs in results.items()}
         order = [node_id for node_id in order if node_id in needed]
         for node_id in order:
-            cached = node_id in self._cache
+            cached = node_id in self.cached_outputs
             if on_node is not None:
                 on_node(node_id, cached)
             if not cached:
-                self._cache[node_id] = (signatures[node_id], self._execute(graph, graph.nodes[node_id]))
-        return {node_id: self._cache[node_id][1] for node_id in order}
+                self.cached_outputs[node_id] = (signatures[node_id], self._execute(graph, graph.nodes[node_id]))
+        return {node_id: self.cached_outputs[node_id][1] for node_id in order}
 
     def _refuse_errors(
         self, graph: DeclaredGraph, targets: tuple[str, ...], needed: set[str], overridden: set[str]
@@ -333,7 +335,7 @@ class Workflow:
         try:
             arguments = {**node.constants, **graph.hidden_values(node)}
             for name, (source, index) in node.links.items():
-                outputs = self._cache[source][1]
+                outputs = self.cached_outputs[source][1]
                 if index >= len(outputs):
                     raise TypeError(f"input {name}: node {source} returned {len(outputs)} outputs, not {index + 1}")
                 arguments[name] = outputs[index]

@@ -161,7 +161,7 @@ def theirs(made: Made, patcher, x: Tensor, sigma: float, text: str, names: list[
     """The velocity by ComfyUI's sampler, of conditionings that its own nodes made."""
     both = [stock(made, each, names, guidance) for each in (text, NEGATIVE)]
     schedule, scale = made.model.sigmas(settings(made, guidance)), 1.0 if made.model.guidance_is_embedded else guidance
-    return by_sampler(patcher, made.model._with_frames(x), [sigma], schedule, *both, scale)[0].reshape(x.shape)
+    return by_sampler(patcher, made.model.with_frames(x), [sigma], schedule, *both, scale)[0].reshape(x.shape)
 
 
 def edited(family: str, forms: list[str]) -> dict:

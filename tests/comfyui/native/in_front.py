@@ -240,7 +240,7 @@ def _compared(made: Made, whole: bool) -> str:
 def _velocities(made: Made, guidance: float, negative: str) -> list[Tensor]:
     settings = made.settings(guidance=guidance, negative_prompt=negative, steps=STEPS)
     condition, x, levels = made.model.condition([TEXTS[0]], settings), made.noise(1), made.model.sigmas(settings)
-    return [made.model._with_frames(made.model.velocity(x, levels[step], condition, guidance)) for step in TRIED]
+    return [made.model.with_frames(made.model.velocity(x, levels[step], condition, guidance)) for step in TRIED]
 
 
 @torch.no_grad()

@@ -420,8 +420,8 @@ def scored(family: str) -> dict:
     broken[3] = torch.nan
     others = score([ClipJudge(judge=clip, question="Is this {prompt}?", batch_size=4)], broken, prompts)[:, 0]
     fresh = ClipJudge(judge=clip, question="Is this {prompt}?", batch_size=2)
-    passes, forward = [], fresh.answers._logits
-    fresh.answers._logits = lambda rows: passes.append(len(rows)) or forward(rows)
+    passes, forward = [], fresh.answers.last_logits
+    fresh.answers.last_logits = lambda rows: passes.append(len(rows)) or forward(rows)
 
     def stop(total):
         left = iter(range(5))

@@ -163,9 +163,9 @@ def _against_ksampler(made: Made, guidance: float) -> float:
     settings = made.settings(steps=STEPS, guidance=guidance, negative_prompt=NEGATIVE)
     with attribute(model, "decode", decode):
         rollout.generate(model, texts, settings, seeds=[3])
-    ours = model._with_frames(torch.cat(decoded))
+    ours = model.with_frames(torch.cat(decoded))
     shape = model.latent_shape(made.tiny.height, made.tiny.width, made.tiny.frames)
-    noise = model._with_frames(rollout.evaluated_noise((1, *shape), 3, texts[0]))
+    noise = model.with_frames(rollout.evaluated_noise((1, *shape), 3, texts[0]))
     embedded = model.guidance_is_embedded
     positive = made.tiny.conditioning(texts[0])
     if embedded:
@@ -199,10 +199,10 @@ def tuned_model(family: str) -> dict:
     settings = made.settings(guidance=1.0)
     x = made.noise(1)
     with torch.no_grad():
-        own = model._with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
+        own = model.with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
         with model.policy.reference():
-            untrained = model._with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
-    noise = model._with_frames(x)
+            untrained = model.with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
+    noise = model.with_frames(x)
     found = {"moved": apart(own, untrained)}
     [patched] = tuned(model).values()
     found["tuned"] = apart(stock_velocity(made, patched, noise, 0.6, text), own)
@@ -479,7 +479,7 @@ def tiles(family: str, side: int, tile: int) -> dict:
         pictures = decode(latents)
         toward = torch.randn(pictures.shape, generator=generator)
         (whole,) = torch.autograd.grad(pictures, latents, toward)
-        parts = gradient._through_tiles(decode, latents.detach(), toward, tile, generator)
+        parts = gradient.through_tiles(decode, latents.detach(), toward, tile, generator)
     return {"cosine": torch.nn.functional.cosine_similarity(parts.flatten(), whole.flatten(), dim=0).item()}
 
 

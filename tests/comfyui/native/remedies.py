@@ -50,7 +50,7 @@ def shared_buffer(made: Made) -> Iterator[None]:
     before = [layer.comfy_cast_weights for layer in layers]
     with (
         attribute(comfy.ops, "cast_bias_weight", fetched),
-        attribute(frozen, "_is_resident", lambda module, x: False),  # there they are in main memory
+        attribute(frozen, "is_resident", lambda module, x: False),  # there they are in main memory
     ):
         for layer in layers:
             layer.comfy_cast_weights = True

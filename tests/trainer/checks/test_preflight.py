@@ -196,7 +196,7 @@ def test_a_reward_of_edits_has_a_source_for_each_line(small_graph, tmp_path, kin
         def INPUT_TYPES(cls):
             return {"required": {}}
 
-    found = preflight._Graph(Workflow(content, NODE_CLASS_MAPPINGS | {"Picture": Picture}), 1)
+    found = preflight.CheckedGraph(Workflow(content, NODE_CLASS_MAPPINGS | {"Picture": Picture}), 1)
     problems = [str(problem) for problem in preflight._sources(found)]
     assert len(problems) == (told and second == '{"prompt": "b"}')
     for problem in problems:
@@ -394,7 +394,7 @@ def asking(small_graph, prompts, kinds):
         content[kind] = {"class_type": f"OTCA_Reward{kind}", "inputs": {"coefficient": 1.0}}
         stack[f"reward_{number}"] = [kind, 0]
     first["OTCA_PromptDataset"].update({"prompts": prompts, "file": ""})
-    return list(preflight._applying(preflight._Graph(Workflow(content, NODE_CLASS_MAPPINGS), 1)))
+    return list(preflight.applying(preflight.CheckedGraph(Workflow(content, NODE_CLASS_MAPPINGS), 1)))
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ def test_on_the_canvas_it_shows_credit_and_advantages(small_workflow, comfyui):
             with pytest.raises(comfyui.Interrupt):
                 workflow.run(targets=["9"])
     finally:
-        results._results.clear()
-        results._looks.clear()
+        results.results_by_node.clear()
+        results.looks_by_node.clear()
 
 
 def test_a_reward_that_breaks_on_the_way_is_named(small_graph, tmp_path):

@@ -365,7 +365,7 @@ def test_a_run_and_the_same_resumed_from_every_iteration(small_graph, tmp_path):
     for stop in (1, 2, 3):
         folder = str(tmp_path / f"cut_{stop}")
         for total in (stop, 5):
-            held._open.clear()
+            held.open_runs.clear()
             stopping.request.signal = None
             resume = ["--resume"] if total == 5 else []
             assert main([*arguments, folder, "--set", f"OTCA_TrainingRun.iterations={total}", *resume]) == 0

@@ -440,7 +440,7 @@ def test_libraries_that_lack_something(monkeypatch, tiny_folder):
         raise ImportError("requires the Torchvision library")
 
     monkeypatch.setattr(transformers.LlavaProcessor, "from_pretrained", lacking)
-    monkeypatch.setattr(loading, "_load_network", lambda *_: pytest.fail("it is seen before the networks are loaded"))
+    monkeypatch.setattr(loading, "load_network", lambda *_: pytest.fail("it is seen before the networks are loaded"))
     with pytest.raises(
         FlowModelError, match="its processor reads pictures.*Torchvision.*Fix: .*pip install torchvision"
     ):

@@ -67,6 +67,6 @@ def test_without_the_package_it_is_refused_before_anything_is_loaded(loaded, mon
 
 def test_a_bitsandbytes_that_does_nothing_on_the_device(loaded, monkeypatch):
     monkeypatch.setattr(loading, "check_options", lambda options: None)
-    monkeypatch.setattr(loading, "_layer", lambda kind, bias, weight, dtype: torch.nn.Linear(*weight.T.shape, bias))
+    monkeypatch.setattr(loading, "layer_of", lambda kind, bias, weight, dtype: torch.nn.Linear(*weight.T.shape, bias))
     with pytest.raises(FlowModelError, match="quantize = 8bit: bitsandbytes does nothing on cpu. Fix: "):
         loaded(quantize="8bit")

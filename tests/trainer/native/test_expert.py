@@ -36,11 +36,11 @@ def test_the_adapter_acts_while_it_is_on_and_nothing_is_left_of_it_afterwards():
     made.adapters.add(Adapter(1, 1.0))
     for parameter in made.adapters.parameters().values():
         parameter.data.fill_(0.5)
-    made._inject(None)
+    made.put_in(None)
     with_adapter = block(x)
     first = block[0](x)
     assert torch.allclose(first, nn.functional.linear(x, block[0].weight, block[0].bias) + 0.5 * 0.5 * 3)
-    made._eject(None)
+    made.take_out(None)
     assert not torch.allclose(with_adapter, before) and torch.equal(block(x), before)
     assert not [module for module in made.network.modules() if "forward" in vars(module)]
 
@@ -51,9 +51,9 @@ def test_a_wrapper_of_another_node_that_is_taken_off_first_does_not_come_back():
     layer = made.blocks["0.0"][0]
     own = layer.forward
     layer.forward = lambda x: own(x) + 1
-    made._inject(None)
+    made.put_in(None)
     layer.forward = own  # as such a node does it
-    made._eject(None)
+    made.take_out(None)
     assert layer.forward is own
 
 
@@ -62,10 +62,10 @@ def test_a_wrapper_of_another_node_stays_where_only_ours_is_taken_off():
     layer = made.blocks["0.0"][0]
     own = layer.forward
     theirs = layer.forward = lambda x: own(x) + 1
-    made._inject(None)
+    made.put_in(None)
     x = torch.ones(1, 3, requires_grad=True)
     assert torch.allclose(layer(x), own(x) + 1)
-    made._eject(None)
+    made.take_out(None)
     assert layer.forward is theirs
 
 
@@ -87,7 +87,7 @@ def test_readiness_is_that_of_this_clone():
     made.patcher = types.SimpleNamespace(model=types.SimpleNamespace(current_patcher=None))
     made.is_stale = False
     assert not made.is_ready
-    made._inject(None)
+    made.put_in(None)
     made.core.current_patcher = made.patcher
     assert made.is_ready
     made.core.current_patcher = "another clone"
@@ -127,9 +127,9 @@ def test_every_call_of_the_network_is_counted():
     made, calls = wrapped_network(), []
     made.count = calls.append
     made.network.forward = lambda x: x
-    made._inject(None)
+    made.put_in(None)
     made.network(torch.zeros(3, 4))
-    made._eject(None)
+    made.take_out(None)
     made.network(torch.zeros(2, 4))
     assert calls == [3], "and no more, once ComfyUI has it back"
 
@@ -148,7 +148,7 @@ def test_blocks_but_for_the_last_ones_are_computed_again(monkeypatch, kept, agai
     made.blocks, made.kept_blocks, made.checkpointing = dict(blocks.named_children()), kept, True
     x = torch.randn(2, 3, requires_grad=True)
     (expected,) = torch.autograd.grad(blocks(x).sum(), x)
-    made._inject(None)
+    made.put_in(None)
     for _ in range(2):  # the second call counts its own blocks
         calls.clear()
         (slope,) = torch.autograd.grad(blocks(x).sum(), x)

@@ -98,7 +98,7 @@ def test_where_weights_are_at_hand(change, resident):
     layer = nn.LayerNorm(3).requires_grad_(False)
     layer.weight_function, layer.bias_function = [], []
     change(layer)
-    assert frozen._is_resident(layer, torch.zeros(3)) is resident
+    assert frozen.is_resident(layer, torch.zeros(3)) is resident
 
 
 def test_without_a_gradient_it_is_a_plain_call():

@@ -40,7 +40,7 @@ def test_four_parts_in_their_order_have_an_equal_share_of_the_derivative():
     layers = [(torch.zeros(2), torch.tensor([3.0, 4.0]) * 10.0**number) for number in range(10)]
     shares = [
         float((gradient * along).sum())
-        for (_, gradient), (_, along) in zip(layers, guard._equalized(layers), strict=True)
+        for (_, gradient), (_, along) in zip(layers, guard.equalized(layers), strict=True)
     ]
     parts = [sum(shares[begin : begin + 3]) for begin in range(0, 10, 3)]
     assert parts == pytest.approx([1.0] * 4)

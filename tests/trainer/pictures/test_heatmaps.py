@@ -113,9 +113,9 @@ def test_credit_over_time_has_a_part_for_each_objective_with_weights_of_its_own(
 def test_running_mean_by_hand_and_over_gaps():
     # Twenty values make a window of two.
     values = np.arange(20, dtype=float)
-    assert figures._running_mean(values)[:3].tolist() == [0.0, 0.5, 1.5]
+    assert figures.running_mean(values)[:3].tolist() == [0.0, 0.5, 1.5]
     values[1:3] = np.nan
-    running = figures._running_mean(values)
+    running = figures.running_mean(values)
     assert running[1] == 0.0 and np.isnan(running[2]) and running[3] == 3.0
 
 

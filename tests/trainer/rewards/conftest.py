@@ -50,7 +50,7 @@ def prompts():
 @pytest.fixture
 def impatient(monkeypatch):
     """Rewards that ask a server do not wait between two tries, and know none from before: a port may be given out again."""
-    server._servers.clear()
+    server.servers.clear()
     monkeypatch.setattr(server, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(server, "STOP_INTERVAL", 0.01)
 

@@ -353,7 +353,7 @@ def test_a_color_is_the_nearest_mean_of_three_texts(detectors, images, pictures)
             with torch.no_grad():
                 out = model(pixel_values=pixels, **tokens)
             nearness.append(float(torch.nn.functional.normalize(out.text_embeds.mean(0), dim=0) @ out.image_embeds[0]))
-        assert reward._color(image, Found(0.9, box), "cup") == COLORS[nearness.index(max(nearness))]
+        assert reward.color_of(image, Found(0.9, box), "cup") == COLORS[nearness.index(max(nearness))]
 
 
 def test_what_is_refused(detectors, seen, tmp_path):

@@ -251,7 +251,7 @@ ON = {
 
 def _train(workflow, folder, overlapping=True):
     """Its exit code, its lines, and how many samples were in each part that was scored during sampling."""
-    held._open.clear()
+    held.open_runs.clear()
     parts, own, expect = [], overlap.Scored._score, Overlap.expect
     overlap.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
     if not overlapping:

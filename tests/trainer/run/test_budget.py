@@ -95,7 +95,7 @@ def train(small_graph, tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "workflow.json").write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"iterations": 1000}})))
         Budget("forwards", amount, evaluations).write(folder)
-        held._open.clear()
+        held.open_runs.clear()
         assert main(["train", str(folder), "--resume", *options]) == 0
         return folder
 

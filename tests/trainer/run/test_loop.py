@@ -57,7 +57,7 @@ def otca(capsys):
     """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
 
     def run(*arguments):
-        held._open.clear()
+        held.open_runs.clear()
         stopping.request.signal = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()
@@ -548,15 +548,15 @@ def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
 
     run = record.Run(held.read(tmp_path, None, True), record.RunSettings(1, 1), {})
     run.begin()
-    run._append("metrics.jsonl", {"iteration": 1, "loss": 0.5})
+    run.append_line("metrics.jsonl", {"iteration": 1, "loss": 0.5})
     monkeypatch.setattr(
         run_folder, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False
     )
     with pytest.raises(record.RunError, match="No space left on device"):
-        run._append("metrics.jsonl", {"iteration": 2, "loss": 0.25})
+        run.append_line("metrics.jsonl", {"iteration": 2, "loss": 0.25})
     monkeypatch.undo()
     assert run.iteration == 1
-    run._append("metrics.jsonl", {"iteration": 2, "loss": 0.25})
+    run.append_line("metrics.jsonl", {"iteration": 2, "loss": 0.25})
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.25}\n'
     )

@@ -69,7 +69,7 @@ def start(small_graph, tmp_path, monkeypatch):
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))
 
     def go(*arguments):
-        held._open.clear()
+        held.open_runs.clear()
         return main(["train", str(path), "--output", str(tmp_path / "run"), *arguments])
 
     return go
