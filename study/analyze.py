@@ -27,7 +27,7 @@ from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run.folder import json_line
 from ..trainer.run.loop import only
-from ..trainer.types import GIVEN_NODES, SAMPLER_NODE, STACK_NODE, Advantages, Scores, StepCredit, Trajectories
+from ..trainer.types import GIVEN_NODES, SAMPLER_NODE, STACK_NODE, Advantages, Scores, Trajectories
 from ..trainer.workflow.running import Workflow, WorkflowError
 from . import plots
 from .agreement import MEASURES, Shares, chance, pearson, possible, shares, shares_table
@@ -192,28 +192,17 @@ def _rollouts(
         credits, advantages = (
             {title: outputs[node][0] for node, title in workflow.titles(nodes).items()} for nodes in giving.values()
         )
-        rollouts.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
+        points = range(len(trajectories.sigmas))
+        rewards = rewards_along(model, trajectories, scores, points, tweedie_steps, held_out=True)
+        deltas = {name: similarity(name, trajectories, model).diff(dim=1) for name in ("latents", "prediction")}
+        for title, credit in credits.items():
+            if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
+                deltas[title] = credit.delta
+        behaviour = {title: behaviour_of(fused) for title, fused in advantages.items()}
+        arrays = {name: delta.numpy() for name, delta in deltas.items()}
+        rollouts.append(Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts)))
         del outputs  # so that the next run can free what this one sampled
     return rollouts, (scores, trajectories)
-
-
-def _rollout(
-    model: FlowModel,
-    trajectories: Trajectories,
-    scores: Scores,
-    credits: Mapping[str, StepCredit],
-    advantages: Mapping[str, Advantages],
-    tweedie_steps: int,
-) -> Rollout:
-    points = range(len(trajectories.sigmas))
-    rewards = rewards_along(model, trajectories, scores, points, tweedie_steps, held_out=True)
-    deltas = {name: similarity(name, trajectories, model).diff(dim=1) for name in ("latents", "prediction")}
-    for title, credit in credits.items():
-        if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
-            deltas[title] = credit.delta
-    behaviour = {title: behaviour_of(fused) for title, fused in advantages.items()}
-    arrays = {name: delta.numpy() for name, delta in deltas.items()}
-    return Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts))
 
 
 def behaviour_of(advantages: Advantages) -> dict[str, float]:

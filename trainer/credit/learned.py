@@ -148,7 +148,18 @@ def learned(
         RewardError: a reward failed, or may not be asked about other pictures.
         ValueError: scores or a model that are not of these trajectories.
     """
-    _check(model, trajectories, scores, w_min)
+    refuse_groups_only(scores.rewards[: len(scores.names)], "the credit learned")
+    if len(scores.values) != len(trajectories.groups):
+        raise ValueError(
+            f"scores: they are of {len(scores.values)} samples, the trajectories are {len(trajectories.groups)}. Fix: let both "
+            "come from the same SDE Sampler"
+        )
+    if not trajectories.made_by(model):
+        raise ValueError(
+            "model: it is not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
+        )
+    if not 0 <= w_min <= 1:
+        raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}. Fix: a number in it")
     started = time.perf_counter()
     version = model.policy.version
     if _due(shares := model.memo[LearnedShares], scores.names, trajectories, version):
@@ -176,21 +187,6 @@ def learned(
         sigmas=trajectories.sigmas,
         seconds=time.perf_counter() - started,
     )
-
-
-def _check(model: FlowModel, trajectories: Trajectories, scores: Scores, w_min: float) -> None:
-    refuse_groups_only(scores.rewards[: len(scores.names)], "the credit learned")
-    if len(scores.values) != len(trajectories.groups):
-        raise ValueError(
-            f"scores: they are of {len(scores.values)} samples, the trajectories are {len(trajectories.groups)}. Fix: let both "
-            "come from the same SDE Sampler"
-        )
-    if not trajectories.made_by(model):
-        raise ValueError(
-            "model: it is not the one that sampled these trajectories. Fix: connect the model of SDE Sampler"
-        )
-    if not 0 <= w_min <= 1:
-        raise ValueError(f"the smallest weight (w_min) must lie in [0, 1], not {w_min}. Fix: a number in it")
 
 
 def _due(shares: Mapping[str, StepShares], names: Sequence[str], trajectories: Trajectories, version: int) -> bool:

@@ -153,11 +153,16 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
     blocks = sum(len(expert.blocks) for expert in experts)
     kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
     published = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
+    # The width of a token in the blocks: what most of their layers take in
+    layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
+    widths: Counter[int] = Counter(
+        vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
+    )
     architecture = replace(
         published,
         title=type(next(iter(experts)).core).__name__,
         params=0,
-        width=_width(model),
+        width=widths.most_common(1)[0][0] if widths else 1,
         layers=max(1, blocks // len(experts)),
         networks=len(experts),
         pixels=model.grid.unit,
@@ -184,15 +189,6 @@ def room(case: NativeCase) -> int:
     """Bytes beside the weights that computing takes, whichever is larger of sampling and the update."""
     parts = case.needs.parts
     return max(parts["activations"], parts["sampling"]) + parts["optimizer"]
-
-
-def _width(model: NativeModel) -> int:
-    """The width of a token in the blocks: what most of their layers take in."""
-    layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
-    widths: Counter[int] = Counter(
-        vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
-    )
-    return widths.most_common(1)[0][0] if widths else 1
 
 
 def _size(part) -> int:

@@ -83,7 +83,11 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     table.xaxis.tick_top()
     table.tick_params(left=False)
     heading = f"Scores of {shown} of {len(values)} samples: orange is above the group's mean, purple below"
-    figure.suptitle("\n".join([heading, *_correlations(scores)]), fontsize=9)
+    # One line a pair of trained rewards that can be compared
+    matrix = correlation(standing(scores)[:, : len(scores.names)])
+    pairs = [(i, j) for i in range(len(matrix)) for j in range(i) if matrix[i, j].isfinite()]
+    lines = [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
+    figure.suptitle("\n".join([heading, *lines]), fontsize=9)
     return rendered(figure)
 
 
@@ -176,13 +180,6 @@ def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral
 
 def _step_label(credit: StepCredit, step: int, separator: str) -> str:
     return f"{step}{separator}σ {credit.sigmas[step]:.2f}" if credit.sigmas else str(step)
-
-
-def _correlations(scores: Scores) -> list[str]:
-    """One line a pair of trained rewards that can be compared."""
-    matrix = correlation(standing(scores)[:, : len(scores.names)])
-    pairs = [(i, j) for i in range(len(matrix)) for j in range(i) if matrix[i, j].isfinite()]
-    return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 
 def _stacked(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
