@@ -3,8 +3,16 @@
 from ..host import devices
 from ..host.access.wants import GUIDE, Naming
 from ..trainer.types import SamplerSettings
-from .inputs import Node, complaint, integer, lines, seed, socket
+from .inputs import Node, integer, lines, seed, socket
 from .sampling import BATCH_SIZE, FRAMES, GUIDANCE, GUIDANCE_2, HEIGHT, NEGATIVE_PROMPT, SHIFT, WIDTH, as_images
+
+
+def _check_guides(guides):
+    from ..inference.guidance import parse_lines
+    from ..trainer.policy.files import find
+
+    for guide in parse_lines(guides):
+        find(guide.source)
 
 
 class ImplicitRewardGuidance(Node):
@@ -21,11 +29,15 @@ class ImplicitRewardGuidance(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL").tip("The model that all guides began with, without its adapter."),
-        "guides": lines(hint="Guides, one per line: my_run = 1.5").tip(
+        "guides": lines(hint="Guides, one per line: my_run = 1.5")
+        .tip(
             "RUN = γ, one per line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
             "beyond it, 0 is the base. RUN = 0:1.5, 8:0.5 is γ from each of these steps on."
-        ),
-        "prompts": lines(hint="Prompts, one per line").tip("The prompts, one per line."),
+        )
+        .checked(_check_guides),
+        "prompts": lines(hint="Prompts, one per line")
+        .tip("The prompts, one per line.")
+        .checked("trainer.prompts:read_prompts"),
         "steps": integer(28, 1, 1000).tip("Number of denoising steps (T)."),
         "width": WIDTH,
         "height": HEIGHT,
@@ -42,18 +54,6 @@ class ImplicitRewardGuidance(Node):
         "frames": FRAMES,
         "batch_size": BATCH_SIZE,
     }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, guides=None, prompts=None):
-        from ..inference.guidance import parse_lines
-        from ..trainer.policy.files import find
-        from ..trainer.prompts import read_prompts
-
-        def check(guides):
-            for guide in parse_lines(guides):
-                find(guide.source)
-
-        return complaint("guides", check, guides) or complaint("prompts", read_prompts, prompts) or True
 
     @classmethod
     def WANTS(cls, guides="", **_):

@@ -204,7 +204,12 @@ class SaveLoRA(Node):
             _copies.setdefault(run, {})[name] = metadata, DTYPES.get(dtype)
         shown = {"text": [str(path) for path in files]}
         if name != filename:
-            shown["otca_elsewhere"] = [_elsewhere(run, filename, name)]
+            # For the person who would load the other one
+            why = "no Training Run records this model" if run is None else f"it is not of run {run.folder.name}"
+            fix = "record it by a Training Run" if run is None else "give another filename"
+            shown["otca_elsewhere"] = [
+                f"{filename} stays as it is, since {why}; {name} was written. Fix: {fix}, or move that file elsewhere"
+            ]
         return {"ui": shown, "result": ()}
 
 
@@ -233,13 +238,6 @@ def _free_name(model, run, filename):
                 "beside it. Fix: give another filename, or move that file elsewhere"
             )
     raise AssertionError("there is always another number")
-
-
-def _elsewhere(run, filename, name):
-    """Why a file has another name than its input says, and what helps, for the person who would load the other one."""
-    why = "no Training Run records this model" if run is None else f"it is not of run {run.folder.name}"
-    fix = "record it by a Training Run" if run is None else "give another filename"
-    return f"{filename} stays as it is, since {why}; {name} was written. Fix: {fix}, or move that file elsewhere"
 
 
 def _names(filename, run):

@@ -55,7 +55,9 @@ def sample(
     started, policy = time.perf_counter(), model.policy
     model.come_back()
     policy.forget_gradients()
-    sigmas = _trainable_sigmas(model, settings)
+    sigmas = model.sigmas(settings)
+    if misfit := untrainable(settings, sigmas):
+        raise ValueError(str(misfit))
     condition = model.condition(prompts.texts, settings)
     share = share_of(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
@@ -240,13 +242,6 @@ def trained_steps(settings: SamplerSettings, sigmas: Sequence[float]) -> tuple[i
     levels = enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False))
     step = partial(transition, velocity=0.0, x=0.0, eta=settings.eta, sigma_after_first=sigmas[1])
     return tuple(j for j, (kind, *pair) in levels if step(kind, sigma=pair[0], sigma_next=pair[1]).std >= MIN_STD)
-
-
-def _trainable_sigmas(model: FlowModel, settings: SamplerSettings) -> tuple[float, ...]:
-    sigmas = model.sigmas(settings)
-    if misfit := untrainable(settings, sigmas):
-        raise ValueError(str(misfit))
-    return sigmas
 
 
 def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
