@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,33 @@ def test_no_code_is_unused():
 def test_unused_code_is_found(tmp_path):
     (tmp_path / "a.py").write_text("def called():\n    pass\n\n\ndef forgotten():\n    pass\n\n\ncalled()\n")
     assert [line.split(": ")[1] for line in unused(tmp_path / "a.py")] == ["unused function 'forgotten'"]
+
+
+def names(file: Path) -> tuple[Counter[str], set[str], set[str]]:
+    """(what it takes of others, private names that it makes, its private functions at the top that one place calls)."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    variables = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names]
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = {n.attr for n in attributes if isinstance(n.ctx, ast.Store)} | {
+        n.id for n in variables if isinstance(n.ctx, ast.Store)
+    }
+    others = [n.attr for n in attributes if not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))]
+    uses = Counter([n.id for n in variables if isinstance(n.ctx, ast.Load)] + [n.attr for n in attributes])
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    top = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] == "_"}
+    made = {name for name in defined | stored if name.startswith("_") and not name.startswith("__")}
+    return Counter(others + imported), made, {name for name in top & called if uses[name] == 1}
+
+
+def test_few_private_names_are_used_by_others_and_few_helpers_once():
+    """Both may only fall: a test's need of a module has a public name, a helper stands in its one caller if it reads as well."""
+    house = [names(file) for file in python_files(*ROOMS, *OTHERS)]
+    ours = set().union(*(made for _, made, _ in house))
+    taken = sum((names(file)[0] for file in python_files("tests")), Counter())
+    assert sum(count for name, count in taken.items() if name in ours) <= 59
+    assert sum(len(once) for _, _, once in house) <= 316
 
 
 def test_every_system_runs_what_make_test_runs():

@@ -107,7 +107,7 @@ class Scored:
 
     def add(self, images: Tensor, prompts: Sequence[str]) -> None:
         """The next b pictures or videos, and their prompts."""
-        self._parts.append(self._pool.submit(self._score, images, prompts, self._count))
+        self._parts.append(self._pool.submit(self.score_ready, images, prompts, self._count))
         self._count += len(images)
 
     def answers(self, images: Tensor, rewards: Sequence[Reward]) -> bool:
@@ -133,7 +133,7 @@ class Scored:
     def _begin(self) -> None:
         stopping.helper.abandoned = self._abandoned
 
-    def _score(self, images: Tensor, prompts: Sequence[str], first: int) -> Columns:
+    def score_ready(self, images: Tensor, prompts: Sequence[str], first: int) -> Columns:
         stopping.check_stop()
         try:
             with self._beside():

@@ -252,14 +252,14 @@ ON = {
 def _train(workflow, folder, overlapping=True):
     """Its exit code, its lines, and how many samples were in each part that was scored during sampling."""
     held.open_runs.clear()
-    parts, own, expect = [], overlap.Scored._score, Overlap.expect
-    overlap.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
+    parts, own, expect = [], overlap.Scored.score_ready, Overlap.expect
+    overlap.Scored.score_ready = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
     if not overlapping:
         Overlap.expect = lambda self, rewards: None
     try:
         code = train(workflow, folder)
     finally:
-        overlap.Scored._score, Overlap.expect = own, expect
+        overlap.Scored.score_ready, Overlap.expect = own, expect
     return code, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], parts
 
 
