@@ -115,6 +115,9 @@ def _validation(cls: type[Node]) -> MethodType:
         for name, check in checks.items():
             parts = [values.get(other) for other in (name, *check.beside)]
             is_known = None not in parts and not (check.or_empty and parts[0] == "")
+            options, value = declared[name].options, parts[0]
+            if is_known and not options.get("min", value) <= value <= options.get("max", value):
+                return f"{name}: {value} is not from {options['min']} to {options['max']}. Fix: a number of that range"
             if problem := is_known and complaint(name, check, *parts):
                 return problem
         return True

@@ -46,11 +46,13 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     if kind not in KINDS:
         raise ValueError(f"--reward {text!r}: no reward has the kind {kind!r}. Fix: one of {', '.join(KINDS)}")
     made = reward_class(kind)
-    # The keywords of its constructor, and of those below it that it hands the rest on to
+    # What its constructor takes, and the keywords of those below it that it hands the rest on to
     declared = {"name": inspect.signature(made).parameters["name"]}
     for owner in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
         parameters = inspect.signature(owner.__init__).parameters.values()
-        declared |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        own = (p.name for p in parameters if owner is made and p.kind is p.POSITIONAL_OR_KEYWORD)
+        words = {*own} - {"self", "coefficient", "held_out"}
+        declared |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY or p.name in words}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     options = {}
@@ -64,15 +66,18 @@ def parse_reward(text: str, text_encoder: Callable[[str], Any] = no_comfyui) -> 
     if missing:
         raise ValueError(f"--reward {text!r} needs {', '.join(missing)}. Fix: --reward {kind}:{missing[0]}=…")
     try:
-        bounds = parse_bounds(options.pop("clip", ""))
-        converted = {name: _converted(value, declared[name].default) for name, value in options.items()}
+        name, bounds = "clip", parse_bounds(options.pop("clip", ""))
+        converted = {(name := key): _converted(value, declared[key].default) for key, value in options.items()}
     except ValueError as error:
-        raise ValueError(f"--reward {text!r}: {error}") from error
+        raise ValueError(f"--reward {text!r}: {name}: {error}") from error
     if isinstance(other := converted.get("reward"), str):  # of a reward that asks another
         converted["reward"] = parse_reward(other, text_encoder)
     if kind == CLIP_JUDGE:
         converted["judge"] = text_encoder(converted["judge"])
-    reward = made(**converted)
+    try:
+        reward = made(**converted)
+    except ValueError as error:
+        raise ValueError(f"--reward {text!r}: {error}") from error
     reward.bounds = bounds
     return reward
 
@@ -151,7 +156,8 @@ def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
     below = str(file.relative_to(source.parent)) if file.is_relative_to(source.parent) else file.name
     if (name := below if below in named else file.name) not in named:
         raise ValueError(
-            f"{file} has no prompt, neither in {file.stem}.txt beside it nor in {source}. Fix: --prompts FILE"
+            f"{file} has no prompt, neither in {file.stem}.txt beside it nor in {source}. Fix: --prompts FILE, or --prompt TEXT "
+            "for all"
         )
     return named[name]
 

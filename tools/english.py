@@ -64,7 +64,18 @@ def findings(path: Path) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    command = ["git", "-C", str(ROOT), "ls-files", "*.py", "web/docs/*.md", "tools/notes/*.md"]
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "*.py",
+        "web/docs/*.md",
+        "tools/notes/*.md",
+    ]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     names = [name for name in listed if not name.startswith("tests/") and name != "tools/english.py"]
     paths = [ROOT / name for name in names if (ROOT / name).exists()]
@@ -72,11 +83,11 @@ def main(arguments: list[str]) -> int:
     words = [(path, *word) for path in paths if path.suffix == ".py" for word in voice(path)]
     for kind, most in MOST.items():
         lines = [f"{path.relative_to(ROOT)}:{line}: {word}" for path, name, line, word in words if name == kind]
-        print(
-            f"{len(lines)} {kind} that do not say what they are, at most {most}", *lines * (kind in arguments), sep="\n"
-        )
-        if len(lines) > most:
-            problems.append(f"{kind}: {len(lines)}, and MOST has {most}. Fix: reword what is new")
+        is_over = len(lines) > most
+        heading = f"{len(lines)} {kind} that do not say what they are, at most {most}"
+        print(heading, *lines * (is_over or kind in arguments), sep="\n")
+        if is_over:
+            problems.append(f"{kind}: {len(lines)}, and MOST has {most}. Fix: reword what is new of the list above")
     print(*problems, f"{len(problems)} phrases to mend", sep="\n")
     return bool(problems)
 

@@ -107,6 +107,7 @@ class Checked(inputs.Node):
         "size": inputs.text("1").tip("").checked(int, 10),
         "most": inputs.text("2").tip("").checked("tests.nodes.test_inputs:at_most", beside=("size",)),
         "free": inputs.text().tip("").checked(int, or_empty=True),
+        "side": inputs.integer(3, 1, 9).tip("").checked(lambda side: None),
     }
 
 
@@ -117,10 +118,11 @@ def at_most(most: str, size: str) -> None:
 
 def test_an_input_brings_its_own_check():
     taken = inspect.getfullargspec(Checked.VALIDATE_INPUTS).args
-    assert taken == ["cls", "size", "most", "free"], "ComfyUI leaves the others' ranges to itself"
+    assert taken == ["cls", "size", "most", "free", "side"], "ComfyUI leaves the others' ranges to itself"
     validate = Checked.VALIDATE_INPUTS
     assert validate(size="1", most="2", free="") is True and validate(size="7", most=None) is True, "linked"
     assert validate(size="a", most="2").startswith("size: invalid literal for int() with base 10")
     assert validate(size="3", most="2") == "most: 3 is more than 2"
     assert validate(free="x").startswith("free: ")
+    assert validate(side=9) is True and validate(side=11) == "side: 11 is not from 1 to 9. Fix: a number of that range"
     assert not hasattr(inputs.Node, "VALIDATE_INPUTS"), "nothing to check"
