@@ -20,7 +20,7 @@ from ..host.access import opening, permissions, wants
 from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.errors import parts
 from ..host.text import plain_name
-from ..trainer.opinions import kinds, plan, reading
+from ..trainer.opinions import kinds, plan, reading, votes
 from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
 from ..trainer.policy.files import PEFT, all_of, find
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
@@ -269,8 +269,9 @@ class _Collector:
         for file in sorted(folder.rglob("*")):
             if file.is_symlink():
                 raise ValueError(f"{file} is a link. Fix: put the file itself there, or move the link elsewhere")
-            if file.is_file():
+            if file.is_file() and not file.name.startswith(votes.FILE):  # a stranger's database is opened by nobody
                 self.contents.copied[f"{OF_VOTES}/{name}/{file.relative_to(folder).as_posix()}"] = file
+        self.contents.copied[f"{OF_VOTES}/{name}/{votes.LINES}"] = votes.lines(votes.of_folder(folder)).encode()
         self.contents.notes.append(
             f"To go on with the votes of this bundle: python ComfyUI-OTCA vote --folder {OF_VOTES}/NAME, in this folder."
         )
