@@ -17,7 +17,7 @@ from typing import Any
 
 from ..host import paths
 from ..host.access import opening, permissions, wants
-from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
+from ..host.access.permissions import OPINIONS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.errors import parts
 from ..host.text import plain_name
 from ..trainer.opinions import kinds, plan, reading, votes
@@ -215,6 +215,8 @@ class _Collector:
     def _opinions(self, want: Want, inputs: Inputs) -> None:
         """Copies opinions and those of their pictures that can be read; those of this machine without what the tag leaves out."""
         source = plan.read_source(want.what, "" if want.what else inputs.get("tag") or "")
+        if source.pairs:
+            return self._pairs(want, inputs)
         if want.what and (own := _name_in_pack(Path(source.name), paths.ASSETS / "prompts")):
             inputs[want.input] = own
             return
@@ -348,7 +350,6 @@ OF_FILES = {
     **dict.fromkeys((wants.MODEL, wants.REWARD_MODEL, wants.ENCODER), _Collector._model),
     **dict.fromkeys((wants.GUIDE, PICTURES), _Collector._stays_here),
     PROMPTS: _Collector._prompts,
-    PAIRS: _Collector._pairs,
     OPINIONS: _Collector._opinions,
     wants.PROMPT_LINES: _Collector._prompt_lines,
     wants.UPLOADED: _Collector._uploaded,

@@ -145,7 +145,7 @@ VOTE_TOKEN = "OTCA_REWARD_TOKEN"
         default="",
         metavar="ENCODER",
     ),
-    flag("--pairs", "ask no one: write what was voted as pairs.jsonl beside the pictures, for Preference Pairs"),
+    flag("--pairs", "ask no one: write what was voted as pairs.jsonl beside the pictures, for My Pictures"),
 )
 def vote(arguments: argparse.Namespace) -> int:
     """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where other machines

@@ -13,7 +13,6 @@ _NODES = [
     native.EmbeddedModel,
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
-    data.PreferencePairs,
     data.MyPictures,
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
     images.RewardMyTaste,

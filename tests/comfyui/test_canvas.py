@@ -22,7 +22,6 @@ MOVES = {
     "OTCA_SDESampler": "seed",
     "OTCA_StepCredit": "seed",
     "OTCA_MixGRPOWindow": "iteration",
-    "OTCA_PreferencePairs": "index",
     "OTCA_MyPictures": "index",
 }
 HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generate": "fixed"}
