@@ -103,7 +103,7 @@ class MyPictures(Node):
 
     REQUIRED = {
         "model": socket("OTCA_MODEL"),
-        "learn_from": choice(FORMS, FORMS[0])
+        "learn_from": choice(FORMS, FORMS[0], advanced=True)
         .tip(
             "pairs: a better and a worse picture of one prompt, also made of thumbs and stars; for the losses dpo and dgpo. "
             "pictures: each one by its thumb, stars, pairs or regions; for nft and awm."
@@ -129,9 +129,7 @@ class MyPictures(Node):
         "tag": text(hint="all of them", advanced=True).tip(
             "Only pictures with this tag. Empty: all that you have an opinion about."
         ),
-        "folder": text(
-            suggest="pair_folders", hint="my own opinions", advanced=True, names=Naming(OPINIONS, asks="always")
-        ).tip(
+        "folder": text(suggest="pair_folders", hint="my own opinions", names=Naming(OPINIONS, asks="always")).tip(
             "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it; or with "
             "opinions.jsonl, as a bundle has it. In ComfyUI's input folder, or one that you allow. Empty: what you clicked in "
             "the gallery."
