@@ -17,10 +17,10 @@ from typing import Any
 
 from ..host import paths
 from ..host.access import opening, permissions, wants
-from ..host.access.permissions import OPINIONS, PAIRS, PICTURES, POST, PROMPTS, READ, RUN, Want
+from ..host.access.permissions import OPINIONS, PICTURES, POST, PROMPTS, READ, RUN, Want
 from ..host.errors import parts
 from ..host.text import plain_name
-from ..trainer.opinions import kinds, plan, reading
+from ..trainer.opinions import kinds, plan, reading, votes
 from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
 from ..trainer.policy.files import PEFT, all_of, find
 from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
@@ -214,6 +214,8 @@ class Collector:
     def _opinions(self, want: Want, inputs: Inputs) -> None:
         """Copies opinions and those of their pictures that can be read; those of this machine without what the tag leaves out."""
         source = plan.read_source(want.what, "" if want.what else inputs.get("tag") or "")
+        if source.pairs:
+            return self._pairs(want, inputs)
         if want.what and (own := _name_in_pack(Path(source.name), paths.ASSETS / "prompts")):
             inputs[want.input] = own
             return
@@ -268,8 +270,9 @@ class Collector:
         for file in sorted(folder.rglob("*")):
             if file.is_symlink():
                 raise ValueError(f"{file} is a link. Fix: put the file itself there, or move the link elsewhere")
-            if file.is_file():
+            if file.is_file() and not file.name.startswith(votes.FILE):  # a stranger's database is opened by nobody
                 self.contents.copied[f"{OF_VOTES}/{name}/{file.relative_to(folder).as_posix()}"] = file
+        self.contents.copied[f"{OF_VOTES}/{name}/{votes.LINES}"] = votes.lines(votes.of_folder(folder)).encode()
         self.contents.notes.append(
             f"To go on with the votes of this bundle: python ComfyUI-OTCA vote --folder {OF_VOTES}/NAME, in this folder."
         )
@@ -346,7 +349,6 @@ OF_FILES = {
     **dict.fromkeys((wants.MODEL, wants.REWARD_MODEL, wants.ENCODER), Collector._model),
     **dict.fromkeys((wants.GUIDE, PICTURES), Collector._stays_here),
     PROMPTS: Collector._prompts,
-    PAIRS: Collector._pairs,
     OPINIONS: Collector._opinions,
     wants.PROMPT_LINES: Collector._prompt_lines,
     wants.UPLOADED: Collector._uploaded,

@@ -172,7 +172,7 @@ def analyze(arguments: argparse.Namespace) -> int:
 @command(
     "taste fit",
     "learn a reward, that of Reward: My Taste, from your choices",
-    arg("votes", "folders of votes, votes.jsonl, or pair files (.jsonl)", nargs="*", type=Path, metavar="VOTES"),
+    arg("votes", "folders of votes, a votes.jsonl, or pair files (.jsonl)", nargs="*", type=Path, metavar="VOTES"),
     arg("--liked", "pictures, each better than …", type=Path, metavar="DIR"),
     arg("--disliked", "… each of these", type=Path, metavar="DIR"),
     arg("--encoder", "CLIP, SigLIP 2, DINOv2 …", default="shapes-clip", metavar="NAME"),

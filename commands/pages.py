@@ -131,7 +131,7 @@ VOTE_TOKEN = "OTCA_REWARD_TOKEN"
     "ask people, on a page in the browser",
     arg(
         "--folder",
-        "where votes.jsonl and the pictures are kept",
+        "where the votes and the pictures are kept",
         type=options.folder,
         default=Path("votes"),
         metavar="FOLDER",
@@ -145,7 +145,7 @@ VOTE_TOKEN = "OTCA_REWARD_TOKEN"
         default="",
         metavar="ENCODER",
     ),
-    flag("--pairs", "ask no one: write what was voted as pairs.jsonl beside the pictures, for Preference Pairs"),
+    flag("--pairs", "ask no one: write what was voted as pairs.jsonl beside the pictures, for My Pictures"),
 )
 def vote(arguments: argparse.Namespace) -> int:
     """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where other machines
@@ -160,13 +160,13 @@ def vote(arguments: argparse.Namespace) -> int:
     options.user_names(arguments.learn or None)
     folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
     # A damaged file, or an encoder that is not there, is said now, and not when the first picture comes.
-    before, _ = votes.standing(votes.read(folder.file)), folder.learner
+    before, _ = votes.standing(votes.read(folder.store)), folder.learner
     token = "" if is_loopback(arguments.host) else environment.read(VOTE_TOKEN) or secrets.token_urlsafe(24)
     shown = f"http://{arguments.host}:{arguments.port}"
     return _listen(
         arguments,
         application(folder, token),
-        f"{len(before)} votes in {folder.file}",
+        f"{len(before)} votes in {folder.store.file}",
         f"vote on      {shown}/{f'?token={token}' if token else ''}",
         f"url for rewards  {shown}/score{f', with {VOTE_TOKEN}={token}' if token else ''}",
         handler_cancellation=True,
@@ -196,7 +196,7 @@ def _write_pairs(folder: Path) -> int:
 
     lines = [
         json.dumps({"prompt": vote.prompt, CHOSEN: vote.pictures[better], REJECTED: vote.pictures[worse]})
-        for vote in votes.standing(votes.read(folder / votes.FILE))
+        for vote in votes.standing(votes.read(votes.of_folder(folder)))
         for better, worse in vote.pairs
         if vote.pictures[better].endswith(".png")
     ]

@@ -177,19 +177,6 @@ def lock(path: Path, wait: float) -> BaseFileLock | None:
     return held
 
 
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Waits for a file's lock, and has it meanwhile. If the file system has no locks, nothing waits."""
-    held = None
-    with contextlib.suppress(NoLocks):
-        held = lock(path, wait=-1)
-    try:
-        yield
-    finally:
-        if held is not None:
-            held.release()
-
-
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 

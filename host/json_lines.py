@@ -1,4 +1,4 @@
-"""Files of one JSON object a line: read so that damage names its line, and added to so that a kill loses no line before.
+"""Files of one JSON object a line: read so that damage names its line, and what a kill cut short is left out.
 
 No more of a file is in memory at a time than a line may have: a hole of gigabytes is a line without an end.
 """
@@ -6,7 +6,6 @@ No more of a file is in memory at a time than a line may have: a hole of gigabyt
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,60 +73,6 @@ def read_lines(
                 raise Damaged(path, f"is damaged: line {number} {error}", fix) from error
             say(f"{path}, line {number}: the last line was cut short, and is left out")
     return rows
-
-
-def append_line(path: Path, line: str) -> None:
-    """Adds a line, and returns once the disk has it. Processes that add to it wait for each other, by a `.lock` beside it.
-
-    What a kill left of a last line is removed before, and so are blank lines at the end.
-
-    Raises:
-        OSError: it cannot be written, and no half of it is left; or what stands there is not a plain file of lines.
-    """
-    new = not files.present(path)
-    descriptor = files.open_plain(path, os.O_RDWR | os.O_CREAT)
-    with files.alone(path.with_suffix(".lock")), open(descriptor, "r+b", buffering=0) as file:
-        end = _end_of_lines(file)
-        try:
-            file.truncate(end)
-            file.seek(end)
-            rest = line.encode() + b"\n"
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(descriptor)
-        except OSError:
-            file.truncate(end)
-            raise
-    if new:
-        files.flush(path.parent)
-
-
-def _end_of_lines(file) -> int:
-    """Where the last whole line ends, after its line break, which it gets where it lacks one."""
-    start = file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LINE))
-    content = file.read()
-    body, ended = _without_blank_end(content)
-    begin = body.rfind(b"\n") + 1
-    if start and not begin:
-        raise OSError(f"its last line is longer than the {MOST_LINE:,} bytes that are read. Fix: remove that line")
-    try:
-        json_files.parse(body[begin:] or b"{}")
-    except ValueError as error:
-        if ended or not _cut_short(error):
-            raise OSError(f"its last line {error}. Fix: correct or remove that line") from error
-        body, _ = _without_blank_end(body[:begin])
-    if not body:
-        return start + begin if start else 0
-    if content[len(body) : len(body) + 1] != b"\n":
-        file.seek(start + len(body))
-        file.write(b"\n")
-    return start + len(body) + 1
-
-
-def _without_blank_end(content: bytes) -> tuple[bytes, bool]:
-    """A file without the blank lines at its end, and whether its last line has its line break."""
-    body = content.rstrip(b" \t\r\n")
-    return body, b"\n" in content[len(body) :]
 
 
 def _cut_short(error: ValueError) -> bool:

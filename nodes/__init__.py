@@ -28,7 +28,6 @@ _NODES = [
     native.EmbeddedModel,
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
-    data.PreferencePairs,
     data.MyPictures,
     *_REWARDS,
     *(stack.RewardStack, stack.ScoreImages),

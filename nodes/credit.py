@@ -3,8 +3,8 @@
 from ..canvas import payloads, results
 from ..host import devices, search
 from ..host.access.wants import ENCODER, Naming
-from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES, REPLACED
-from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, seed, socket, text
+from ..trainer.types import CREDITS, FLOORS, MEASURED_WITH, NORMALIZATIONS, PROXIES
+from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, replaced, seed, socket, text
 
 CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
 
@@ -150,7 +150,7 @@ class StepCredit(_Credit):
             "clipping acts on all steps alike. inverse_variance: the less, the noisier its gradient was in the updates before. "
             "learned: by the share of each reward's variance that it decides."
         )
-        .replacing({old: {"values": values, "inputs": inputs} for old, (_, values, inputs) in REPLACED.items()}),
+        .replacing(replaced("OTCA_StepCredit")),
     }
     OPTIONAL = {
         "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(

@@ -1,11 +1,11 @@
-"""Stage 2: prompts; and in place of stages 2 to 5 pairs of pictures, of which one is preferred to the other."""
+"""Stage 2: prompts; and in place of stages 2 to 5 pictures with the opinions about them."""
 
 from ..canvas import results
 from ..host import devices, stopping
-from ..host.access.permissions import OPINIONS, PAIRS, PROMPTS, READ, Want
+from ..host.access.permissions import OPINIONS, PROMPTS, READ, Want
 from ..host.access.wants import Naming
 from ..trainer.types import FORMS, SamplerSettings
-from .inputs import Node, choice, complaint, counter, integer, lines, number, seed, socket, switch, text
+from .inputs import Node, choice, complaint, counter, integer, lines, number, replaced, seed, socket, switch, text
 from .rewards.stack import reward_sockets
 from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images
 from .training import TRAIN
@@ -69,30 +69,47 @@ class PromptDataset(Node):
 _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
 
 
-class PreferencePairs(Node):
-    TITLE = "Preference Pairs"
+class MyPictures(Node):
+    TITLE = "My Pictures"
     CATEGORY = "OTCA/more"
-    DESCRIPTION = "Loads the preference pairs of one iteration from a folder: a chosen and a rejected picture each."
-    SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
+    DESCRIPTION = (
+        "Learns from what you think of pictures that are there already: thumbs, stars, pairs and regions of the gallery. "
+        "Nothing is sampled."
+    )
+    SEARCH_ALIASES = [
+        *(
+            "gallery",
+            "opinions",
+            "thumbs",
+            "stars",
+            "dpo",
+            "preference",
+            "preference pairs",
+            "chosen rejected",
+            "pick-a-pic",
+            "offline",
+        ),
+        *("dataset", "output folder", *TRAIN),
+    ]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")
     OUTPUT_TOOLTIPS = (
-        "The pictures' latents and noise levels, a group of two to a pair. For Matching Step.",
-        "1 for the chosen picture, -1 for the rejected one, at every noise level alike.",
-        "The same as scores of 1 and 0, where a credit node and a fusion node should weigh the noise levels.",
-        "The pictures as they are trained on: the chosen one, then the rejected one, of every pair.",
+        "The pictures' latents and noise levels. For Matching Step.",
+        "How much each picture is liked, from -1 to 1; of a pair 1 and -1. At every noise level alike.",
+        "The same as scores from 0 to 1, where a credit node and a fusion node should weigh the noise levels.",
+        "The pictures as they are trained on.",
     )
     FUNCTION = "take"
 
     REQUIRED = {
         "model": socket("OTCA_MODEL"),
-        "folder": text(
-            suggest="pair_folders", hint="a folder with pairs.jsonl", names=Naming(PAIRS, asks="always")
-        ).tip(
-            "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
-            "ComfyUI's input folder, or one that you allow."
-        ),
-        "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; each makes a group of two."),
+        "learn_from": choice(FORMS, FORMS[0], advanced=True)
+        .tip(
+            "pairs: a better and a worse picture of one prompt, also made of thumbs and stars; for the losses dpo and dgpo. "
+            "pictures: each one by its thumb, stars, pairs or regions; for nft and awm."
+        )
+        .replacing(replaced("OTCA_MyPictures")),
+        "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; or twice as many pictures."),
         "index": counter().tip(
             "Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
         ),
@@ -109,97 +126,13 @@ class PreferencePairs(Node):
         "guidance": GUIDANCE,
     }
     OPTIONAL = {
-        "negative_prompt": NEGATIVE_PROMPT,
-        "guidance_2": GUIDANCE_2,
-        "batch_size": BATCH_SIZE,
-        **reward_sockets(
-            "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
-        ),
-    }
-    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, folder=None):
-        from ..trainer.opinions.reading import read_folder
-
-        return complaint("folder", read_folder, folder) or True
-
-    @classmethod
-    def state(cls, folder):
-        """Another one when what is learned from changes."""
-        from ..trainer.opinions.reading import folder_state
-
-        return folder_state(folder)
-
-    def planned(self, folder, **_):
-        """(the plan of what is learned from, its form)."""
-        from ..trainer.opinions import plan, reading
-
-        return plan.of_pairs(reading.read_folder(folder)), plan.PAIRS
-
-    @classmethod
-    def IS_CHANGED(cls, folder="", prompt=None, **_):
-        from ..canvas import ownership
-
-        return cls.state(folder), ownership.sampling_key(prompt)
-
-    @devices.outside_inference
-    def take(self, model, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
-        from ..host import distributed
-        from ..trainer.opinions import learning
-
-        model.make_room(prompt)
-        settings = SamplerSettings.of_pairs(options)
-        results.belongs(model, prompt, node_id, settings)
-        planned, form = self.planned(**options)
-        trajectories, advantages = learning.take(
-            planned,
-            model,
-            settings,
-            form=form,
-            count=pairs_per_iteration,
-            index=index,
-            shuffle=shuffle,
-            seed=seed,
-            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
-            on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
-        )
-        return trajectories, advantages, advantages.scores, as_images(trajectories.images)
-
-
-class MyPictures(PreferencePairs):
-    TITLE = "My Pictures"
-    DESCRIPTION = (
-        "Learns from what you think of pictures that are there already: thumbs, stars, pairs and regions of the gallery. "
-        "Nothing is sampled."
-    )
-    SEARCH_ALIASES = ["gallery", "opinions", "thumbs", "stars", "dpo", "preference", "offline", "output folder", *TRAIN]
-    OUTPUT_TOOLTIPS = (
-        "The pictures' latents and noise levels. For Matching Step.",
-        "How much each picture is liked, from -1 to 1; of a pair 1 and -1. At every noise level alike.",
-        "The same as scores from 0 to 1, where a credit node and a fusion node should weigh the noise levels.",
-        "The pictures as they are trained on.",
-    )
-
-    REQUIRED = {
-        "model": socket("OTCA_MODEL"),
-        "learn_from": choice(FORMS, FORMS[0]).tip(
-            "pairs: a better and a worse picture of one prompt, also made of thumbs and stars; for the losses dpo and dgpo. "
-            "pictures: each one by its thumb, stars, pairs or regions; for nft and awm."
-        ),
-        "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; or twice as many pictures."),
-        **{name: PreferencePairs.REQUIRED[name] for name in ("index", "shuffle", "seed", "width", "height", "levels")},
-        "shift": SHIFT,
-        "guidance": GUIDANCE,
-    }
-    OPTIONAL = {
         "tag": text(hint="all of them", advanced=True).tip(
             "Only pictures with this tag. Empty: all that you have an opinion about."
         ),
-        "folder": text(
-            suggest="pair_folders", hint="my own opinions", advanced=True, names=Naming(OPINIONS, asks="always")
-        ).tip(
-            "A folder with opinions.jsonl and its pictures, as a bundle has it. Empty: what you clicked in the gallery."
+        "folder": text(suggest="pair_folders", hint="my own opinions", names=Naming(OPINIONS, asks="always")).tip(
+            "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it; or with "
+            "opinions.jsonl, as a bundle has it. In ComfyUI's input folder, or one that you allow. Empty: what you clicked in "
+            "the gallery."
         ),
         "held_out": number(0.2, 0, 0.9, step=0.05, label="held-out share", advanced=True).tip(
             "Share of the prompts on which nothing is trained: by them is measured how often the model agrees with you."
@@ -211,6 +144,8 @@ class MyPictures(PreferencePairs):
             "A reward that judges evaluations. Its switch held out has to be on: opinions are what is trained on."
         ),
     }
+
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, tag="", folder=""):
@@ -227,14 +162,46 @@ class MyPictures(PreferencePairs):
         return super().WANTS(folder=folder)
 
     @classmethod
-    def state(cls, folder):
+    def IS_CHANGED(cls, folder="", prompt=None, **_):
+        from ..canvas import ownership
         from ..trainer.opinions.plan import source_state
 
-        return source_state(folder)
+        return source_state(folder), ownership.sampling_key(prompt)
 
-    def planned(self, learn_from, tag="", folder="", held_out=0.2, **_):
-        from ..trainer.opinions import plan
+    @devices.outside_inference
+    def take(
+        self,
+        model,
+        learn_from,
+        pairs_per_iteration,
+        index,
+        shuffle,
+        seed,
+        tag="",
+        folder="",
+        held_out=0.2,
+        prompt=None,
+        node_id="",
+        **options,
+    ):
+        from ..host import distributed
+        from ..trainer.opinions import learning, plan
 
+        model.make_room(prompt)
+        settings = SamplerSettings.of_pairs(options)
+        results.belongs(model, prompt, node_id, settings)
         planned = plan.plan(plan.read_source(folder, tag), learn_from, held_out, stopping.check_stop)
         plan.say(". ".join(planned.notes))
-        return planned, learn_from
+        trajectories, advantages = learning.take(
+            planned,
+            model,
+            settings,
+            form=learn_from,
+            count=pairs_per_iteration,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
+            on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
+        )
+        return trajectories, advantages, advantages.scores, as_images(trajectories.images)

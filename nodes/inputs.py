@@ -24,7 +24,7 @@ from ..host import extras
 from ..host.access.permissions import Want
 from ..host.access.wants import Naming
 from ..host.errors import Expected
-from ..trainer.types import DTYPES
+from ..trainer.types import DTYPES, REPLACED
 
 Options = dict[str, Any]
 Type = str | list[str] | Callable[[], list[str]]  # a choice has the list of its values, or what lists them
@@ -199,6 +199,11 @@ def seed(*, advances: bool = False, **shown: Any) -> Input:
     return integer(0, 0, LARGEST_SEED, advances=advances, **shown)
 
 
+def replaced(node: str) -> dict[str, Any]:
+    """The nodes of before in whose place a node comes, for `Input.replacing`."""
+    return {old: {"values": values, "inputs": names} for old, (new, values, names) in REPLACED.items() if new == node}
+
+
 def counter(**shown: Any) -> Input:
     """A whole number that goes up by one with every iteration."""
     return integer(0, 0, 2**31, advances=True, **shown)
@@ -233,7 +238,7 @@ def switch(default: bool = False, **shown: Any) -> Input:
 LINKS = {
     "OTCA_MODEL": "The model that is trained, from Load Flow Model or Make Trainable, or from the update.",
     "OTCA_PROMPTS": "The prompts of this iteration, from Prompt Dataset.",
-    "OTCA_TRAJECTORIES": "The samples with all their steps, from SDE Sampler or Preference Pairs.",
+    "OTCA_TRAJECTORIES": "The samples with all their steps, from SDE Sampler or My Pictures.",
     "OTCA_SCORES": "Scores of these samples, from Reward Stack.",
     "OTCA_CREDIT": "The weights of the steps, from a credit node such as TCD Weights.",
     "OTCA_ADVANTAGES": "How much better or worse than its group each sample is, from a node such as MOCA Fuse.",

@@ -68,17 +68,19 @@ def read_source(source: Path) -> list[Comparison]:
         FileNotFoundError: the file was not found.
         Damaged, PromptError, PairError: names the file, the line, and what is wrong with it.
     """
-    path = source / votes.FILE if source.is_dir() else source
-    if source.is_dir() and not path.is_file() and reading.find_list(source):
+    is_voted = any((source / name).is_file() for name in (votes.FILE, votes.LINES))
+    path = source / votes.LINES if source.is_dir() else source
+    if source.is_dir() and not is_voted and reading.find_list(source):
         folder = reading.read_pairs(source)
         return [Comparison(_pictures(folder.path / reading.FILE, pair.files), ((0,), (1,))) for pair in folder.pairs]
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.FILE}, or a pair file")
-    table = [] if path.name == votes.FILE else list(rows(read_bytes(path) or b"", path))
+    if not (is_voted or path.is_file()):
+        raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.LINES}, or a pair file")
+    table = [] if path.name == votes.LINES else list(rows(read_bytes(path) or b"", path))
     if table and not all(isinstance(row, dict) and "pictures" in row for _, row in table):
         pairs = [_pair(path, place, row) for place, row in table]
         return [pair for pair in pairs if pair]
-    standing = [vote for vote in votes.standing(votes.read(path)) if vote.answer.order]
+    every = votes.read(votes.of_folder(source)) if is_voted else votes.read_lines(path)
+    standing = [vote for vote in votes.standing(every) if vote.answer.order]
     return [Comparison(_pictures(path, vote.pictures), vote.answer.order) for vote in standing]
 
 

@@ -89,23 +89,46 @@ STEP_NODES = (STEP_NODE, MATCHING_NODE, GRADIENT_NODE)  # a training has one of 
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
 MAKE_NODE, SELECTING_NODE = "OTCA_MakeTrainable", "OTCA_BestOfN"
 MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
-SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
+SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
 PICTURES_NODE = "OTCA_MyPictures"
-GIVEN_NODES = (PAIRS_NODE, PICTURES_NODE)  # of pictures that are there already: their latents take the place of samples
+GIVEN_NODES = (PICTURES_NODE,)  # of pictures that are there already: their latents take the place of samples
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
 MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
 TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
-REPLACED = {  # node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
-    f"OTCA_{name}": ("OTCA_StepCredit", {"method": method}, ("trajectories", *inputs))
-    for name, method, *inputs in (
-        ("UniformWeights", "uniform", "timestep_fraction", "seed"),
-        ("NoiseAwareWeights", "noise_aware"),
-        ("PCPOWeights", "pcpo"),
-        ("GRPOGuard", "grpo_guard"),
-        ("InverseVarianceWeights", "inverse_variance", "model", "decay"),
-        ("LearnedCredit", "learned", "scores", "model", "measure_every", "groups", "decay", "w_min"),
-    )
-}
+REPLACED = (
+    {  # node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
+        f"OTCA_{name}": ("OTCA_StepCredit", {"method": method}, ("trajectories", *inputs))
+        for name, method, *inputs in (
+            ("UniformWeights", "uniform", "timestep_fraction", "seed"),
+            ("NoiseAwareWeights", "noise_aware"),
+            ("PCPOWeights", "pcpo"),
+            ("GRPOGuard", "grpo_guard"),
+            ("InverseVarianceWeights", "inverse_variance", "model", "decay"),
+            ("LearnedCredit", "learned", "scores", "model", "measure_every", "groups", "decay", "w_min"),
+        )
+    }
+    | {
+        "OTCA_PreferencePairs": (
+            PICTURES_NODE,
+            {"learn_from": FORMS[0], "tag": "", "held_out": 0.0},
+            (
+                *(
+                    "model",
+                    "folder",
+                    "pairs_per_iteration",
+                    "index",
+                    "shuffle",
+                    "seed",
+                    "width",
+                    "height",
+                    "levels",
+                    "shift",
+                ),
+                *("guidance", "negative_prompt", "guidance_2", "batch_size"),
+            ),
+        )
+    }
+)
 _ENDS = ("1", "2", "3", "4", "vq", "mq", "ta", "visual", "temporal", "dynamic", "alignment", "factual")
 GONE = {  # inputs that are no more: the value that each has now for everybody, and what to do where a training needs another
     "rescale": (1.0, "take it out, and multiply coefficient by it; bounds (clip) are those of the score as it is"),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ...host.errors import Expected
 from ...host.files import Damaged
-from ...trainer.opinions import exchange, votes
+from ...trainer.opinions import exchange
 from ...trainer.opinions.kinds import PAIR, REGION, STARS, TAG, THUMB, Opinion
 from ...trainer.opinions.store import Store
 from ..requests import Refused, refusing
@@ -89,9 +89,9 @@ class Opinions:
     def take_in_votes(self, folder: Path) -> dict[str, int]:
         """Takes in every folder of votes in this one: see `take_in`."""
         counts, damaged = {"new": 0, "known": 0, "unread": 0}, None
-        for file in sorted(folder.glob(f"*/{votes.FILE}")):
+        for place in sorted({file.parent for file in folder.glob("*/votes.*")}):
             try:
-                counted = self._taken_in(lambda file=file: exchange.import_votes(self.store, file.parent))
+                counted = self._taken_in(lambda place=place: exchange.import_votes(self.store, place))
             except Damaged as error:  # said when all others are in
                 damaged = error
                 continue

@@ -97,7 +97,7 @@ def test_pairs_are_copied_with_their_pictures_and_a_link_out_of_their_folder_is_
     pairs, source = places.input / "pairs", paths.ASSETS / "prompts" / "shapes_pairs"
     shutil.copytree(source, pairs)
     graph = small_graph(source="preference_pairs.json")
-    inputs_of(graph, "OTCA_PreferencePairs")["folder"] = "pairs"
+    inputs_of(graph, "OTCA_MyPictures")["folder"] = "pairs"
     held = collected(graph)
     listed = [json.loads(line) for line in (source / "pairs.jsonl").read_text().splitlines()]
     expected = {f"inputs/pairs/{pair[name]}" for pair in listed for name in ("chosen", "rejected")}

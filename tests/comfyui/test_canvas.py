@@ -22,7 +22,6 @@ MOVES = {
     "OTCA_SDESampler": "seed",
     "OTCA_StepCredit": "seed",
     "OTCA_MixGRPOWindow": "iteration",
-    "OTCA_PreferencePairs": "index",
     "OTCA_MyPictures": "index",
 }
 HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generate": "fixed"}
@@ -111,6 +110,33 @@ def test_a_canvas_with_a_node_of_before_opens_and_is_queued_as_what_it_is_now(ca
     sources = {name: [str(origin), 0] for name, origin in ORIGINS.items() if name in sockets}
     assert (entry["class_type"], entry["inputs"]["method"]) == ("OTCA_StepCredit", REPLACED[old][1]["method"])
     assert {name: entry["inputs"].get(name) for name in REPLACED[old][2]} == {**values, **sources}
+
+
+def test_a_canvas_with_preference_pairs_opens_and_is_queued_as_my_pictures(canvas, tmp_path):
+    """As a page wrote it, without the names of its values."""
+    content = json.loads(TEMPLATES["preference_pairs"].canvas.read_text(encoding="utf-8"))
+    (node,) = (node for node in content["nodes"] if node["type"] == "OTCA_MyPictures")
+    node.pop("widgets_values_named")
+    node |= {"type": "OTCA_PreferencePairs", "inputs": [slot for slot in node["inputs"] if "widget" not in slot]}
+    node["widgets_values"] = ["shapes_pairs", 3, 2, "fixed", False, 5, 48, 40, 6, 0.5, 3, "fog", 1, 2]
+    (file := tmp_path / "old.json").write_text(json.dumps(content), encoding="utf-8")
+    canvas.load(file)
+    values = dict(
+        zip(
+            REPLACED["OTCA_PreferencePairs"][2][1:],
+            ["shapes_pairs", 3, 2, False, 5, 48, 40, 6, 0.5, 3, "fog", 1, 2],
+            strict=True,
+        )
+    )
+    values |= {
+        "learn_from": "pairs",
+        "tag": "",
+        "held_out": 0,
+        "model": ["1", 0],
+        "reward_1": ["3", 0],
+        "reward_2": ["4", 0],
+    }
+    assert canvas.prompt()["2"].items() >= {"class_type": "OTCA_MyPictures", "inputs": values}.items()
 
 
 def test_quickstart_opens_from_the_templates_browser(canvas):

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.trainer.opinions import votes
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.types import Prompt
 
@@ -107,8 +108,8 @@ def voted(canvas, run_name):
 
 
 def lines(canvas, run_name):
-    file = canvas.comfyui.base / "output" / "otca_votes" / run_name / "votes.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    store = votes.of_folder(canvas.comfyui.base / "output" / "otca_votes" / run_name)
+    return [vote.as_json() for vote in votes.read(store)]
 
 
 def redness(canvas, run_name, line):

@@ -1,4 +1,4 @@
-"""Preference Pairs on the canvas: whose adapter it trains, when it runs again, and what it gives."""
+"""My Pictures on the canvas: whose adapter it trains, when it runs again, and what it gives."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from comfyui_otca.canvas import results
 from comfyui_otca.host.access import permissions
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.nodes.data import PreferencePairs
+from comfyui_otca.nodes.data import MyPictures
 from comfyui_otca.tests.trainer.opinions.conftest import folder_of, graph_of  # noqa: F401
 from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.workflow.running import Workflow
 
-NAMES = PreferencePairs.RETURN_NAMES
+NAMES = MyPictures.RETURN_NAMES
 
 
 def values(folder):
@@ -70,9 +70,9 @@ def test_what_a_stranger_links_into_the_folder_is_judged_too(model, folder_of, m
     monkeypatch.delenv(permissions.FOLDERS)
     (tmp_path / "typed").mkdir()
     monkeypatch.chdir(tmp_path / "typed")
-    assert PreferencePairs.VALIDATE_INPUTS(None) is True, "linked: what comes is known only when the graph runs"
-    [want] = PreferencePairs.WANTS(folder=None)
+    assert MyPictures.VALIDATE_INPUTS(folder=None) is True, "linked: what comes is known only when the graph runs"
+    [want] = MyPictures.WANTS(folder=None)
     assert (want.kind, want.what, want.input) == (permissions.READ, "", "folder")
     options = {"width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
     with pytest.raises(permissions.NotAllowed, match="lies in no folder that workflows may read"):
-        PreferencePairs().take(model, 2, 0, True, 0, folder=str(folder), **options)
+        MyPictures().take(model, "pairs", 2, 0, True, 0, folder=str(folder), **options)

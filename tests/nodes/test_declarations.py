@@ -101,7 +101,7 @@ def test_what_shows_something_runs_without_a_training_below():
     outputs = {node_id for node_id, node in NODES if getattr(node, "OUTPUT_NODE", False)}
     worth_seeing = {"OTCA_SCORES", "OTCA_CREDIT", "OTCA_ADVANTAGES"}
     seen = {node_id for node_id, node in NODES if worth_seeing & set(node.RETURN_TYPES)}
-    seen -= {"OTCA_PreferencePairs", "OTCA_MyPictures"}  # whose scores were there before
+    seen -= {"OTCA_MyPictures"}  # whose scores were there before
     assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages", "OTCA_RewardGradientStep"} | seen
 
 
@@ -128,8 +128,8 @@ SEARCHES = {
     "train lora": {"MakeTrainable", "LoadFlowModel", "GRPOStep", "TrainingRun", "SaveLoRA"},
     "rlhf": {"GRPOStep", "MakeTrainable", "RewardVote"},
     **dict.fromkeys(("fine-tune", "finetune"), {"GRPOStep", "MatchingStep", "MakeTrainable"}),
-    "preference": {"PreferencePairs", "RewardPickScore", "RewardHPSv2"},
-    "dpo": {"PreferencePairs", "MatchingStep"},
+    "preference": {"MyPictures", "RewardPickScore", "RewardHPSv2"},
+    "dpo": {"MyPictures", "MatchingStep"},
     "reward": {"RewardStack", "RewardHTTP"},
     "score image": {"ScoreImages", "RewardStack", "RewardAesthetic"},
     "aesthetic": {"RewardAesthetic"},

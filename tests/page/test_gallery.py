@@ -653,12 +653,12 @@ def test_votes_come_in_once(site, monkeypatch, tmp_path):
     for number, name in enumerate(names, 1):
         (tmp_path / "hands" / name).write_bytes(png(seed=number))
     answer = votes.Answer("pair", ((1,), (0,)))
-    votes.append(tmp_path / "hands" / votes.FILE, votes.Vote("a cat", names, answer))
+    votes.append(votes.of_folder(tmp_path / "hands"), votes.Vote("a cat", names, answer))
     for told in ({"new": 1, "known": 0, "unread": 0}, {"new": 0, "known": 1, "unread": 0}):
         assert site.post("/otca/gallery/votes", {}).json == told
     (opinion,) = site.gallery.opinions.store.standing()
     assert opinion.pictures == (picture_id(png(seed=2)), picture_id(png(seed=1)))
-    (tmp_path / "hands" / votes.FILE).write_text("[]\n")
+    (tmp_path / "hands" / votes.LINES).write_text("[]\n")
     answer = site.post("/otca/gallery/votes", {})
     assert answer.status == 409 and "line 1" in answer.error and "Fix: " in answer.error
 

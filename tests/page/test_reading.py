@@ -114,10 +114,3 @@ def test_the_trainer_refuses_such_a_file_by_its_line(tmp_path, name):
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * json_lines.MOST_LINE
-
-
-def test_a_line_after_such_a_hole_is_not_added(tmp_path):
-    hollow(tmp_path / "votes.jsonl", {"number": 1})
-    with pytest.raises(OSError, match="its last line is longer than"):
-        json_lines.append_line(tmp_path / "votes.jsonl", '{"number": 2}')
-    assert (tmp_path / "votes.jsonl").stat().st_size == 2 * GB

@@ -272,9 +272,10 @@ def test_a_node_of_before_is_queued_as_what_it_is_now(old):
     middlewares.name_queued(types.SimpleNamespace(add_on_prompt_handler=handlers.append))
     inputs = {name: ["1", 0] for name in REPLACED[old][2]}
     now = handlers[0]({"prompt": {"5": {"class_type": old, "inputs": inputs}}})["prompt"]["5"]
-    assert now == {"class_type": "OTCA_StepCredit", "inputs": {**inputs, "method": REPLACED[old][1]["method"]}}
+    new, values, _ = REPLACED[old]
+    assert now == {"class_type": new, "inputs": {**inputs, **values}}
     read = Workflow({"5": {"class_type": old, "inputs": inputs}}, NODE_CLASS_MAPPINGS).nodes["5"]
-    assert isinstance(read.cls, type) and read.class_type == "OTCA_StepCredit"
+    assert isinstance(read.cls, type) and read.class_type == new
 
 
 def test_our_templates_are_listed_by_their_names():

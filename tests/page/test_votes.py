@@ -164,7 +164,7 @@ def test_a_training_elsewhere_waits_for_the_page_and_gets_its_scores(server, kin
     assert picture[0] == 200 and picture[1].startswith(b"\x89PNG")
     status, answer = server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[1], [0]]}})
     assert status == 200 and answer["answered"]
-    assert len(votes.read(server.folder.file)) == 1, "it is saved before the page hears of it"
+    assert len(votes.read(server.folder.store)) == 1, "it is saved before the page hears of it"
     assert [question["answered"] for question in server.questions(2)] == [True, False]
     server.ask(f"/otca/votes/{second['id']}", {"answer": {"kind": "alike"}})
     thread.join(PATIENCE)
@@ -236,7 +236,7 @@ def test_what_is_no_request_is_refused_by_name(server, monkeypatch):
         status, answer = server.ask("/score", request())
     assert status == 507 and "No space left on device" in answer["error"] and "Fix: make room" in answer["error"]
     server.folder.folder.mkdir(exist_ok=True)
-    server.folder.file.write_text("{}\n")  # a damaged file reaches the training as an error
+    (server.folder.folder / votes.LINES).write_text("{}\n")  # a damaged file reaches the training as an error
     thread, found, _ = scoring(server.url)
     thread.join(PATIENCE)
     assert "409" in str(found[0]) and "votes.jsonl is damaged: line 1" in str(found[0])
@@ -285,7 +285,7 @@ def test_questions_are_named_by_ids_alone(server):
     first, _ = server.questions(2)
     for path in (
         f"/otca/votes/{first['id']}/pictures/2",
-        f"/otca/votes/{first['id']}/pictures/..%2fvotes.jsonl",
+        f"/otca/votes/{first['id']}/pictures/..%2fvotes.sqlite",
         "/otca/votes/x/pictures/0",
     ):
         assert server.ask(path)[0] == 404

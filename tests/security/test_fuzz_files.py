@@ -187,7 +187,7 @@ OPINIONS = [
 ]
 PICTURES = [{"picture": PICTURE}, {"picture": PICTURE | {"id": TWO}}]
 LINES = {
-    votes.FILE: [VOTE | {"answer": answer} for answer in ANSWERS],
+    votes.LINES: [VOTE | {"answer": answer} for answer in ANSWERS],
     plan.FILE: [*PICTURES, *({"opinion": opinion} for opinion in OPINIONS)],
     reading.FILE: [{"prompt": "p", "chosen": "a.png", "rejected": "b.png", "tag": {"deep": [1]}}] * 2,
 }
@@ -251,7 +251,7 @@ def look_at_lines(folder, name, content):
     (folder / "a.png").write_bytes(valid()["L.png"])
     (folder / "b.png").write_bytes(valid()["RGB.png"])
     readers = {
-        votes.FILE: [lambda: exchange.import_votes(store, folder)],
+        votes.LINES: [lambda: exchange.import_votes(store, folder)],
         plan.FILE: [
             lambda: exchange.import_lines(store, folder / name),
             lambda: plan._listed(folder, str(hash(content))),

@@ -18,7 +18,7 @@ MOST = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 2},
     "OTCA_LoadFlowModel": {"lora_rank": 8, "max_sequence_length": 16},
     "OTCA_SDESampler": {"group_size": 4, "steps": 5, "width": 80, "height": 80},
-    "OTCA_PreferencePairs": {"pairs_per_iteration": 2, "width": 80, "height": 80, "levels": 8},
+    "OTCA_MyPictures": {"pairs_per_iteration": 2, "width": 80, "height": 80, "levels": 8},
     "OTCA_GRPOStep": {"epochs": 2},
     "OTCA_MatchingStep": {"epochs": 2, "sampled_steps": 4},
     "OTCA_StepwiseGain": {"tweedie_steps": 2},

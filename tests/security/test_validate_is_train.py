@@ -127,14 +127,14 @@ def one_of_each_group(graph):
 
 
 def pairs(**inputs):
-    """Preference Pairs beside the sampler, with a reward that would be trained."""
+    """My Pictures beside the sampler, with a reward that would be trained."""
     known = json.loads(TEMPLATES["preference_pairs"].api.read_text(encoding="utf-8"))
-    node = next(entry for entry in known.values() if entry["class_type"] == "OTCA_PreferencePairs")
+    node = next(entry for entry in known.values() if entry["class_type"] == "OTCA_MyPictures")
     own = {name: value for name, value in node["inputs"].items() if not isinstance(value, list)}
 
     def damage(graph):
         graph.add("sharp", "RewardSharpness", coefficient=1.0)
-        graph.add("pairs", "PreferencePairs", **own, model=[graph.find("LoadFlowModel"), 0], **inputs)
+        graph.add("pairs", "MyPictures", **own, model=[graph.find("LoadFlowModel"), 0], **inputs)
 
     return damage
 
@@ -261,7 +261,7 @@ REFUSED = [
     ([pairs(), gains_of_pairs], "TCDWeights", "scores", "come from none"),
     (
         [pairs(reward_1=["sharp", 0]), matching(loss="dpo", trajectories=OF_PAIRS, advantages=CHOSEN)],
-        *("PreferencePairs", "reward_1", "rewards only judge"),
+        *("MyPictures", "reward_1", "rewards only judge"),
     ),
     ([matching(), variances_measured], "MatchingStep", "advantages", "goes by the gradients"),
     (

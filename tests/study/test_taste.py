@@ -13,7 +13,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.study import taste
 from comfyui_otca.study.taste import Comparison
 from comfyui_otca.trainer.opinions.pairs import connected
-from comfyui_otca.trainer.opinions.votes import Answer, Vote, append
+from comfyui_otca.trainer.opinions.votes import Answer, Vote, append, of_folder
 from comfyui_otca.trainer.rewards.taste import Head
 
 
@@ -35,10 +35,10 @@ def voted(folder, count=12, contrary=False):
             picture(folder / name, red, int(name[6:14], 16) * 3 + int(name[14:22], 16))
         best = int(np.argmax(reds))
         order = ((best,), tuple(place for place in range(3) if place != best))
-        append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("order", order)))
+        append(of_folder(folder), Vote("a", tuple(names), Answer("order", order)))
         if contrary:
-            append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("order", order[::-1])))
-    append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("skip")))
+            append(of_folder(folder), Vote("a", tuple(names), Answer("order", order[::-1])))
+    append(of_folder(folder), Vote("a", tuple(names), Answer("skip")))
     return folder
 
 
@@ -106,7 +106,7 @@ def test_what_is_refused(tmp_path, capsys):
     empty, output = tmp_path / "empty", ["--output", tmp_path / "t.safetensors"]
     empty.mkdir()
     pictures = tuple(f"votes/{digit * 16}.png" for digit in "01")
-    append(tmp_path / "votes.jsonl", Vote("a", pictures, Answer("alike")))
+    append(of_folder(tmp_path), Vote("a", pictures, Answer("alike")))
     for arguments, says in (
         ([*output], "there is nothing to learn from"),
         ([tmp_path / "nowhere", *output], "nowhere is not there"),

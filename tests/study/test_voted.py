@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 def add(folder, prompt, pictures, answer, replaces=None):
     vote = Vote(prompt, pictures, answer, replaces)
-    votes.append(folder / "votes.jsonl", vote)
+    votes.append(votes.of_folder(folder), vote)
     return vote.id
 
 

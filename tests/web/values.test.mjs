@@ -61,6 +61,10 @@ test("a node of before is the one of today, with its values by their names and i
   renew({ nodes: [{ type: "OTCA_Old", inputs: [{ name: "scores", link: 6 }] }], links: [inside] }, definitions);
   assert.equal(inside.target_slot, 2);
   assert.deepEqual(renewed({ type: "OTCA_Old", widgets_values: [0.5, 5] }).widgets_values, ["pcpo", 5, "increment", 0.5, "a"]);
+  const placed = { OTCA_Old: { values: {}, inputs: ["seed", "decay"] } }; // a number's control has a place of its own
+  input.required.method[1].otca_before = placed;
+  assert.deepEqual(renewed({ type: "OTCA_Old", widgets_values: [5, "fixed", 0.5] }).widgets_values, ["uniform", 5, "fixed", 0.5, "a"]);
+  input.required.method[1].otca_before = before;
   assert.deepEqual(renewed({ type: "OTCA_Old" }).widgets_values, ["pcpo", 0, "increment", 0.9, "a"]);
   assert.deepEqual(renewed({ type: "Other", widgets_values: [1] }), { type: "Other", widgets_values: [1] });
 });

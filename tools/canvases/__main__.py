@@ -46,7 +46,7 @@ REFRESH = """async ([saved, api, promoted, models, notes]) => {
             if (value !== undefined && !Array.isArray(value)) widget.value = value.__value__ ?? value;
             for (const linked of widget.linkedWidgets ?? []) {
                 const still = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable", "KSampler", "KSamplerAdvanced"].includes(node.type);
-                const orders = ["OTCA_PromptDataset", "OTCA_PreferencePairs", "OTCA_MyPictures"].includes(node.type)
+                const orders = ["OTCA_PromptDataset", "OTCA_MyPictures"].includes(node.type)
                     && widget.name === "seed";
                 if (linked.name === "control_after_generate") linked.value = still || orders ? "fixed" : "increment";
             }

@@ -108,7 +108,7 @@ def _outcome(canvas: Canvas, template: Template, runs: int) -> list[Image.Image]
         assert execution.end == "execution_success", execution.detail
         outcome = (of["OTCA_ScoreImages"], of["PreviewImage"])
     else:
-        learns_from_pairs = "OTCA_MyPictures" in of or "OTCA_PreferencePairs" in of  # no curve but that of evaluations
+        learns_from_pairs = "OTCA_MyPictures" in of  # no curve but that of evaluations
         run_iterations(canvas, of["OTCA_TrainingRun"], runs, evaluate_every=2 if learns_from_pairs else 0)
         returned = {kind: getattr(NODE_CLASS_MAPPINGS.get(kind), "RETURN_TYPES", ()) for kind in kinds.values()}
         kinds_shown = ("OTCA_StepwiseGain", "OTCA_RewardStack")

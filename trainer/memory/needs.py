@@ -302,7 +302,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
     Raises:
         ValueError: a node that it takes is missing, or there are several.
     """
-    source = the_only(graph, "SDE Sampler, Preference Pairs or My Pictures", *TRAJECTORY_NODES)
+    source = the_only(graph, "SDE Sampler or My Pictures", *TRAJECTORY_NODES)
     update = the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
     sampler, step = plain(source["inputs"]), plain(update["inputs"])
     pairs = source["class_type"] in GIVEN_NODES

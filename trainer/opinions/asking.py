@@ -21,7 +21,8 @@ from ..rewards.server import png
 from . import votes
 from .fit import Encoder
 from .learner import Accuracy, Learner
-from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
+from .store import Store
+from .votes import FOLDER, WITHDRAWN, Answer, Vote
 
 Score = float | None
 
@@ -38,7 +39,7 @@ class Group:
 
 
 class VoteFolder:
-    """`votes.jsonl` and the pictures beside it.
+    """The store of a folder of votes, and the pictures beside it.
 
     Args:
         folder: made at the first vote.
@@ -51,9 +52,9 @@ class VoteFolder:
         self._writing = threading.Lock()
         self._last: dict[str, Vote] = {}  # of each question's id, whoever asked it: what the next answer replaces
 
-    @property
-    def file(self) -> Path:
-        return self.folder / FILE
+    @functools.cached_property
+    def store(self) -> Store:
+        return votes.of_folder(self.folder)
 
     @functools.cached_property
     def learner(self) -> Learner | None:
@@ -64,7 +65,7 @@ class VoteFolder:
         if self.learner is None:
             return None
         with self.learner.busy:
-            self.learner.learn(votes.read(self.file))
+            self.learner.learn(votes.read(self.store))
             return self.learner.accuracy
 
     def scores(
@@ -86,20 +87,20 @@ class VoteFolder:
             NaN for a sample that cannot be shown; None in a group that was not ranked, and for a picture that no vote is about.
 
         Raises:
-            Damaged: votes.jsonl, with the line.
+            Damaged, Unwritable: see `votes.of_folder`.
         """
         own = [
             next((pixels.numpy() for pixels in given.sources(prompt)[:1]), None) for prompt in prompts if not sources
         ]
         shown = dict(zip(groups, sources or own, strict=True))
         asking = self._groups(samples, prompts, groups, fps or self.fps, shown)
-        answers = votes.read(self.file)
+        answers = votes.read(self.store)
         questions = self._questions(
             [group for group in asking if len(group.pictures) > 1 and not self._is_answered(group, answers)], answers
         )
         if questions:
             desk.ask(questions)
-            answers = votes.read(self.file)
+            answers = votes.read(self.store)
         scores: list[Score] = [math.nan if sample is None else None for sample in samples]
         for group in asking:
             for score, members in zip(self._scores(group, answers), group.members, strict=True):
@@ -183,7 +184,7 @@ class VoteFolder:
             if answer is None and (before is None or before.answer.kind == WITHDRAWN):
                 raise ValueError("takes back a vote that was not given")
             vote = Vote(prompt, pictures, parsed, before.id if before else None)
-            votes.append(self.file, vote)
+            votes.append(self.store, vote)
             self._last[question_id] = vote
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,13 +71,13 @@ def import_votes(store: Store, folder: Path) -> Imported:
     A vote that was imported before is not imported again. Votes that contradict each other count in their order.
 
     Raises:
-        Damaged: votes.jsonl, with the line that is wrong.
+        Damaged: an old votes.jsonl, with the line that is wrong.
         Unwritable: see `Store`.
     """
     pictures: dict[str, Picture | None] = {}
-    opinions: list[dict] = []
+    opinions: list[Opinion] = []
     unread = 0
-    for vote in votes.standing(votes.read(folder / votes.FILE)):
+    for vote in votes.standing(votes.read(votes.of_folder(folder))):
         for name in vote.pictures:
             if name not in pictures and is_prompt(vote.prompt):
                 pictures[name] = _picture(folder / name, vote.prompt)
@@ -88,12 +88,11 @@ def import_votes(store: Store, folder: Path) -> Imported:
                 continue
             # The same in each import: a vote has an id, and its pairs have an order.
             own = hashlib.sha256(f"{vote.id} {number}".encode(errors="surrogatepass")).hexdigest()[:32]
-            pair = Opinion(PAIR, chosen.id, True, rejected.id, own, vote.time)
-            opinions.append(pair.as_json())
+            opinions.append(Opinion(PAIR, chosen.id, True, rejected.id, own, vote.time))
     return _kept(store, opinions, [picture.as_json() for picture in pictures.values() if picture], unread)
 
 
-def _kept(store: Store, opinions: list[dict], pictures: list[dict], unread: int = 0) -> Imported:
+def _kept(store: Store, opinions: Sequence[dict | Opinion], pictures: list[dict], unread: int = 0) -> Imported:
     before = store.count()
     store.give(opinions, pictures)
     new = store.count() - before

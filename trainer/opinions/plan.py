@@ -6,6 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -27,7 +28,8 @@ from ..types import FORMS
 from .identity import picture_id, read_picture
 from .kinds import PAIR, REGION, TAG, Opinion, Picture, opinion_of, picture_of
 from .pairs import connected, made_pairs, values_of
-from .reading import MOST_LIST_BYTES, PairError, PairFolder
+from .reading import FILE as PAIR_LIST
+from .reading import MOST_LIST_BYTES, PairError, PairFolder, folder_state, read_folder
 from .store import FILE as STORE
 from .store import Store
 
@@ -48,6 +50,7 @@ class Source:
     opinions: tuple[Opinion, ...]
     pictures: Mapping[str, Picture]
     read: Callable[[Picture], bytes]
+    pairs: tuple[Group, ...] = ()  # of a folder of pairs, which has no opinions
 
 
 @dataclass(frozen=True)
@@ -80,35 +83,40 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def of_pairs(folder: PairFolder) -> Plan:
-    """Returns the plan of all pairs of a folder, of which none is held out."""
+def of_pairs(folder: PairFolder) -> Source:
+    """The pairs of a folder, whose pictures are known by their files."""
     pair_of = {name: pair for pair in folder.pairs for name in pair.files}
     pictures = {name: Picture(name, path=name) for name in pair_of}
-    source = Source(str(folder.path), (), pictures, lambda picture: folder.picture(pair_of[picture.id], picture.id))
-    groups = [Group(pair.prompt, (Item(pair.chosen, 1.0), Item(pair.rejected, -1.0))) for pair in folder.pairs]
-    return Plan(source, tuple(groups), ())
+    groups = (Group(pair.prompt, (Item(pair.chosen, 1.0), Item(pair.rejected, -1.0))) for pair in folder.pairs)
+    read = lambda picture: folder.picture(pair_of[picture.id], picture.id)  # noqa: E731
+    return Source(str(folder.path), (), pictures, read, tuple(groups))
 
 
 @functools.cache
 def say(said: str) -> None:
     """Logs once what is trained on."""
-    logger.warning("My Pictures: %s", said)
+    if said:
+        logger.warning("My Pictures: %s", said)
 
 
 # --- where they come from ---------------------------------------------------------------------------------------------
 
 
 def read_source(folder: str, tag: str = "") -> Source:
-    """The opinions in a folder that a workflow names; without one the user's own.
+    """The opinions or pairs in a folder that a workflow names; without one the user's own opinions.
 
     `tag`: only opinions whose pictures all have it; empty: all.
 
     Raises:
         NotAllowed: a folder that workflows may not read.
-        PairError: no such folder, a list that is not one of opinions, or not an opinion.
+        PairError: no such folder, a list that is not one of opinions or pairs, or not an opinion.
     """
-    if folder:
-        source = _listed(_found(folder), source_state(folder))
+    if path := _opinions_in(folder):
+        source = _listed(path, source_state(folder))
+    elif folder and tag:
+        raise PairError(f"folder {shown(folder)} holds no {FILE}, and pairs have no tags. Fix: leave tag empty")
+    elif folder:
+        return of_pairs(read_folder(folder))
     else:
         store = Store(paths.opinions_folder() / STORE)
         source = Source(OWN, tuple(store.standing()), store.pictures(), read_picture)
@@ -127,19 +135,17 @@ def source_state(folder: str) -> str:
     """Another one when an opinion is given or taken back. Raises as `read_source`."""
     if not folder:
         return Store(paths.opinions_folder() / STORE).state()
-    path = _found(folder)
-    stat = os.stat(path / FILE)
-    return f"{stat.st_mtime_ns}:{stat.st_size}"
+    if path := _opinions_in(folder):
+        stat = os.stat(path / FILE)
+        return f"{stat.st_mtime_ns}:{stat.st_size}"
+    return folder_state(folder)
 
 
-def _found(folder: str) -> Path:
-    try:
-        path = opening.in_time(lambda: folders.input_folder(folder, permissions.PAIRS))
-    except FileNotFoundError as error:
-        raise PairError(f"{error}. Fix: give a folder that holds {FILE} and its pictures, or none") from error
-    if not (path / FILE).is_file():
-        raise PairError(f"{path} holds no {FILE}. Fix: give the folder of opinions of a bundle, or none")
-    return path
+def _opinions_in(folder: str) -> Path | None:
+    """The folder, if it holds opinions and no pairs.jsonl. What is wrong with another one, `read_folder` says."""
+    with contextlib.suppress(FileNotFoundError):
+        path = opening.in_time(lambda: folders.input_folder(folder, permissions.PAIRS)) if folder else None
+        return path if path and (path / FILE).is_file() and not (path / PAIR_LIST).is_file() else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -192,6 +198,12 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
     Raises:
         PairError: fewer than LEAST are left to train on.
     """
+    if source.pairs:
+        alone = [Group(group.prompt, (item,)) for group in source.pairs for item in group.items]
+        split = _split(source, source.pairs if form == PAIRS else alone, source.pairs, alone, held_out)
+        if not split.groups:
+            raise PairError(f"{source.name}: all its pairs are held out. Fix: lower held_out, or give more pairs")
+        return split
     there = {}
     for name in dict.fromkeys(name for opinion in source.opinions for name in opinion.pictures):
         on_picture()
@@ -212,11 +224,9 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
         for better, worse in [*pairs, *made_pairs(values, prompts, set(itertools.chain.from_iterable(pairs)))]
     ]
     alone = _alone(opinions, there, values, regions)
-    is_held = _holding(as_pairs, alone, there, held_out)
-    used = as_pairs if form == PAIRS else alone
-    groups = tuple(group for group in used if not is_held(group))
-    held = tuple(group for group in as_pairs if is_held(group))
-    notes = [f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(held)}"]
+    split = _split(source, as_pairs if form == PAIRS else alone, as_pairs, alone, held_out)
+    groups = split.groups
+    notes = [f"{len(groups)} {form} from {len(opinions)} opinions, pairs held out: {len(split.held_out)}"]
     if gone:
         notes.append(f"{gone} opinions are about pictures that are gone, changed or cannot be read, and are left out")
     if form == PAIRS and (single := len(alone) - len({item.picture for group in as_pairs for item in group.items})) > 0:
@@ -230,7 +240,7 @@ def plan(source: Source, form: str, held_out: float, on_picture: Callable[[], No
         )
     if len(groups) < FEW:
         notes.append(f"That is few: below {FEW} a training learns these pictures by heart, and not what you like")
-    return Plan(source, groups, held, tuple(notes))
+    return replace(split, notes=tuple(notes))
 
 
 _sizes: dict[tuple[str, str, int, int], tuple[int, int] | None] = {}  # by picture, path, time and bytes
@@ -271,8 +281,8 @@ def _alone(opinions: Sequence[Opinion], there: Mapping[str, Picture], values: Ma
     return [Group(there[item.picture].prompt, (item,)) for item in items]
 
 
-def _holding(pairs: Sequence[Group], alone: Sequence[Group], there: Mapping, share: float) -> Callable[[Group], bool]:
-    """Says whether a group is held out."""
+def _split(source: Source, used: Sequence[Group], pairs: Sequence[Group], alone: Sequence[Group], share: float) -> Plan:
+    """Returns the plan of the groups that are used, with the held-out pairs apart."""
     prompts = {group.prompt for group in (*pairs, *alone)}
     # Of few prompts: pictures that were compared are on one side together, by the first of their names.
     parts = connected([[item.picture for item in group.items] for group in pairs])
@@ -284,7 +294,9 @@ def _holding(pairs: Sequence[Group], alone: Sequence[Group], there: Mapping, sha
         digest = hashlib.sha256(unit.encode(errors="surrogatepass")).digest()
         return int.from_bytes(digest[:8], "big") < share * 2**64
 
-    return is_held
+    return Plan(
+        source, tuple(group for group in used if not is_held(group)), tuple(group for group in pairs if is_held(group))
+    )
 
 
 # --- where in the picture ---------------------------------------------------------------------------------------------

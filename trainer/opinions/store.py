@@ -62,13 +62,13 @@ class Store:
         """Keeps opinions, all of them or none, and what is known of pictures; returns them once the disk has them.
 
         Args:
-            rows: each as `opinion_of` reads it; one that is kept already, by its id, is left as it is.
+            rows: opinions, or each as `opinion_of` reads it; one that is kept already, by its id, is left as it is.
             pictures: as `picture_of` reads them. What they leave empty stays as it was known.
 
         Raises:
             ValueError: one of them is wrong, says what; or a pair of pictures of different prompts.
         """
-        opinions = [opinion_of(row) for row in rows]
+        opinions = [row if isinstance(row, Opinion) else opinion_of(row) for row in rows]
         records = [picture_of(row) for row in pictures]
         with self._writing() as open_file:
             self._remember(open_file, records)

@@ -1,6 +1,7 @@
-"""A person's answers about groups of pictures, the file that keeps them, and the scores that follow. Imports no torch.
+"""A person's answers about groups of pictures, the store that keeps them, and the scores that follow. Imports no torch.
 
-A folder of votes holds `votes.jsonl`, one object a line, and the pictures below `votes/`, each under its fingerprint:
+A folder of votes holds `votes.sqlite`, a store whose opinions are votes, and the pictures below `votes/`, each under its
+fingerprint. A `votes.jsonl` of before, or of a bundle, is taken into it. That has one vote a line, as the store has them too:
 
     {"version": 1, "id": "9f…", "time": 1760000000.0, "prompt": "a red circle",
      "pictures": ["votes/0f3a….png", "votes/77c2….png", "votes/e01b….png"],
@@ -14,6 +15,7 @@ asked about again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -27,15 +29,19 @@ from typing import Any
 import numpy as np
 
 from ...host import json_lines
+from ...host.files import Damaged
 from ...host.json_files import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
 from ...host.text import quoted
 from .identity import pixels_id
+from .kinds import Opinion
+from .store import Store
 from .utility import Pair, fit
 
 logger = logging.getLogger(__name__)
 
-FILE, FOLDER = "votes.jsonl", "votes"
+FILE, LINES, FOLDER = "votes.sqlite", "votes.jsonl", "votes"
 VERSION = 1
+KIND = "vote"  # of opinions; it is no page's and no file's, whose kinds are in kinds.py
 WITHDRAWN = "withdrawn"
 KINDS = ("order", "pair", "alike", "skip", WITHDRAWN)
 PICTURE = re.compile(rf"{FOLDER}/[0-9a-f]{{16}}([0-9a-f]{{48}})?\.(png|mp4)")  # all of the digits, or their beginning
@@ -73,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Vote:
-    """One line of the file. `pictures` are paths from the file's folder; `replaces` is the id of the vote that it corrects."""
+    """One vote. `pictures` are paths from the folder of votes; `replaces` is the id of the vote that it corrects."""
 
     prompt: str
     pictures: tuple[str, ...]
@@ -86,26 +92,52 @@ class Vote:
     def pairs(self) -> list[Pair]:
         return self.answer.pairs
 
-    def line(self) -> str:
-        return json.dumps(
-            {
-                "version": VERSION,
-                "id": self.id,
-                "time": self.time,
-                "prompt": self.prompt,
-                "pictures": list(self.pictures),
-                "answer": self.answer.as_json(),
-                "replaces": self.replaces,
-            },
-            allow_nan=False,
-        )
+    def as_json(self) -> dict[str, Any]:
+        own = {**vars(self), "pictures": list(self.pictures), "answer": self.answer.as_json()}
+        return {name: own[name] for name in ("id", "time", "prompt", "pictures", "answer", "replaces")} | {
+            "version": VERSION
+        }
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
+# --- the store --------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, say: Callable[[str], None] = logger.warning) -> list[Vote]:
-    """All votes of a file, in its order; empty without a file. A last line that a kill cut short is left out, which is said.
+def of_folder(folder: Path) -> Store:
+    """The store of a folder of votes, which has its votes.jsonl too: each vote of that is taken in once, and the file stays.
+
+    Raises:
+        Damaged: votes.jsonl, with the line that is wrong.
+        Unwritable: see `Store`.
+    """
+    store, old = Store(folder / FILE), read_lines(folder / LINES)
+    ids = {vote.id for vote in read(store)} if old else set()
+    if new := [vote for vote in old if vote.id not in ids]:
+        append(store, *new)
+        logger.warning("%s: %s of its %s votes are new, and are in %s now", folder / LINES, len(new), len(old), FILE)
+    return store
+
+
+def read(store: Store) -> list[Vote]:
+    """All votes, also those that were replaced, the earliest first."""
+    try:
+        return [_vote(opinion.value) for opinion in store.standing(KIND)]
+    except ValueError as error:
+        raise Damaged(store.file, f"holds a vote that {error}", "move it away, or put the file back") from error
+
+
+def append(store: Store, *votes: Vote) -> None:
+    """Adds votes, and returns once the disk has them."""
+    digests = [hashlib.sha256(vote.id.encode(errors="surrogatepass")).hexdigest()[:32] for vote in votes]
+    store.give(Opinion(KIND, "", vote.as_json(), own, own, vote.time) for own, vote in zip(digests, votes, strict=True))
+
+
+def lines(store: Store) -> str:
+    """All votes as votes.jsonl has them."""
+    return "".join(json.dumps(vote.as_json(), allow_nan=False) + "\n" for vote in read(store))
+
+
+def read_lines(path: Path, say: Callable[[str], None] = logger.warning) -> list[Vote]:
+    """All votes of a votes.jsonl; empty without a file. A last line that a kill cut short is left out, which is said.
 
     Raises:
         Damaged: names the file and the line, and what is wrong with it.
@@ -113,12 +145,6 @@ def read(path: Path, say: Callable[[str], None] = logger.warning) -> list[Vote]:
     votes: list[Vote] = []
     json_lines.read_lines(path, lambda row: votes.append(_vote(row)), say, FIX)
     return votes
-
-
-def append(path: Path, vote: Vote) -> None:
-    """Adds a vote, and returns once the disk has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    json_lines.append_line(path, vote.line())
 
 
 def standing(votes: Iterable[Vote]) -> list[Vote]:
@@ -158,7 +184,8 @@ def parse_answer(value: Any, count: int) -> Answer:
 
 
 def _vote(row: Mapping[str, Any]) -> Vote:
-    """Raises ValueError if a line is not a vote."""
+    """Raises ValueError if it is not a vote."""
+    check(row, dict, {})
     if row.get("version") != VERSION:
         raise ValueError(f"has version = {quoted(row.get('version'))}, and not {VERSION}")
     check(row, dict, {"id": TEXT, "time": MOMENT, "prompt": TEXT, "pictures": TEXTS, "replaces": maybe(TEXT)})

@@ -15,17 +15,7 @@ from typing import Any
 
 from ...host.comfyui import is_ours
 from ...host.text import as_repr
-from ..types import (
-    DATASET_NODE,
-    LOAD_NODE,
-    MAKE_NODE,
-    MODEL_NODES,
-    PAIRS_NODE,
-    PICTURES_NODE,
-    RUN_NODE,
-    SAMPLER_NODE,
-    STACK_NODE,
-)
+from ..types import DATASET_NODE, LOAD_NODE, MAKE_NODE, MODEL_NODES, PICTURES_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE
 from .graph import constants, links
 from .graph import title as title_of
 
@@ -36,7 +26,6 @@ Order = dict[str, dict[str, tuple[str, int]]]  # {id: its links}, sources first
 ADVANCING = {
     DATASET_NODE: {"index"},
     SAMPLER_NODE: {"seed"},
-    PAIRS_NODE: {"index"},
     PICTURES_NODE: {"index"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }

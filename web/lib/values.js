@@ -23,13 +23,15 @@ export function renew({ nodes, links = [] }, definitions) {
     const before = Object.assign({}, ...widgets.map(([, [, options]]) => options?.otca_before));
     for (const node of nodes.filter((node) => before[node.type])) {
       const { values, inputs } = before[node.type];
-      const names = inputs.filter((name) => widgets.some(([widget]) => widget === name));
+      const names = widgets
+        .toSorted(([one], [other]) => inputs.indexOf(one) - inputs.indexOf(other))
+        .flatMap(([name, [, options]]) => (!inputs.includes(name) ? [] : options?.[CONTROL] ? [name, `${name} ${CONTROL}`] : [name]));
       const byPlace = Object.fromEntries(names.map((name, place) => [name, node.widgets_values?.[place]]));
       /** @type {Record<string, unknown>} */
       const known = { ...byPlace, ...node.widgets_values_named, ...values };
       node.widgets_values = widgets.flatMap(([name, [kind, options]]) => {
         const value = known[name] ?? options?.default ?? (Array.isArray(kind) ? kind[0] : "");
-        return options?.[CONTROL] ? [value, known[CONTROL] ?? "increment"] : [value];
+        return options?.[CONTROL] ? [value, known[`${name} ${CONTROL}`] ?? known[CONTROL] ?? "increment"] : [value];
       });
       const saved = node.inputs ?? [];
       node.inputs = sockets.map(([name, [kind]]) => saved.find((slot) => slot.name === name) ?? { name, type: String(kind), link: null });

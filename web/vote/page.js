@@ -20,15 +20,21 @@ export async function answerOf(response) {
   throw Object.assign(new Error(message), { status: response.status });
 }
 
+/**
+ * Our routes, for a page without ComfyUI's own way to ask.
+ *
+ * @param {string} root the address before each route
+ */
+export function serverAt(root) {
+  const headers = { "Content-Type": "application/json" };
+  return {
+    getJson: async (/** @type {string} */ route) => answerOf(await fetch(root + route)),
+    postJson: async (/** @type {string} */ route, /** @type {object} */ body) => answerOf(await fetch(root + route, { method: "POST", headers, body: JSON.stringify(body) })),
+    routeUrl: (/** @type {string} */ route) => root + route,
+  };
+}
+
 export function start() {
   document.documentElement.lang = languageOf(navigator.language) ?? "en"; // for whoever has it read aloud
-  const headers = { "Content-Type": "application/json" };
-  votePanel(
-    {
-      getJson: async (route) => answerOf(await fetch(route)),
-      postJson: async (route, body) => answerOf(await fetch(route, { method: "POST", headers, body: JSON.stringify(body) })),
-      routeUrl: (route) => route,
-    },
-    { always: true },
-  ).refresh();
+  votePanel(serverAt(""), { always: true }).refresh();
 }

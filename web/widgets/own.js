@@ -8,7 +8,7 @@ const TEXT = {
 
 /** @type {OurWidget} */
 export const ownWidget = {
-  fits: (definition) => ["OTCA_SDESampler", "OTCA_PreferencePairs", "OTCA_PromptDataset"].includes(definition.name),
+  fits: (definition) => ["OTCA_SDESampler", "OTCA_MyPictures", "OTCA_PromptDataset"].includes(definition.name),
   create: (node, comfy) => {
     /** @type {Record<string, any> | null} */
     let begun = Object.fromEntries((node.widgets ?? []).map(({ name, value }) => [name, value]));

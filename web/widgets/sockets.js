@@ -1,13 +1,13 @@
 // @ts-check
 /**
- * The sockets for rewards of Reward Stack, Score Images and Preference Pairs: the definition has eight, the node shows those in use and one that is free,
+ * The sockets for rewards of Reward Stack, Score Images and My Pictures: the definition has eight, the node shows those in use and one that is free,
  * and another one appears when a reward is connected.
  */
 import { socketsToShow } from "../lib/sockets.js";
 import { OPENS, scoresWidget } from "./scores.js";
 
 const PREFIX = "reward_";
-const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_PreferencePairs", "OTCA_MyPictures"];
+const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_MyPictures"];
 const INPUT = 1; // LiteGraph's name for the side of a node
 
 /** @type {OurWidget} */

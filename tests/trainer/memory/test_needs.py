@@ -144,7 +144,7 @@ def test_pairs_are_groups_of_two():
     [sampler] = [id_ for id_, entry in content.items() if entry["class_type"] == "OTCA_SDESampler"]
     [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
     inputs = {"model": content[sampler]["inputs"]["model"], "pairs_per_iteration": 3, "width": 512, "height": 768}
-    content[sampler] = {"class_type": "OTCA_PreferencePairs", "inputs": {**inputs, "levels": 8, "guidance": 1.0}}
+    content[sampler] = {"class_type": "OTCA_MyPictures", "inputs": {**inputs, "levels": 8, "guidance": 1.0}}
     step["class_type"] = "OTCA_MatchingStep"
     step["inputs"]["batch_size"] = 0
     case, _ = needs.read(content)

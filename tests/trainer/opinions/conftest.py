@@ -66,7 +66,16 @@ def graph_of():
 
     def make(folder, changes=None, reward=True):
         pairs = {"model": ["1", 0], "folder": str(folder), "pairs_per_iteration": 2, "index": 0, "shuffle": True}
-        pairs |= {"seed": 0, "width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
+        pairs |= {
+            "learn_from": "pairs",
+            "held_out": 0.0,
+            "seed": 0,
+            "width": 40,
+            "height": 40,
+            "levels": 4,
+            "shift": 0.0,
+            "guidance": 3.5,
+        }
         pairs |= {"reward_1": ["3", 0]} if reward else {}
         step = {
             "model": ["1", 0],
@@ -83,7 +92,7 @@ def graph_of():
                 "LoadFlowModel",
                 {"model": "shapes-flux", "lora_rank": 4, "lora_alpha": 4.0, "seed": 0, "dtype": "auto"},
             ),
-            "2": ("PreferencePairs", pairs),
+            "2": ("MyPictures", pairs),
             "3": ("RewardColorfulness", {"coefficient": 1.0, "held_out": True}),
             "4": ("MatchingStep", step),
             "5": ("TrainingRun", run),

@@ -1,6 +1,5 @@
 """A folder of votes that asks: what is asked, what is kept at once, and what is not asked again."""
 
-import json
 import math
 import threading
 
@@ -95,7 +94,7 @@ def test_each_group_is_asked_and_scored_by_its_own_answer(folder, ask):
     desk.answer(second.id, {"kind": "skip"})
     assert waiting.thread.is_alive(), "the other group has no answer yet"
     desk.answer(first.id, BEST_IS_2)
-    row = json.loads(folder.file.read_text().splitlines()[1])  # is there when the answer is taken
+    row = votes.read(folder.store)[1].as_json()  # is there when the answer is taken
     assert (row["prompt"], row["answer"], row["replaces"]) == ("a red circle", BEST_IS_2, None)
     assert [folder.folder / picture for picture in row["pictures"]] == list(first.pictures)
     scores = waiting.end()
@@ -111,13 +110,13 @@ def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder,
     desk.answer(first.id, BEST_IS_2)
     desk.answer(first.id, {"kind": "order", "order": [[0], [2]]})
     desk.answer(first.id, None)
-    assert votes.standing(votes.read(folder.file)) == []
+    assert votes.standing(votes.read(folder.store)) == []
     desk.answer(second.id, {"kind": "alike"})
     assert waiting.thread.is_alive(), "the first one is open again"
     desk.answer(first.id, {"kind": "order", "order": [[1], [2]]})
     scores = waiting.end()
     assert scores[1] == -scores[2] > 0 and scores[0] is None
-    lines = votes.read(folder.file)
+    lines = votes.read(folder.store)
     assert len(lines) == 5 and [vote.replaces for vote in lines[:3]] == [None, lines[0].id, lines[1].id]
     with pytest.raises(NotOpen, match="is not open any more"):
         desk.answer(first.id, None)
@@ -135,7 +134,7 @@ def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask)
     ):
         with pytest.raises(ValueError, match=wrong):
             desk.answer(first.id, answer)
-        assert first.answer is None and not folder.file.exists()
+        assert first.answer is None and not folder.store.file.exists()
 
 
 def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
@@ -147,11 +146,11 @@ def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
     keep_of_first({"kind": "order", "order": [[0], [1]]})
     first.stop()
     keep_of_again(None)
-    assert votes.standing(votes.read(folder.file)) == []
+    assert votes.standing(votes.read(folder.store)) == []
     with pytest.raises(ValueError, match="that was not given"):
         keep_of_again(None)
     desk.answer(question.id, {"kind": "order", "order": [[1], [0]]})
-    (vote,) = votes.standing(votes.read(folder.file))
+    (vote,) = votes.standing(votes.read(folder.store))
     low, high = again.end()
     assert vote.answer.order == ((1,), (0,)) and low < high
 
@@ -161,7 +160,7 @@ def test_a_vote_on_part_of_a_group_leaves_the_group_to_be_asked_about(folder, as
     waiting = ask(folder, pictures(2), ["\ud800"] * 2, GROUPS[:2])
     desk.answer(waiting.questions(1)[0].id, {"kind": "pair", "winner": 1, "loser": 0})
     waiting.end()
-    assert votes.read(folder.file)[0].prompt == "\ud800"
+    assert votes.read(folder.store)[0].prompt == "\ud800"
     waiting = ask(folder, pictures(3), ["\ud800"] * 3, GROUPS[:3])
     (question,) = waiting.questions(1)
     assert len(question.pictures) == 3
@@ -207,17 +206,17 @@ def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(lear
     desk.answer(question.id, {"kind": "order", "order": [[0], [1, 2, 3]]})
     scores = waiting.end()
     assert sorted(scores[:4]) == scores[:4] and all(map(math.isfinite, scores))
-    assert len(votes.read(folder.file)) == 6
+    assert len(votes.read(folder.store)) == 6
 
 
 def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(learning, ask):
     waiting = ask(learning, shapes(3, 0), ["p"] * 3, [0] * 3)
     desk.answer(waiting.questions(1)[0].id, {"kind": "alike"})
     waiting.end()
-    (vote,) = votes.read(learning.file)
-    votes.append(learning.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
+    (vote,) = votes.read(learning.store)
+    votes.append(learning.store, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
     (group,) = learning._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0, {0: None})
-    assert learning._scores(group, votes.read(learning.file)) == [None] * 3
+    assert learning._scores(group, votes.read(learning.store)) == [None] * 3
 
 
 def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(learning, monkeypatch, caplog):
@@ -262,5 +261,5 @@ def test_the_share_of_foretold_votes_is_watched(tmp_path, monkeypatch):
     names = tuple(reward.folder._kept(pixels, 16.0) for pixels in shapes(2, 0))
     for number, (winner, foretold) in enumerate([(0, {}), (0, {"foretold": 1.0}), (1, {"foretold": 0.5})]):
         answer = votes.parse_answer({"kind": "pair", "winner": winner, "loser": 1 - winner}, 2)
-        votes.append(reward.folder.file, votes.Vote(f"prompt {number}", names, answer))
+        votes.append(reward.folder.store, votes.Vote(f"prompt {number}", names, answer))
         assert reward.watched() == foretold and silent.watched() == {}

@@ -85,11 +85,12 @@ def test_votes_come_in_as_pairs_of_the_same_pictures_once(tmp_path):
     for name, pixels in zip(names, pictures, strict=True):
         Image.fromarray(pixels).save(tmp_path / name)
     order = votes.Answer("order", ((2,), (0, 1)))
-    votes.append(tmp_path / votes.FILE, votes.Vote("a cat", tuple(names), order, id="1" * 32))
+    votes.append(votes.of_folder(tmp_path), votes.Vote("a cat", tuple(names), order, id="1" * 32))
     withdrawn = votes.Vote("a cat", tuple(names[:2]), votes.Answer("pair", ((0,), (1,))), id="2" * 32)
-    votes.append(tmp_path / votes.FILE, withdrawn)
+    votes.append(votes.of_folder(tmp_path), withdrawn)
     votes.append(
-        tmp_path / votes.FILE, votes.Vote("a cat", tuple(names[:2]), votes.Answer(votes.WITHDRAWN), replaces="2" * 32)
+        votes.of_folder(tmp_path),
+        votes.Vote("a cat", tuple(names[:2]), votes.Answer(votes.WITHDRAWN), replaces="2" * 32),
     )
     store = Store(tmp_path / "opinions.sqlite")
     assert exchange.import_votes(store, tmp_path) == exchange.Imported(new=2, known=0)
@@ -98,7 +99,7 @@ def test_votes_come_in_as_pairs_of_the_same_pictures_once(tmp_path):
     assert store.pictures([ids[0]])[ids[0]].prompt == "a cat"
     for prompt in ("half a \ud800", "x" * 100_001, "a dog"):  # seen before: each of these kept all other votes out
         votes.append(
-            tmp_path / votes.FILE,
+            votes.of_folder(tmp_path),
             votes.Vote(prompt, tuple(names[1:]), votes.Answer("pair", ((0,), (1,))), id=prompt[:32]),
         )
     assert exchange.import_votes(store, tmp_path) == exchange.Imported(new=0, known=2, unread=3)

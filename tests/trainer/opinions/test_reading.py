@@ -9,7 +9,7 @@ import pytest
 
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
-from comfyui_otca.nodes.data import PreferencePairs
+from comfyui_otca.nodes.data import MyPictures
 from comfyui_otca.study import taste
 from comfyui_otca.trainer.opinions.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
@@ -76,7 +76,7 @@ def test_a_line_that_is_none_is_named(folder_of, line, told):
     message = str(caught.value)
     assert f"{folder / 'pairs.jsonl'}, line 2" in message and told in message and "Fix: " in message
     assert len(message) < 700
-    assert PreferencePairs.VALIDATE_INPUTS(str(folder)) == f"folder: {message}"
+    assert MyPictures.VALIDATE_INPUTS(folder=str(folder)) == f"folder: {message}"
 
 
 def test_links_within_the_folder_are_the_users_and_those_out_of_it_are_not_read(folder_of, tmp_path, monkeypatch):
@@ -170,9 +170,9 @@ def test_a_folder_outside_is_refused_with_what_allows_it(outside, monkeypatch):
     with pytest.raises(NotAllowed, match="lies in no folder that workflows may read. Fix: ") as caught:
         read_folder(str(outside))
     assert f"--allow-folder {outside}" in str(caught.value) and "click on the page" in str(caught.value)
-    assert PreferencePairs.VALIDATE_INPUTS(str(outside)) == f"folder: {caught.value}"
-    [want] = PreferencePairs.WANTS(folder=str(outside))
-    assert not permissions.allowed(want) and permissions.in_words(want) == f"read {outside} (pairs)"
+    assert MyPictures.VALIDATE_INPUTS(folder=str(outside)) == f"folder: {caught.value}"
+    [want] = MyPictures.WANTS(folder=str(outside))
+    assert not permissions.allowed(want) and permissions.in_words(want) == f"read {outside} (opinions)"
     permissions.remember(permissions.READ, str(outside))
     assert permissions.allowed(want) and len(read_folder(str(outside)).pairs) == 1
 
@@ -188,7 +188,7 @@ def test_the_input_folder_of_comfyui_is_where_it_looks(outside, comfyui, tmp_pat
     (tmp_path / "files").mkdir()
     outside.rename(tmp_path / "files" / "pairs")
     assert read_folder("pairs").path == tmp_path / "files" / "pairs"
-    [want] = PreferencePairs.WANTS(folder="pairs")
+    [want] = MyPictures.WANTS(folder="pairs")
     assert permissions.allowed(want)
 
 

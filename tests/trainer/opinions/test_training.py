@@ -165,7 +165,7 @@ def too_far(graph):
         (grpo, "trajectories.*gives pictures that no policy sampled.*Fix: Matching Step"),
         (trained_reward, "reward_1.*would be trained, and here pairs are.*Fix: switch on held_out"),
         (wrong_size, "width 44 and height 40 must be multiples of 8"),
-        (beside_a_sampler, "come from 2 Preference Pairs or SDE Sampler nodes"),
+        (beside_a_sampler, "come from 2 My Pictures or SDE Sampler nodes"),
         (measured, "asks the rewards at every step, and the preferences of .* come from none"),
         (by_noise, "weighs steps by their noise"),
         (best_of_nothing, "best_metric.*colorfulness"),
@@ -184,7 +184,7 @@ def test_the_folder_is_told_beforehand(folder_of, graph_of, tmp_path, capsys):
     folder = folder_of()
     (tmp_path / "workflow.json").write_text(json.dumps(graph_of(folder)))
     assert main(["validate", str(tmp_path / "workflow.json")]) == 0
-    assert f"this workflow wants: read {folder} (pairs) (allowed)" in capsys.readouterr().out
+    assert f"this workflow wants: read {folder} (opinions) (allowed)" in capsys.readouterr().out
     (folder / "pairs.jsonl").write_text('{"prompt": "x"}\n')
     assert main(["validate", str(tmp_path / "workflow.json")]) != 0
     told = capsys.readouterr()
