@@ -224,7 +224,6 @@ def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt
     assert len(folder.pairs) >= 24 and sum(file.stat().st_size for file in PAIRS.iterdir()) <= 300_000
     assert {path.name for path in PAIRS.iterdir()} == {
         "pairs.jsonl",
-        "opinions.jsonl",
         *(name for pair in folder.pairs for name in pair.files),
     }
     for pair in folder.pairs:

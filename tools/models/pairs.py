@@ -1,4 +1,4 @@
-"""`python -m comfyui_otca.tools.models.pairs`: assets/prompts/shapes_pairs, the pairs of the template preference_pairs.
+"""`python -m comfyui_otca.tools.models.pairs`: assets/prompts/shapes_pairs, the pairs of preference_pairs and my_pictures.
 
 The embedded model draws each of some training prompts several times. Only pictures that show what the prompt asks for are used:
 the most colourful one is chosen and the least colourful one rejected. That is a taste that is seen at once, and that pairs alone
@@ -15,9 +15,6 @@ import numpy as np
 
 from ...trainer import rollout
 from ...trainer.flow import load_flow_model
-from ...trainer.opinions import plan, reading
-from ...trainer.opinions.identity import pixels_id
-from ...trainer.opinions.kinds import PAIR, Opinion, Picture, line
 from ...trainer.opinions.reading import CHOSEN, FILE, REJECTED
 from ...trainer.pictures import grids, media
 from ...trainer.prompts import choose, read_prompts
@@ -55,26 +52,10 @@ def main() -> None:
                 lines.append(json.dumps({"prompt": str(prompt), **names}))
         index += 1
     (TARGET / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    write_opinions(TARGET)
     size = sum(file.stat().st_size for file in TARGET.iterdir())
     print(f"{TARGET}: {len(lines)} pairs, {size} bytes")
     if size > MOST_BYTES:
         raise SystemExit(f"{TARGET} is larger than {MOST_BYTES} bytes")
-
-
-def write_opinions(folder: Path) -> None:
-    """The same pairs as opinions, of the template my_pictures. Ids and times are fixed, so that the file is the same again."""
-    pictures, opinions = [], []
-    for number, pair in enumerate(reading.read_folder(str(folder)).pairs):
-        ids = []
-        for name in pair.files:
-            pixels = np.asarray(media.upright((folder / name).read_bytes()))
-            ids.append(pixels_id(pixels))
-            height, width = pixels.shape[:2]
-            pictures.append(Picture(ids[-1], str(pair.prompt), name, ("shapes-flux",), width, height))
-        opinions.append(Opinion(PAIR, ids[0], True, ids[1], f"{number:032x}", float(number)))
-    text = "".join(f"{line(row)}\n" for row in (*pictures, *opinions))
-    (folder / plan.FILE).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -142,10 +142,17 @@ def source_state(folder: str) -> str:
 
 
 def _opinions_in(folder: str) -> Path | None:
-    """The folder, if it holds opinions and no pairs.jsonl. What is wrong with another one, `read_folder` says."""
+    """The folder, if it holds opinions. What is wrong with another one, `read_folder` says.
+
+    Raises:
+        PairError: it holds pairs.jsonl too, which may say something else.
+    """
     with contextlib.suppress(FileNotFoundError):
         path = opening.in_time(lambda: folders.input_folder(folder, permissions.PAIRS)) if folder else None
-        return path if path and (path / FILE).is_file() and not (path / PAIR_LIST).is_file() else None
+        names = [name for name in (FILE, PAIR_LIST) if path and (path / name).is_file()]
+        if len(names) > 1:
+            raise PairError(f"folder {shown(folder)} holds both {FILE} and {PAIR_LIST}. Fix: take one of them out")
+        return path if names == [FILE] else None
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,6 +11,7 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes.data import MyPictures
 from comfyui_otca.study import taste
+from comfyui_otca.trainer.opinions.plan import read_source
 from comfyui_otca.trainer.opinions.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
 
@@ -250,3 +251,10 @@ def test_a_picture_of_one_side_alone_is_named(folder_of):
     (folder / "l" / "a.png").rename(folder / "l" / "b.png")
     with pytest.raises(PairError, match=r"w/a\.png is not in l, too\. Fix: "):
         read_folder(str(folder))
+
+
+def test_a_folder_with_pairs_and_opinions_says_so(tmp_path, folder_of):
+    folder = folder_of(["a"])
+    (folder / "opinions.jsonl").write_text("")
+    with pytest.raises(PairError, match=r"holds both opinions.jsonl and pairs.jsonl. Fix: take one of them out"):
+        read_source(str(folder))

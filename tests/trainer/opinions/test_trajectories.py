@@ -14,7 +14,7 @@ from comfyui_otca.trainer.credit.gains import rewards_along
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.opinions import learning
 from comfyui_otca.trainer.opinions.latents import Kept, Latents
-from comfyui_otca.trainer.opinions.plan import of_pairs
+from comfyui_otca.trainer.opinions.plan import of_pairs, plan
 from comfyui_otca.trainer.opinions.reading import PairError, read_folder
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.pixels import Colorfulness
@@ -38,7 +38,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def take(still_model):
     def of(folder, settings=SETTINGS, **options):
-        return learning.take(of_pairs(read_folder(str(folder))), still_model, settings, **HOW | options)
+        return learning.take(
+            plan(of_pairs(read_folder(str(folder))), "pairs", 0.0), still_model, settings, **HOW | options
+        )
 
     return of
 
@@ -110,7 +112,7 @@ def test_a_file_is_encoded_once(take, folder_of, load_model, monkeypatch):
 
     def again(width=40):
         settings = SamplerSettings.of_pairs({**INPUTS, "width": width})
-        return learning.take(of_pairs(read_folder(str(folder))), model, settings, **HOW)[0].final
+        return learning.take(plan(of_pairs(read_folder(str(folder))), "pairs", 0.0), model, settings, **HOW)[0].final
 
     first = again()
     assert encoded == [1, 3], "one to know the autoencoder by, and four files, of which two have the same content"
