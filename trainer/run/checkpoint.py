@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def save(
             "policy_version": policy.version,
             "nonfinite_in_a_row": policy.nonfinite_in_a_row,
             "optimizer": bool(tensors[OPTIMIZER]),
-            "processes": distributed.world(),
+            **_here(),
             "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
             "base": model.identity,
@@ -240,13 +241,20 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    if state["processes"] != distributed.world() and distributed.is_main():
-        message = (
-            "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
-            "their last digits from those that the run would have had"
-        )
-        logger.warning(message, checkpoint, state["processes"], distributed.world())
     return state["iteration"]
+
+
+def _here() -> dict[str, int | str]:
+    """The training's environment, by which sums are rounded in this order or another."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"processes": distributed.world(), "torch": str(torch.__version__), "python": python}
+
+
+def others(folder: Path, iteration: int) -> list[dict[str, Any]]:
+    """Changes of the environment since the checkpoint of that iteration was written, in the form of `lineage.changes`."""
+    state = read_json(folder / f"{iteration:06d}" / STATE) or {}
+    changed = [(name, state[name], now) for name, now in _here().items() if state.get(name, now) != now]
+    return [{"node": "Training", "input": name, "before": before, "now": now} for name, before, now in changed]
 
 
 def complete(folder: Path) -> list[Path]:

@@ -349,6 +349,19 @@ def test_a_finished_run_stays_as_it_is_until_it_is_to_train_longer(finished_run,
     assert read_metadata(copied / "otca_lora.safetensors")["otca_run"] == "another name"
 
 
+@pytest.mark.parametrize("others", [{"processes": 4, "torch": "2.7.1", "python": "3.9"}, {"torch": "2.7.1"}, {}])
+def test_another_torch_python_or_number_of_processes_goes_on_and_says_so(otca, caplog, copied, others):
+    place = copied / "checkpoints" / "000006" / "state.json"
+    written = json.loads(place.read_text())
+    place.write_text(json.dumps(written | others))
+    assert otca("train", copied, "--resume", "--iterations", 7)[0] == 0
+    changes = ", ".join(f"{name} {value} → {written[name]}" for name, value in others.items())
+    warned = [line for line in caplog.messages if "last digits" in line]
+    assert len(warned) == bool(others) and all(f"iteration 6 ({changes})" in line for line in warned)
+    lines = [change for row in rows(copied, "changes.jsonl") for change in row["changes"]]
+    assert {change["input"]: change["before"] for change in lines} == others
+
+
 @pytest.mark.parametrize("missing", ["lora.safetensors", "otca_lora.safetensors"])
 def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, otca, monkeypatch, missing, copied):
     """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
