@@ -17,7 +17,7 @@ import torch
 
 from ...host import distributed
 from ...host.files import Damaged, open_plain, real, sha256
-from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
+from ...host.json_files import FLAG, NUMBER, TEXT, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
 from ..families.base import FlowModel
@@ -47,6 +47,7 @@ _FIELDS: dict[str, Check] = {
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
 _OLD_POLICY_FIELDS: dict[str, Check] = {"steps": WHOLE, "differs": FLAG}
+_ENVIRONMENT_FIELDS: dict[str, Check] = {"torch": TEXT, "python": TEXT}
 _MEMO_FIELDS: dict[str, Check] = {"tensors": FLAG}
 
 
@@ -86,7 +87,8 @@ def save(
             "policy_version": policy.version,
             "nonfinite_in_a_row": policy.nonfinite_in_a_row,
             "optimizer": bool(tensors[OPTIMIZER]),
-            **_here(),
+            "processes": distributed.world(),
+            "environment": _environment(),
             "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
             "base": model.identity,
@@ -168,7 +170,11 @@ def _verified(checkpoint: Path) -> dict:
         raise Damaged(path, "is missing", _FIX)
     if state["iteration"] != int(checkpoint.name):
         raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(checkpoint.name)}", _FIX)
-    for name, fields in (("ema", _AVERAGE_FIELDS), ("old_policy", _OLD_POLICY_FIELDS)):
+    for name, fields in (
+        ("ema", _AVERAGE_FIELDS),
+        ("old_policy", _OLD_POLICY_FIELDS),
+        ("environment", _ENVIRONMENT_FIELDS),
+    ):
         try:
             check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
@@ -244,17 +250,20 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     return state["iteration"]
 
 
-def _here() -> dict[str, int | str]:
-    """The training's environment, by which sums are rounded in this order or another."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"processes": distributed.world(), "torch": str(torch.__version__), "python": python}
+def _environment() -> dict[str, str]:
+    return {"torch": str(torch.__version__), "python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def others(folder: Path, iteration: int) -> list[dict[str, Any]]:
     """Changes of the environment since the checkpoint of that iteration was written, in the form of `lineage.changes`."""
-    state = read_json(folder / f"{iteration:06d}" / STATE) or {}
-    changed = [(name, state[name], now) for name, now in _here().items() if state.get(name, now) != now]
-    return [{"node": "Training", "input": name, "before": before, "now": now} for name, before, now in changed]
+    state: dict[str, Any] = read_json(folder / f"{iteration:06d}" / STATE) or {}
+    now: dict[str, Any] = {"processes": distributed.world(), **_environment()}
+    before = {"processes": state.get("processes", now["processes"]), **state.get("environment", {})}
+    return [
+        {"node": "Training", "input": name, "before": value, "now": now.get(name)}
+        for name, value in before.items()
+        if value != now.get(name)
+    ]
 
 
 def complete(folder: Path) -> list[Path]:

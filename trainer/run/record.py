@@ -150,20 +150,19 @@ class Run:
                 "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there",
                 *(self.folder / METRICS, len(lost), iteration, lost[0]),
             )
-        self.history[:] = [rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
+        self._lines[METRICS].keep([rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)])
         for kept in (self.evaluations, self.changes):
             kept[:] = [row for row in kept if row["iteration"] <= iteration]
         if iteration and self.held.graph:
             self._graphs.note_changes(self.held.graph, iteration + 1)
         if iteration and (others := checkpoint.others(self.folder / CHECKPOINTS, iteration)):
             self._graphs.note(others, iteration + 1)
-            lines = ", ".join(f"{other['input']} {other['before']} → {other['now']}" for other in others)
-            if self.writes:
-                logger.warning(
-                    "%s goes on otherwise than it was trained until iteration %d (%s): its figures may differ in their last "
-                    "digits from those that it would have had",
-                    *(self.folder, iteration, lines),
-                )
+            (logger.warning if self.writes else logger.debug)(
+                "%s goes on otherwise than it was trained until iteration %d (%s): its figures may differ in their last "
+                "digits from those that it would have had",
+                *(self.folder, iteration),
+                ", ".join(f"{other['input']} {other['before']} → {other['now']}" for other in others),
+            )
         if iteration and self.settings.evaluate_every and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._graphs.done = None, iteration, iteration
@@ -178,7 +177,7 @@ class Run:
 
     def _write_down(self) -> None:
         self._graphs.write()
-        for lines in (*self._lines.values(), self.held.changes):
+        for lines in (self._lines[EVALUATIONS], self.held.changes):
             lines.write()
 
     @writing
@@ -201,6 +200,7 @@ class Run:
         self.close()
         self.held.make_again()
         self._write_down()
+        self._lines[METRICS].write()
         self._bests, self._saved, self._shown = [self._best_adapter(0)], None, 0
 
     @writing
