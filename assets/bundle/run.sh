@@ -78,8 +78,6 @@ if [ -n "${NEEDS_COMFYUI}" ]; then train+=(--comfyui "$COMFYUI_PATH"); fi
 for pack in "${CUSTOM_NODES[@]}"; do train+=(--custom-nodes "$pack"); done
 for host in "${ALLOW_HOSTS[@]}"; do train+=(--allow-host "$host"); done
 
-if [ "$nodes" -gt 1 ]; then export NNODES="$nodes" NODE_RANK="${NODE_RANK:?}" MAIN_ADDRESS="${MAIN_ADDRESS:?}"; fi
-
 child='' signalled='' stopped=''
 # Called by the traps.
 # shellcheck disable=SC2317,SC2329

@@ -85,7 +85,7 @@ def test_what_a_state_may_not_say(model, tmp_path):
         with pytest.raises(ValueError, match=r"state\.json|safetensors") as told:
             checkpoint.restore(model, tmp_path)
         assert "Fix: " in str(told.value), change
-    for key in whole.keys() - {"base", "lora_alpha", "memos"}:  # which a run of before 0.2 has not
+    for key in whole.keys() - {"base", "lora_alpha", "memos", "environment"}:  # which a run of before 0.2 has not
         (place / "state.json").write_text(json.dumps({name: value for name, value in whole.items() if name != key}))
         with pytest.raises(ValueError, match=r"state\.json has no"):
             checkpoint.restore(model, tmp_path)

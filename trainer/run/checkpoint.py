@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from ...host import distributed
 from ...host.files import Damaged, open_plain, real, sha256
-from ...host.json_files import FLAG, NUMBER, WHOLE, Check, check, read_json
+from ...host.json_files import FLAG, NUMBER, TEXT, WHOLE, Check, check, read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ...host.text import plain_name
 from ..families.base import FlowModel
@@ -46,6 +47,7 @@ _FIELDS: dict[str, Check] = {
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
 _OLD_POLICY_FIELDS: dict[str, Check] = {"steps": WHOLE, "differs": FLAG}
+_ENVIRONMENT_FIELDS: dict[str, Check] = {"torch": TEXT, "python": TEXT}
 _MEMO_FIELDS: dict[str, Check] = {"tensors": FLAG}
 
 
@@ -86,6 +88,7 @@ def save(
             "nonfinite_in_a_row": policy.nonfinite_in_a_row,
             "optimizer": bool(tensors[OPTIMIZER]),
             "processes": distributed.world(),
+            "environment": _environment(),
             "memos": {name: {"values": values, "tensors": bool(content)} for name, (content, values) in memos.items()},
             **(identity or {}),
             "base": model.identity,
@@ -167,7 +170,11 @@ def _verified(checkpoint: Path) -> dict:
         raise Damaged(path, "is missing", _FIX)
     if state["iteration"] != int(checkpoint.name):
         raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(checkpoint.name)}", _FIX)
-    for name, fields in (("ema", _AVERAGE_FIELDS), ("old_policy", _OLD_POLICY_FIELDS)):
+    for name, fields in (
+        ("ema", _AVERAGE_FIELDS),
+        ("old_policy", _OLD_POLICY_FIELDS),
+        ("environment", _ENVIRONMENT_FIELDS),
+    ):
         try:
             check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
@@ -240,13 +247,23 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     policy.loss_scale.value, policy.loss_scale.good = state["loss_scale"]
     policy.version, policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    if state["processes"] != distributed.world() and distributed.is_main():
-        message = (
-            "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
-            "their last digits from those that the run would have had"
-        )
-        logger.warning(message, checkpoint, state["processes"], distributed.world())
     return state["iteration"]
+
+
+def _environment() -> dict[str, str]:
+    return {"torch": str(torch.__version__), "python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def others(folder: Path, iteration: int) -> list[dict[str, Any]]:
+    """Changes of the environment since the checkpoint of that iteration was written, in the form of `lineage.changes`."""
+    state: dict[str, Any] = read_json(folder / f"{iteration:06d}" / STATE) or {}
+    now: dict[str, Any] = {"processes": distributed.world(), **_environment()}
+    before = {"processes": state.get("processes", now["processes"]), **state.get("environment", {})}
+    return [
+        {"node": "Training", "input": name, "before": value, "now": now.get(name)}
+        for name, value in before.items()
+        if value != now.get(name)
+    ]
 
 
 def complete(folder: Path) -> list[Path]:

@@ -380,6 +380,16 @@ class Lines:
             logger.warning("%s is %s, and is written again from memory", self.path, what)
             self.write()
 
+    def keep(self, rows: list[dict]) -> None:
+        """Only these rows: the file is written anew unless it holds just them, since a night's may have gigabytes."""
+        same, self.rows[:] = rows == self.rows, rows
+        with files.opened(self.path) as file:  # of which a kill may have cut the last line short
+            whole = file is not None and file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
+        if self.writes and not (same and whole):
+            self.write()
+        elif self.writes:
+            self._left = _which(os.lstat(self.path))
+
     def write(self) -> None:
         """The whole file, as the rows are."""
         self._write(self.rows)

@@ -146,13 +146,23 @@ class Run:
         rows = {row["iteration"]: row for row in self.history}
         lost = [number for number in range(1, iteration + 1) if number not in rows]
         if lost and self.writes:
-            message = "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there"
-            logger.warning(message, self.folder / METRICS, len(lost), iteration, lost[0])
-        self.history[:] = [rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
+            logger.warning(
+                "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there",
+                *(self.folder / METRICS, len(lost), iteration, lost[0]),
+            )
+        self._lines[METRICS].keep([rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)])
         for kept in (self.evaluations, self.changes):
             kept[:] = [row for row in kept if row["iteration"] <= iteration]
         if iteration and self.held.graph:
             self._graphs.note_changes(self.held.graph, iteration + 1)
+        if iteration and (others := checkpoint.others(self.folder / CHECKPOINTS, iteration)):
+            self._graphs.note(others, iteration + 1)
+            (logger.warning if self.writes else logger.debug)(
+                "%s goes on otherwise than it was trained until iteration %d (%s): its figures may differ in their last "
+                "digits from those that it would have had",
+                *(self.folder, iteration),
+                ", ".join(f"{other['input']} {other['before']} → {other['now']}" for other in others),
+            )
         if iteration and self.settings.evaluate_every and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._graphs.done = None, iteration, iteration
@@ -167,7 +177,7 @@ class Run:
 
     def _write_down(self) -> None:
         self._graphs.write()
-        for lines in (*self._lines.values(), self.held.changes):
+        for lines in (self._lines[EVALUATIONS], self.held.changes):
             lines.write()
 
     @writing
@@ -190,6 +200,7 @@ class Run:
         self.close()
         self.held.make_again()
         self._write_down()
+        self._lines[METRICS].write()
         self._bests, self._saved, self._shown = [self._best_adapter(0)], None, 0
 
     @writing
@@ -243,8 +254,10 @@ class Run:
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
             why, fix = nothing_to_learn(report.advantages.scores) or ("", "")
-            message = f"{why} in the last {self._without_scores} iterations, so nothing was learned"
-            raise RewardError(f"{message}. Fix: {fix}; then resume by --resume, or by queueing again")
+            raise RewardError(
+                f"{why} in the last {self._without_scores} iterations, so nothing was learned. Fix: {fix}; then resume by "
+                "--resume, or by queueing again"
+            )
         warnings = self.warnings()
         for kind in warnings.keys() - self._warned:
             logger.warning("iteration %d: %s", self.iteration, warnings[kind])
@@ -424,9 +437,10 @@ class Run:
             try:
                 saved.load(model, best.folder)
             except (ValueError, FileNotFoundError) as error:
-                problem = f"{due.why}, and the best adapter cannot be read ({error})"
-                off = f"{due.input} = {verdicts.RELEASED[due.input]} on Training Run"
-                raise RunError(f"{problem}. Fix: put {best.folder} back and resume, or go on with {off}") from error
+                raise RunError(
+                    f"{due.why}, and the best adapter cannot be read ({error}). Fix: put {best.folder} back and resume, or go on "
+                    f"with {due.input} = {verdicts.RELEASED[due.input]} on Training Run"
+                ) from error
             self.owns(model)
         row["brake"] = asdict(due)
         try:

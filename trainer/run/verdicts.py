@@ -193,8 +193,10 @@ def check_metric(settings: Mapping[str, object], rewards: Iterable[str]) -> None
 def check_evaluates(settings: Mapping[str, object]) -> None:
     """Raises ValueError where a Training Run that never evaluates is to keep the best evaluation's adapter."""
     if settings.get("evaluate_every") == 0 and settings.get("best_metric"):
-        message = f"best_metric = {settings['best_metric']!r} judges by evaluations, and evaluate_every is 0"
-        raise ValueError(f"{message}. Fix: a number above 0 for evaluate_every, or no best_metric")
+        raise ValueError(
+            f"best_metric = {settings['best_metric']!r} judges by evaluations, and evaluate_every is 0. Fix: a number above 0 "
+            "for evaluate_every, or no best_metric"
+        )
 
 
 def kept_by(settings: RunSettings, row: Mapping) -> list[str]:

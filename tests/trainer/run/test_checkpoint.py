@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from comfyui_otca.host import distributed, own_folders
+from comfyui_otca.host import own_folders
 from comfyui_otca.tests.training import judged
 from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.credit.inverse_variance import StepNoise
@@ -397,20 +397,3 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Read-only"), own_folders.new_folder(target) as aside:
         (aside / "a").write_text("new")
     assert (target / "a").read_text() == "old" and list(tmp_path.iterdir()) == [target]
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-def test_another_number_of_processes_goes_on_and_says_so(model, load_model, step, tmp_path, caplog, monkeypatch):
-    step(model, 1)
-    monkeypatch.setattr(distributed, "world", lambda: 4)
-    place = checkpoint.save(model, tmp_path, 1)
-    assert json.loads((place / "state.json").read_text())["processes"] == 4
-    other = load_model()
-    assert checkpoint.restore(other, tmp_path) == 1 and not caplog.records
-    monkeypatch.setattr(distributed, "world", lambda: 1)
-    assert checkpoint.restore(other, tmp_path) == 1
-    assert_bit_equal(state(other), state(model))
-    [told] = [record.getMessage() for record in caplog.records]
-    assert "was written by 4 processes and is read by 1" in told and "last digits" in told

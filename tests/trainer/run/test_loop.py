@@ -341,12 +341,29 @@ def test_a_finished_run_stays_as_it_is_until_it_is_to_train_longer(finished_run,
     copied = copied.rename(copied.parent / "another name")
     assert otca("train", copied, "--resume")[0] == 0
     assert (copied / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
-    before = (copied / "otca_lora.safetensors").read_bytes()
+    before, lines = (copied / "otca_lora.safetensors").read_bytes(), (copied / "metrics.jsonl").stat().st_ino
     code, printed, _ = otca("train", copied, "--resume", "--iterations", 7)
     assert code == 0 and "iterations: 6 -> 7" in printed
+    assert (copied / "metrics.jsonl").stat().st_ino == lines, "what may be gigabytes is not written anew"
     assert len(rows(copied)) == 7 and untimed(copied)[:6] == untimed(finished_run)
     assert (copied / "otca_lora.safetensors").read_bytes() != before
     assert read_metadata(copied / "otca_lora.safetensors")["otca_run"] == "another name"
+
+
+@pytest.mark.parametrize("others", [{"processes": 4, "torch": "2.7.1", "python": "3.9"}, {"torch": "2.7.1"}, {}])
+def test_another_torch_python_or_number_of_processes_goes_on_and_says_so(otca, caplog, copied, others):
+    place = copied / "checkpoints" / "000006" / "state.json"
+    state = json.loads(place.read_text())
+    written = {"processes": state["processes"], **state["environment"]}
+    place.write_text(
+        json.dumps(state | {"processes": (written | others)["processes"], "environment": written | others})
+    )
+    assert otca("train", copied, "--resume", "--iterations", 7)[0] == 0
+    changes = ", ".join(f"{name} {value} → {written[name]}" for name, value in others.items())
+    warned = [line for line in caplog.messages if "last digits" in line]
+    assert len(warned) == bool(others) and all(f"iteration 6 ({changes})" in line for line in warned)
+    lines = [change for row in rows(copied, "changes.jsonl") for change in row["changes"]]
+    assert {change["input"]: change["before"] for change in lines} == others
 
 
 @pytest.mark.parametrize("missing", ["lora.safetensors", "otca_lora.safetensors"])
