@@ -77,19 +77,8 @@ class MyPictures(Node):
         "Nothing is sampled."
     )
     SEARCH_ALIASES = [
-        *(
-            "gallery",
-            "opinions",
-            "thumbs",
-            "stars",
-            "dpo",
-            "preference",
-            "preference pairs",
-            "chosen rejected",
-            "pick-a-pic",
-            "offline",
-        ),
-        *("dataset", "output folder", *TRAIN),
+        *("gallery", "opinions", "thumbs", "stars", "dpo", "preference", "preference pairs", "chosen rejected"),
+        *("pick-a-pic", "offline", "dataset", "output folder", *TRAIN),
     ]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")

@@ -105,8 +105,9 @@ def _validation(cls: type[Node]) -> MethodType:
     if not (names or cls.NEEDS):
         raise AttributeError(f"{cls.__name__} checks no input")
     # ComfyUI leaves ranges and choices of those inputs to it that its signature names.
-    any_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(name, any_place, default=None) for name in ("cls", *names)])
+    signature = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("cls", *names)]
+    )
 
     def validate(cls: type[Node], *places: Any, **named: Any) -> str | bool:
         values = {**dict(zip(names, places, strict=False)), **named}

@@ -95,8 +95,12 @@ GIVEN_NODES = (PICTURES_NODE,)  # of pictures that are there already: their late
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
 MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
 TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
-REPLACED = (
-    {  # node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
+# node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
+_OF_PAIRS = (
+    "model folder pairs_per_iteration index shuffle seed width height levels shift guidance negative_prompt guidance_2"
+)
+REPLACED = {
+    **{
         f"OTCA_{name}": ("OTCA_StepCredit", {"method": method}, ("trajectories", *inputs))
         for name, method, *inputs in (
             ("UniformWeights", "uniform", "timestep_fraction", "seed"),
@@ -106,29 +110,13 @@ REPLACED = (
             ("InverseVarianceWeights", "inverse_variance", "model", "decay"),
             ("LearnedCredit", "learned", "scores", "model", "measure_every", "groups", "decay", "w_min"),
         )
-    }
-    | {
-        "OTCA_PreferencePairs": (
-            PICTURES_NODE,
-            {"learn_from": FORMS[0], "tag": "", "held_out": 0.0},
-            (
-                *(
-                    "model",
-                    "folder",
-                    "pairs_per_iteration",
-                    "index",
-                    "shuffle",
-                    "seed",
-                    "width",
-                    "height",
-                    "levels",
-                    "shift",
-                ),
-                *("guidance", "negative_prompt", "guidance_2", "batch_size"),
-            ),
-        )
-    }
-)
+    },
+    "OTCA_PreferencePairs": (
+        PICTURES_NODE,
+        {"learn_from": FORMS[0], "tag": "", "held_out": 0.0},
+        (*_OF_PAIRS.split(), "batch_size"),
+    ),
+}
 _ENDS = ("1", "2", "3", "4", "vq", "mq", "ta", "visual", "temporal", "dynamic", "alignment", "factual")
 GONE = {  # inputs that are no more: the value that each has now for everybody, and what to do where a training needs another
     "rescale": (1.0, "take it out, and multiply coefficient by it; bounds (clip) are those of the score as it is"),
