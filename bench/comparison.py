@@ -368,18 +368,14 @@ def _rewards(runs: dict[str, dict[int, Outcome]], baseline: str, number: int) ->
 
 def learning(options: argparse.Namespace) -> None:
     runs = [(workflow, seed) for seed in options.seeds for workflow in options.workflows]
+    more = {"TrainingRun.evaluation_seeds": options.evaluation_seeds} if options.evaluation_seeds else {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        folders = list(pool.map(lambda run: _train(run[0], run[1], options), runs))
+        folders = list(pool.map(lambda run: train_one(*run, options.output, options.jobs, more), runs))
     for workflow in options.workflows:
         trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
         print(f"\n{learned(workflow.stem, trained)}")
         if options.categories:
             print(f"\n{by_category(options.categories, trained)}")
-
-
-def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
-    more = {"TrainingRun.evaluation_seeds": options.evaluation_seeds} if options.evaluation_seeds else {}
-    return train_one(workflow, seed, options.output, options.jobs, more)
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -201,7 +201,9 @@ def coming(graph: Mapping, node: str) -> Coming:
         return Coming(own.name, iteration, at=lineage.stands_at(_graph_of(own), iteration, graph, node))
     adapter = loader and lineage.structure(graph, loader)
     others = (
-        (folder.name, _stands_at(folder)) for folder in _earlier(wish[0]) if adapter in _made_by(folder, loaders=True)
+        (folder.name, _stands_at(folder))
+        for folder in earlier_runs(wish[0])
+        if adapter in _made_by(folder, loaders=True)
     )
     return Coming(next(filter(is_free, _names(wish[0]))).name, other=next(others, None))
 
@@ -211,17 +213,22 @@ def _own(asked: Asked) -> Path | None:
     begun = _folders.get(asked)
     if begun is not None and checkpoint.complete(begun / CHECKPOINTS):
         return begun
-    return next((folder for folder in _earlier(asked[0]) if asked[1] in _made_by(folder)), None)
+    return next((folder for folder in earlier_runs(asked[0]) if asked[1] in _made_by(folder)), None)
 
 
-def _earlier(wanted: Path) -> list[Path]:
+def earlier_runs(wanted: Path) -> list[Path]:
     """The runs of that name, or of NAME-2, NAME-3 …, that can go on here, those that were trained last first."""
-    runs: dict[object, Path] = {}
+    runs: dict[object, tuple[float, Path]] = {}
     for folder in sorted(wanted.parent.glob(f"{glob.escape(wanted.name)}*")):
         named = re.fullmatch(r"(-\d+)?", folder.name.removeprefix(wanted.name))
         if named and _stands_at(folder) and (claim.ours(folder) or not claim.in_use(folder)):
-            runs.setdefault(checkpoint.run_id(folder) or folder, folder)  # one that was copied by hand has its run's id
-    return sorted(runs.values(), key=lambda folder: os.path.getmtime(folder / CHECKPOINTS), reverse=True)
+            with contextlib.suppress(FileNotFoundError):  # deleted since
+                # One of this process has no checkpoint before its first iteration is on record.
+                when = os.path.getmtime(saved if (saved := folder / CHECKPOINTS).is_dir() else folder)
+                runs.setdefault(
+                    checkpoint.run_id(folder) or folder, (when, folder)
+                )  # one copied by hand has its run's id
+    return [folder for _, folder in sorted(runs.values(), key=lambda run: run[0], reverse=True)]
 
 
 def _made_by(folder: Path, loaders: bool = False) -> set[str]:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+import types
 
 import psutil
 import pytest
@@ -524,3 +525,15 @@ def test_a_run_overwrites_its_own_adapter_only(tabs, runs, tmp_path):
     assert files == {"otca_lora.safetensors": "one", "otca_lora-two.safetensors": "two"}
     # A headless training adds the number of its iteration to the seeds in the saved graph.
     assert read_object(runs / "one" / "workflow.json")[SAMPLER]["inputs"]["seed"] == begun
+
+
+def test_runs_without_a_checkpoint_yet_and_runs_that_go_meanwhile_are_no_error(runs, monkeypatch):
+    for name in ("one", "one-2", "one-3"):
+        (runs / name / "checkpoints").mkdir(parents=True)
+    shutil.rmtree(runs / "one-2" / "checkpoints")
+    monkeypatch.setattr(ownership, "run_at", lambda folder: types.SimpleNamespace(iteration=1))
+    monkeypatch.setattr(ownership.claim, "ours", lambda folder: True)
+    monkeypatch.setattr(
+        ownership.checkpoint, "run_id", lambda folder: shutil.rmtree(runs / "one-3", ignore_errors=True)
+    )
+    assert {folder.name for folder in ownership.earlier_runs(runs / "one")} == {"one", "one-2"}
