@@ -370,7 +370,7 @@ def learning(options: argparse.Namespace) -> None:
     runs = [(workflow, seed) for seed in options.seeds for workflow in options.workflows]
     more = {"TrainingRun.evaluation_seeds": options.evaluation_seeds} if options.evaluation_seeds else {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        folders = list(pool.map(lambda run: train_one(*run, options.output, options.jobs, more), runs))
+        folders = list(pool.map(lambda run: train_one(run[0], run[1], options.output, options.jobs, more), runs))
     for workflow in options.workflows:
         trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
         print(f"\n{learned(workflow.stem, trained)}")

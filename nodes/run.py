@@ -109,6 +109,7 @@ class TrainingRun(Node):
     def record(self, model, run_name, iterations, report=None, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..canvas import ownership
         from ..trainer.pictures import grids
+        from ..trainer.policy import lora
         from ..trainer.run import held, record
 
         prompt = prompt or {}
@@ -128,7 +129,9 @@ class TrainingRun(Node):
         results.makes_run(node_id, run.folder.name)
         with _marked(run, iterations, node_id):
             run.record(model, report, last=iterations, progress=stopping.progress)
-            _renew_copies(run, model)
+            # After a brake: ComfyUI may have run Save LoRA before this, and so before the model went back to its best.
+            for name, how in _copies.pop(run, {}).items() if run.brake() else ():
+                lora.save_named(model, paths.lora_folder(), name, *how)
             stopping.check_stop()  # one that came amid the update: the iteration is on record now
         results.shows_owner(prompt, node_id, ownership.standing(model))
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
@@ -214,14 +217,6 @@ class SaveLoRA(Node):
 
 
 _copies = weakref.WeakKeyDictionary()  # run: {name of a file that Save LoRA wrote of it: its metadata and precision}
-
-
-def _renew_copies(run, model):
-    """After a brake: ComfyUI may have run Save LoRA before Training Run, and so before the model went back to its best."""
-    from ..trainer.policy import lora
-
-    for name, how in _copies.pop(run, {}).items() if run.brake() else ():
-        lora.save_named(model, paths.lora_folder(), name, *how)
 
 
 _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run

@@ -72,7 +72,11 @@ def _of_sampling(sampling: Any) -> str | None:
 
 def check_vae(model: ModelPatcher, vae: VAE, name: str = "vae") -> None:
     """Raises FlowModelError for a VAE whose latents are not those of the MODEL."""
-    wanted, channels = _decoded_channels(model.model.latent_format), getattr(vae, "latent_channels", None)
+    import torch
+
+    form, channels = model.model.latent_format, getattr(vae, "latent_channels", None)
+    # Of the latents that the VAE takes: some models fold two frames into the channels of one.
+    wanted = form.process_out(torch.zeros(1, form.latent_channels, *[1] * form.latent_dimensions)).shape[1]
     if makes_videos(model) and getattr(vae, "latent_dim", 3) == 2:
         raise FlowModelError(
             f"{name}: it decodes pictures, and {type(model.model).__name__} makes videos. Fix: load a VAE of videos that belongs "
@@ -83,13 +87,6 @@ def check_vae(model: ModelPatcher, vae: VAE, name: str = "vae") -> None:
             f"{name}: its latents have {channels} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load "
             "one that belongs to the model"
         )
-
-
-def _decoded_channels(form: Any) -> int:
-    """How many channels the latents that the VAE takes have: some models fold two frames into the channels of one."""
-    import torch
-
-    return form.process_out(torch.zeros(1, form.latent_channels, *[1] * form.latent_dimensions)).shape[1]
 
 
 def grid(model: ModelPatcher, vae: VAE) -> LatentGrid:
