@@ -225,9 +225,8 @@ def earlier_runs(wanted: Path) -> list[Path]:
             with contextlib.suppress(FileNotFoundError):  # deleted since
                 # One of this process has no checkpoint before its first iteration is on record.
                 when = os.path.getmtime(saved if (saved := folder / CHECKPOINTS).is_dir() else folder)
-                runs.setdefault(
-                    checkpoint.run_id(folder) or folder, (when, folder)
-                )  # one copied by hand has its run's id
+                # One that was copied by hand has its run's id.
+                runs.setdefault(checkpoint.run_id(folder) or folder, (when, folder))
     return [folder for _, folder in sorted(runs.values(), key=lambda run: run[0], reverse=True)]
 
 

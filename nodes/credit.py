@@ -223,7 +223,7 @@ class SpatialCredit(_Credit):
             "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
             "facebook/dinov2-base."
         )
-        .checked(search.model, "preprocessor_config.json"),
+        .checked("trainer.networks.features:find"),
         "components": integer(3, 1, 64, label="principal components").tip(
             "Number of principal components that are added up (K)."
         ),

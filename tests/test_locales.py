@@ -90,6 +90,16 @@ def test_a_new_english_keeps_what_it_can_of_a_language(monkeypatch):
     assert page == {"stop": "halt", "new": "", "two": "zwei"}
 
 
+def test_a_reward_without_a_help_page_may_stay_untranslated_and_stands_among_the_settings(monkeypatch, tmp_path):
+    monkeypatch.setattr(locales, "FILES", ("nodeDefs",))
+    monkeypatch.setattr(locales, "content", lambda code, file: {})
+    now = {"nodeDefs": {"OTCA_New": {"description": "new"}, "OTCA_SDESampler": {"description": "sampler"}}}
+    assert locales.renewed("de", now, [])[0] == {"nodeDefs": {"OTCA_SDESampler": {"description": ""}}}
+    assert "Reward: Brightness" not in knobs.page()
+    monkeypatch.setattr(knobs, "HELP", tmp_path)
+    assert "\n## Reward: Brightness\n\nHow bright the picture is" in knobs.page()
+
+
 def test_a_text_without_a_translation_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(locales, "codes", list)
     monkeypatch.setattr(locales, "LOCALES", tmp_path)

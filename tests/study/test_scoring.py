@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.study import scoring
 from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino
 from comfyui_otca.trainer.pictures.media import mp4
-from comfyui_otca.trainer.rewards import scenes
+from comfyui_otca.trainer.rewards import reward_class, scenes
 from comfyui_otca.trainer.rewards import text as ocr
 from comfyui_otca.trainer.types import metadata_of
 
@@ -109,6 +110,25 @@ def test_a_reward_that_cannot_be_read():
         ValueError, match="judge='a.safetensors' is a text encoder that ComfyUI loads. Fix: add --comfyui"
     ):
         parse_reward("clip_judge:judge=a.safetensors,question=Is it {prompt}?")
+
+
+def test_an_option_need_not_be_keyword_only_and_its_errors_name_it(monkeypatch):
+    class Windowed(reward_class("sharpness")):
+        def __init__(self, name="windowed", window=7, **use):
+            super().__init__(name, **use)
+            if window % 2 == 0:
+                raise ValueError(f"window = {window} is even. Fix: an odd one")
+            self.window = window
+
+    monkeypatch.setitem(scoring.REWARDS, "windowed", lambda: Windowed)
+    monkeypatch.setattr(scoring, "KINDS", (*scoring.KINDS, "windowed"))
+    assert parse_reward("windowed:window=3").window == 3 and parse_reward("windowed").window == 7
+    for text, told in {
+        "windowed:window=x": "window: invalid literal",
+        "windowed:window=4": "window = 4 is even",
+    }.items():
+        with pytest.raises(ValueError, match=f"^--reward '{text}': {told}"):
+            parse_reward(text)
 
 
 def test_the_exact_judge_of_scenes_is_asked_for_by_an_option():
