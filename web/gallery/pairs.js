@@ -5,17 +5,6 @@ import { shownTogether, unseenPairs } from "../lib/opinions.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
-const TEXT = {
-  title: t("Which one is better?"),
-  keys: t("← or → the better one · Space skip · Escape ends"),
-  none: t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."),
-  works: t("Reading the opinions …"),
-  skip: t("Skip"),
-  said: (/** @type {number} */ count) => t("Answered: {count}", { count }),
-  left: t("The left one is better"),
-  right: t("The right one is better"),
-};
-
 /**
  * @param {GalleryServer} server
  * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
@@ -30,19 +19,26 @@ export async function comparePairs(server, { say, kept }) {
   let count = 0;
   const pictures = [0, 1].map((side) => {
     const image = h("img", { alt: "" });
-    return { image, element: h("button.otca-gallery-choice", { type: "button", "aria-label": side ? TEXT.right : TEXT.left, onclick: () => choose(side) }, image) };
+    return {
+      image,
+      element: h(
+        "button.otca-gallery-choice",
+        { type: "button", "aria-label": side ? t("The right one is better") : t("The left one is better"), onclick: () => choose(side) },
+        image,
+      ),
+    };
   });
   const prompt = h("p.otca-gallery-prompt", { tabindex: "0" });
   const why = h("p.otca-note", { role: "status" });
   const error = h("div.otca-error", { role: "alert" });
-  const skip = button("pi-forward", TEXT.skip, () => next(true));
+  const skip = button("pi-forward", t("Skip"), () => next(true));
   const dialog = openDialog(
-    TEXT.title,
+    t("Which one is better?"),
     prompt,
     h("div.otca-gallery-choices", {}, pictures.map(({ element }) => element)),
     why,
     error,
-    h("div.otca-row", {}, h("p.otca-note", {}, TEXT.keys), skip),
+    h("div.otca-row", {}, h("p.otca-note", {}, t("← or → the better one · Space skip · Escape ends")), skip),
   );
   dialog.classList.add("otca-gallery-compare");
   dialog.addEventListener("keydown", (event) => {
@@ -57,7 +53,7 @@ export async function comparePairs(server, { say, kept }) {
 
   async function more() {
     show();
-    setText(prompt, TEXT.works);
+    setText(prompt, t("Reading the opinions …"));
     await kept();
     try {
       asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
@@ -75,8 +71,8 @@ export async function comparePairs(server, { say, kept }) {
       if (first) image.src = server.routeUrl(`/otca/gallery/pictures/${first.pair[side]}`);
     }
     skip.disabled = !first;
-    setText(prompt, first ? first.prompt : TEXT.none);
-    setText(why, [count > 0 && TEXT.said(count), first?.why].filter(Boolean).join(" · "));
+    setText(prompt, first ? first.prompt : t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."));
+    setText(why, [count > 0 && t("Answered: {count}", { count }), first?.why].filter(Boolean).join(" · "));
   }
 
   /** @param {number} side */

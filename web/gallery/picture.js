@@ -10,12 +10,7 @@ const SMALL = 200; // pixels; a lower picture is magnified
 const TEXT = {
   none: t("Choose a picture"),
   cannot: t("This picture cannot be shown."),
-  like: t("Like"),
-  dislike: t("Dislike"),
-  stars: (/** @type {number} */ stars) => t("{stars} of 5 stars", { stars }),
   region: t("A region: drag on the picture"),
-  regionLike: t("like it"),
-  regionDislike: t("dislike it"),
   removeRegion: (/** @type {number} */ number) => t("Remove region {number}", { number }),
   tag: t("Add a tag"),
   removeTag: (/** @type {string} */ tag) => t("Remove the tag {tag}", { tag }),
@@ -43,13 +38,17 @@ export function pictureView(server, { say, pressed }) {
   const stage = h("div.otca-gallery-stage", {}, image, boxes, drawn);
   const none = h("p.otca-note", {}, TEXT.none);
   const thumbs = [1, -1].map((value) =>
-    h("button", { type: "button", onclick: () => id && say(id, "thumb", "", picture?.said.thumb === value ? null : value) }, value > 0 ? `👍 ${TEXT.like}` : `👎 ${TEXT.dislike}`),
+    h(
+      "button",
+      { type: "button", onclick: () => id && say(id, "thumb", "", picture?.said.thumb === value ? null : value) },
+      value > 0 ? `👍 ${t("Like")}` : `👎 ${t("Dislike")}`,
+    ),
   );
   const stars = [1, 2, 3, 4, 5].map((value) =>
-    h("button.otca-gallery-star", { type: "button", "aria-label": TEXT.stars(value), onclick: () => id && say(id, "stars", "", picture?.said.stars === value ? null : value) }, "★"),
+    h("button.otca-gallery-star", { type: "button", "aria-label": t("{stars} of 5 stars", { stars: value }), onclick: () => id && say(id, "stars", "", picture?.said.stars === value ? null : value) }, "★"),
   );
   const regions = [true, false].map((like) =>
-    h("button", { type: "button", "aria-pressed": String(like === likes), onclick: () => chooseRegion(like) }, like ? TEXT.regionLike : TEXT.regionDislike),
+    h("button", { type: "button", "aria-pressed": String(like === likes), onclick: () => chooseRegion(like) }, like ? t("like it") : t("dislike it")),
   );
   const regionList = h("span.otca-gallery-chips");
   const tags = h("span.otca-gallery-chips");

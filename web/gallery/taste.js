@@ -7,18 +7,7 @@ import { button, h, setText } from "../sidebar/dom.js";
 const POLL_MS = 2000;
 
 const TEXT = {
-  on: t("Learn My Taste"),
-  onTitle: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it"),
-  encoder: t("Image encoder"),
-  few: (/** @type {number} */ have, /** @type {number} */ least) =>
-    t("My Taste has {have} of the {least} pairs that it needs. A pair is a liked and a disliked picture of one prompt, two with other stars, or an answer in Compare….", { have, least }),
   works: t("looking at pictures …"),
-  scored: (/** @type {number} */ count) => t("{count} scored", { count }),
-  sure: (/** @type {string} */ share, /** @type {string} */ error, /** @type {number} */ pairs) =>
-    t("agrees with {share} % of {pairs} of your choices that it had not seen ({error})", { share, error, pairs }),
-  unsure: t("no error: one prompt alone"),
-  save: t("Keep as a file"),
-  saved: (/** @type {string} */ file) => t("Saved as {file}: choose it in Reward: My Taste.", { file }),
 };
 
 /**
@@ -28,10 +17,10 @@ const TEXT = {
 export function tasteBar(server, { changed, failed }) {
   let on = false;
   let scored = -1;
-  const learn = button("pi-heart", TEXT.on, begin, { title: TEXT.onTitle });
-  const encoder = h("select.otca-input", { "aria-label": TEXT.encoder });
+  const learn = button("pi-heart", t("Learn My Taste"), begin, { title: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it") });
+  const encoder = h("select.otca-input", { "aria-label": t("Image encoder") });
   const status = h("p.otca-note", { role: "status" });
-  const save = button("pi-save", TEXT.save, keep);
+  const save = button("pi-save", t("Keep as a file"), keep);
   const element = h("div.otca-gallery-taste", {}, learn, encoder, save, status);
   encoder.hidden = save.hidden = true;
   encoder.addEventListener("change", () => follow.refresh());
@@ -55,10 +44,21 @@ export function tasteBar(server, { changed, failed }) {
     const { agreement, works, problem, pairs: have, least } = told;
     save.hidden = !agreement;
     const [mean, error, pairs] = agreement ?? [];
-    const errorText = error === null ? TEXT.unsure : `± ${Math.round(100 * error)} %`;
+    const errorText = error === null ? t("no error: one prompt alone") : `± ${Math.round(100 * error)} %`;
     const parts = [
-      problem || (agreement ? TEXT.sure(String(Math.round(100 * mean)), errorText, pairs) : !works && TEXT.few(have, least)),
-      agreement && TEXT.scored(told.scored),
+      problem ||
+        (agreement
+          ? t("agrees with {share} % of {pairs} of your choices that it had not seen ({error})", {
+              share: String(Math.round(100 * mean)),
+              error: errorText,
+              pairs,
+            })
+          : !works &&
+            t(
+              "My Taste has {have} of the {least} pairs that it needs. A pair is a liked and a disliked picture of one prompt, two with other stars, or an answer in Compare….",
+              { have, least },
+            )),
+      agreement && t("{count} scored", { count: told.scored }),
       works && TEXT.works,
     ];
     setText(status, parts.filter(Boolean).join(" · "));
@@ -70,7 +70,7 @@ export function tasteBar(server, { changed, failed }) {
   async function keep() {
     try {
       const { file } = await server.postJson("/otca/gallery/taste", { name: "my-taste" });
-      setText(status, TEXT.saved(file));
+      setText(status, t("Saved as {file}: choose it in Reward: My Taste.", { file }));
     } catch (failure) {
       failed(failure);
     }

@@ -5,27 +5,9 @@ import { t } from "../lib/language.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
-
 const TEXT = {
-  title: t("Train on these"),
-  note: t("Makes a workflow that learns from your opinions, from these pictures alone: nothing is sampled but for the pictures before and after. Nothing starts until you press Run."),
-  listed: (/** @type {number} */ count) => t("the {count} pictures that are listed", { count }),
-  all: t("everything that you have an opinion about"),
   from: t("Learn from"),
   model: t("Model"),
-  works: t("Reading the opinions …"),
-  pairs: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pairs to learn from, {held} held out to test it", { items, held }),
-  pictures: (/** @type {number} */ items, /** @type {number} */ held) => t("{items} pictures to learn from, pairs held out to test it: {held}", { items, held }),
-  cost: (/** @type {number} */ forwards, /** @type {string} */ fast, /** @type {string} */ slow) =>
-    t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", { forwards, fast, slow }),
-  memory: (/** @type {string} */ size) => t("about {size} of memory on the GPU", { size }),
-  open: t("Open on the canvas"),
-  heading: t("Learn from my pictures"),
-  gets: (/** @type {string} */ model) => t("Model: {model}. It learns what you like; the result is a LoRA: *Save LoRA*, at the right.", { model }),
-  begin: t("**Press *Train 20*** on *Training Run*. From the third iteration on it says how long the rest takes."),
-  look: t("**What to look at**: *agreement* counts the pairs in which the model prefers what you chose, of pairs that it never sees; half of them is chance. Below are the same prompts before training and now."),
-  judge: t("*colorfulness* is not trained on: if it moves far, the pictures change in more than you asked for."),
-  long: t("**For hours**: *Train headless…* in the OTCA tab of the sidebar."),
 };
 
 /**
@@ -33,13 +15,18 @@ const TEXT = {
  * @param {{ids: string[], openWorkflow: (graph: SavedGraph, name: string) => Promise<string>}} options `ids`: the pictures that are listed
  */
 export async function trainDialog(server, { ids, openWorkflow }) {
-  const from = h("select.otca-input", { "aria-label": TEXT.from }, h("option", { value: "all" }, TEXT.all), h("option", { value: "listed" }, TEXT.listed(ids.length)));
+  const from = h(
+    "select.otca-input",
+    { "aria-label": TEXT.from },
+    h("option", { value: "all" }, t("everything that you have an opinion about")),
+    h("option", { value: "listed" }, t("the {count} pictures that are listed", { count: ids.length })),
+  );
   const model = h("select.otca-input", { "aria-label": TEXT.model });
   const told = h("ul.otca-bundle");
   const error = h("div.otca-error", { role: "alert" });
   /** @type {any} */
   let made = null;
-  const open = button("pi-external-link", TEXT.open, async () => {
+  const open = button("pi-external-link", t("Open on the canvas"), async () => {
     try {
       const where = await openWorkflow({ prompt: made.prompt, note: note(model.selectedOptions[0].text) }, made.name);
       told.replaceChildren(h("li.otca-note", {}, where));
@@ -49,8 +36,8 @@ export async function trainDialog(server, { ids, openWorkflow }) {
     }
   }, { class: "otca-button otca-primary" });
   const dialog = openDialog(
-    TEXT.title,
-    h("p.otca-note", {}, TEXT.note),
+    t("Train on these"),
+    h("p.otca-note", {}, t("Makes a workflow that learns from your opinions, from these pictures alone: nothing is sampled but for the pictures before and after. Nothing starts until you press Run.")),
     h("label.otca-gallery-field", {}, h("span", {}, TEXT.from), from),
     h("label.otca-gallery-field", {}, h("span", {}, TEXT.model), model),
     h("div", { role: "status" }, told),
@@ -64,7 +51,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
   async function read() {
     open.disabled = true;
     setText(error, "");
-    told.replaceChildren(h("li.otca-note", {}, TEXT.works));
+    told.replaceChildren(h("li.otca-note", {}, t("Reading the opinions …")));
     try {
       const chosen = from.value === "listed" ? ids : [];
       made = await server.postJson("/otca/gallery/workflow", { ids: chosen, ...(model.value && { model: model.value }) });
@@ -76,9 +63,15 @@ export async function trainDialog(server, { ids, openWorkflow }) {
     const { items, held_out: held, forwards, memory, said, learn_from: form } = made;
     const minutes = (/** @type {number} */ seconds) => Math.max(1, Math.round((forwards * seconds) / 60)).toLocaleString();
     const lines = [
-      form === "pairs" ? TEXT.pairs(items, held) : TEXT.pictures(items, held),
-      TEXT.cost(forwards, minutes(0.1), minutes(1)),
-      memory !== null && TEXT.memory(fileSize(memory)),
+      form === "pairs"
+        ? t("{items} pairs to learn from, {held} held out to test it", { items, held })
+        : t("{items} pictures to learn from, pairs held out to test it: {held}", { items, held }),
+      t("{forwards} calls of the model: about {fast} min if one takes 0.1 s, {slow} min if it takes 1 s", {
+        forwards,
+        fast: minutes(0.1),
+        slow: minutes(1),
+      }),
+      memory !== null && t("about {size} of memory on the GPU", { size: fileSize(memory) }),
       ...said,
     ];
     told.replaceChildren(...lines.filter(Boolean).map((line) => h("li.otca-note", {}, line)));
@@ -91,4 +84,14 @@ export async function trainDialog(server, { ids, openWorkflow }) {
  *
  * @param {string} model
  */
-const note = (model) => [`# ${TEXT.heading}`, TEXT.gets(model), TEXT.begin, TEXT.look, TEXT.judge, TEXT.long].join("\n\n");
+const note = (model) =>
+  [
+    `# ${t("Learn from my pictures")}`,
+    t("Model: {model}. It learns what you like; the result is a LoRA: *Save LoRA*, at the right.", { model }),
+    t("**Press *Train 20*** on *Training Run*. From the third iteration on it says how long the rest takes."),
+    t(
+      "**What to look at**: *agreement* counts the pairs in which the model prefers what you chose, of pairs that it never sees; half of them is chance. Below are the same prompts before training and now.",
+    ),
+    t("*colorfulness* is not trained on: if it moves far, the pictures change in more than you asked for."),
+    t("**For hours**: *Train headless…* in the OTCA tab of the sidebar."),
+  ].join("\n\n");

@@ -22,7 +22,6 @@ const MOST_DONE = 200; // opinions that Z goes back through
 
 const TEXT = {
   search: t("Words of prompts, names, models, tags"),
-  filters: t("Groups, order, filters"),
   group: t("Group"),
   groups: /** @type {[string, string][]} */ ([["", t("none")], ["prompt", t("same prompt")], ["graph", t("same graph")]]),
   order: t("Order"),
@@ -38,26 +37,9 @@ const TEXT = {
   ]),
   model: t("Model"),
   anyModel: t("any"),
-  since: t("From"),
-  until: t("To"),
-  keys: t("↑ like · ↓ dislike · 1–5 stars · J next · K previous · Z undo · P pair: the better one, then the other"),
-  none: t("No picture fits. Change the filters, or make pictures: they appear here."),
-  better: t("Now press P on the picture that is worse, of the same prompt. Escape: leave it."),
-  otherPrompt: t("A pair has to be of the same prompt. Choose another picture, or press Escape."),
-  nothingToUndo: t("Nothing to undo in this tab."),
-  undone: t("Undone"),
-  compare: t("Compare…"),
-  compareTitle: t("Asks which of two pictures of the same prompt is better"),
-  train: t("Train on these…"),
-  exchange: t("Opinions…"),
-  exchangeTitle: t("Saves your opinions as a file, and takes in such a file or votes"),
-  tab: t("Own tab"),
-  tabTitle: t("Opens the gallery in a tab of its own"),
-  waiting: (/** @type {number} */ waiting) => t("{count} not kept yet", { count: waiting }),
   total: (/** @type {number} */ listed, /** @type {number} */ total) =>
     listed === total ? counted(total, t("{count} picture"), t("{count} pictures")) : t("{listed} of {total} pictures", { listed, total }),
   reading: (/** @type {number} */ read, /** @type {number} */ all) => t("reading {read} of {all}", { read, all }),
-  slow: (/** @type {string} */ names) => t("does not answer yet: {names}", { names }),
 };
 
 /**
@@ -91,7 +73,7 @@ export function galleryView(server, { own, openWorkflow }) {
   const status = h("p.otca-note.otca-gallery-status", { role: "status" });
   const hint = h("p.otca-note.otca-gallery-hint", { role: "status" });
   const error = h("div.otca-error", { role: "alert" });
-  const none = h("p.otca-note.otca-gallery-none", {}, TEXT.none);
+  const none = h("p.otca-note.otca-gallery-none", {}, t("No picture fits. Change the filters, or make pictures: they appear here."));
   none.hidden = true;
 
   const list = pictureList({
@@ -113,8 +95,8 @@ export function galleryView(server, { own, openWorkflow }) {
     field(TEXT.order, order),
     field(TEXT.said, said),
     field(TEXT.model, model),
-    field(TEXT.since, since),
-    field(TEXT.until, until),
+    field(t("From"), since),
+    field(t("To"), until),
   ];
   const element = h(
     "div.otca-gallery",
@@ -125,19 +107,19 @@ export function galleryView(server, { own, openWorkflow }) {
       h(
         "div.otca-toolbar",
         {},
-        button("pi-play", TEXT.train, () => guard(() => trainDialog(server, { ids: list.ids(), openWorkflow })), { class: "otca-button otca-primary" }),
-        button("pi-arrows-h", TEXT.compare, () => guard(() => comparePairs(server, { say, kept: box.sent })), { title: TEXT.compareTitle }),
-        button("pi-sort-alt", TEXT.exchange, () => exchangeDialog(server, { changed: () => follow.refresh() }), { title: TEXT.exchangeTitle }),
-        !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: TEXT.tabTitle }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), TEXT.tab),
+        button("pi-play", t("Train on these…"), () => guard(() => trainDialog(server, { ids: list.ids(), openWorkflow })), { class: "otca-button otca-primary" }),
+        button("pi-arrows-h", t("Compare…"), () => guard(() => comparePairs(server, { say, kept: box.sent })), { title: t("Asks which of two pictures of the same prompt is better") }),
+        button("pi-sort-alt", t("Opinions…"), () => exchangeDialog(server, { changed: () => follow.refresh() }), { title: t("Saves your opinions as a file, and takes in such a file or votes") }),
+        !own && h("a.otca-button", { href: server.routeUrl("/otca/gallery"), target: "_blank", title: t("Opens the gallery in a tab of its own") }, h("i.pi.pi-external-link", { "aria-hidden": "true" }), t("Own tab")),
       ),
       search,
-      h("details.otca-gallery-more", { open: own }, h("summary", {}, TEXT.filters), h("div.otca-gallery-filters", {}, filters)),
+      h("details.otca-gallery-more", { open: own }, h("summary", {}, t("Groups, order, filters")), h("div.otca-gallery-filters", {}, filters)),
       taste.element,
       status,
       error,
     ),
     h("div.otca-gallery-body", {}, h("div.otca-gallery-left", {}, list.element, none), viewer.element),
-    h("footer.otca-gallery-foot", {}, hint, h("p.otca-note", {}, TEXT.keys)),
+    h("footer.otca-gallery-foot", {}, hint, h("p.otca-note", {}, t("↑ like · ↓ dislike · 1–5 stars · J next · K previous · Z undo · P pair: the better one, then the other"))),
   );
   for (const control of [group, order, said, model, since, until]) control.addEventListener("change", () => read(true));
   search.addEventListener("input", typed);
@@ -281,8 +263,8 @@ export function galleryView(server, { own, openWorkflow }) {
     const parts = [
       TEXT.total(listed.shown, listed.total),
       done < pictures ? TEXT.reading(done, pictures) : small < pictures && TEXT.reading(small, pictures),
-      slow.length > 0 && TEXT.slow(slow.join(", ")),
-      waiting > 0 && TEXT.waiting(waiting),
+      slow.length > 0 && t("does not answer yet: {names}", { names: slow.join(", ") }),
+      waiting > 0 && t("{count} not kept yet", { count: waiting }),
       problem,
     ];
     setText(status, parts.filter(Boolean).join(" · "));
@@ -368,9 +350,9 @@ export function galleryView(server, { own, openWorkflow }) {
   function undo() {
     const ids = done();
     const last = ids.pop();
-    if (!last) return setText(hint, TEXT.nothingToUndo);
+    if (!last) return setText(hint, t("Nothing to undo in this tab."));
     remember(ids);
-    setText(hint, TEXT.undone);
+    setText(hint, t("Undone"));
     box.push({ id: newId(), kind: "undo", picture: null, other: last, value: null });
   }
 
@@ -378,11 +360,11 @@ export function galleryView(server, { own, openWorkflow }) {
   function pair(id) {
     if (!better) {
       better = id;
-      return setText(hint, TEXT.better);
+      return setText(hint, t("Now press P on the picture that is worse, of the same prompt. Escape: leave it."));
     }
     const [first, second] = [known.get(better), known.get(id)];
     if (better === id) return undefined;
-    if (!first || !second || first.prompt !== second.prompt) return setText(hint, TEXT.otherPrompt);
+    if (!first || !second || first.prompt !== second.prompt) return setText(hint, t("A pair has to be of the same prompt. Choose another picture, or press Escape."));
     say(better, "pair", id, true);
     better = "";
     return setText(hint, "");

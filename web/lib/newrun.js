@@ -8,12 +8,7 @@ export const MODEL_NODES = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable"];
 
 const TEXT = {
   begun: (/** @type {string} */ name) => t("New run: {name}", { name }),
-  fresh: t("The next Run begins with a fresh adapter."),
   from: (/** @type {string} */ start) => t("The next Run begins with {start}.", { start }),
-  resumed: (/** @type {string} */ name) => t("{name} continues here", { name }),
-  resumedDetail: t("Press Run: the next iteration begins at its last checkpoint."),
-  noRunNode: t("This workflow has no Training Run node. Fix: add one, or open an OTCA template."),
-  linked: t("run_name is linked, and has to be known before the first picture is made. Fix: type the name into Training Run."),
 };
 
 /**
@@ -28,7 +23,7 @@ export async function beginNewRun(comfy) {
   const name = uniqueName(nameWidget(node)?.value, taken);
   setNames(comfy, { run_name: name, resume_run: "" });
   const [start] = modelNodes(comfy).map((loader) => widget(loader, "start_from")?.value);
-  comfy.toast("success", TEXT.begun(name), start ? TEXT.from(start) : TEXT.fresh);
+  comfy.toast("success", TEXT.begun(name), start ? TEXT.from(start) : t("The next Run begins with a fresh adapter."));
 }
 
 /**
@@ -44,7 +39,7 @@ export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
   if (comfy.samplesAreHeld()) comfy.holdSamples(false); // as at its last iteration: nothing would be trained
   setNames(comfy, { run_name: id, resume_run: id, start_from: "" }); // where it began is part of its checkpoint
   comfy.advanceTo(prompt, iteration);
-  comfy.toast("success", TEXT.resumed(id), TEXT.resumedDetail);
+  comfy.toast("success", t("{name} continues here", { name: id }), t("Press Run: the next iteration begins at its last checkpoint."));
 }
 
 /**
@@ -80,8 +75,8 @@ function modelNodes(comfy) {
 /** @param {Comfy} comfy */
 function runNodes(comfy) {
   const nodes = ofClass(comfy, "OTCA_TrainingRun");
-  if (!nodes.length) throw new Error(TEXT.noRunNode);
-  for (const node of nodes) if (!nameWidget(node)) throw new Error(TEXT.linked);
+  if (!nodes.length) throw new Error(t("This workflow has no Training Run node. Fix: add one, or open an OTCA template."));
+  for (const node of nodes) if (!nameWidget(node)) throw new Error(t("run_name is linked, and has to be known before the first picture is made. Fix: type the name into Training Run."));
   return nodes;
 }
 

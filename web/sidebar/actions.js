@@ -9,29 +9,8 @@ import { h } from "./dom.js";
 
 const TEXT = {
   started: (/** @type {string} */ id) => t("{name} is training", { name: id }),
-  stopping: t("Stopping"),
-  stoppingDetail: t("The run ends after its current step and saves."),
-  stoppingPrompt: t("The prompt that runs ends after its current step, and so does what Training Run has queued; other prompts follow."),
   loraLoaded: t("LoRA loaded"),
-  loraIn: (/** @type {string} */ name, /** @type {string} */ title) => t("{name} is chosen in {title}.", { name, title }),
-  loraUsed: (/** @type {string} */ name, /** @type {string} */ source) =>
-    t("A loader of {name} now stands between {source} and what uses its model.", { name, source }),
-  loraUnused: (/** @type {string} */ name, /** @type {string} */ source) =>
-    t("A loader of {name} was added behind {source}. Connect its MODEL to the sampler that is to use it.", { name, source }),
-  loraAlone: (/** @type {string} */ name) =>
-    t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name }),
-  opened: (/** @type {string} */ id) => t("Workflow of {name} opened", { name: id }),
-  train: t("Train headless"),
-  prove: t("Prove it"),
-  proveInTerminal: t("Prove it in a terminal"),
-  proveInTerminalNote: t("Type this into a terminal, in the folder that has the download. It says where its page is, and the run appears here by itself."),
   inTerminal: t("Train it in a terminal"),
-  inTerminalNote: t("Type this into a terminal, in the folder that has the download. The run appears here by itself."),
-  resume: t("Resume headless"),
-  resumeNote: t("It goes on from the last checkpoint, and this page shows it. For a finished run, add --iterations and their number in all."),
-  stop: t("Stop"),
-  stopInTerminal: t("Stop it in a terminal"),
-  stopNote: t("The run ends after its current step and saves. So it does by Ctrl-C in the terminal where it trains."),
 };
 
 /**
@@ -41,8 +20,8 @@ const TEXT = {
  * @param {(comfy: Comfy, id: string) => void} showRun
  */
 export async function train(comfy, showRun) {
-  const instead = (/** @type {ExportAnswer} */ { here }) => ({ title: TEXT.inTerminal, command: here, note: TEXT.inTerminalNote });
-  await begin(comfy, { title: TEXT.train, route: "/otca/train", suffix: "", instead, ask: trainDialog, showRun });
+  const instead = (/** @type {ExportAnswer} */ { here }) => ({ title: TEXT.inTerminal, command: here, note: t("Type this into a terminal, in the folder that has the download. The run appears here by itself.") });
+  await begin(comfy, { title: t("Train headless"), route: "/otca/train", suffix: "", instead, ask: trainDialog, showRun });
 }
 
 /**
@@ -53,8 +32,8 @@ export async function train(comfy, showRun) {
  */
 export async function prove(comfy, showRun) {
   const instead = (/** @type {ExportAnswer} */ answer) =>
-    ({ title: TEXT.proveInTerminal, command: answer.prove, note: TEXT.proveInTerminalNote });
-  await begin(comfy, { title: TEXT.prove, route: "/otca/prove", suffix: "-proof", instead, ask: proveDialog, showRun });
+    ({ title: t("Prove it in a terminal"), command: answer.prove, note: t("Type this into a terminal, in the folder that has the download. It says where its page is, and the run appears here by itself.") });
+  await begin(comfy, { title: t("Prove it"), route: "/otca/prove", suffix: "-proof", instead, ask: proveDialog, showRun });
 }
 
 /**
@@ -153,12 +132,18 @@ export async function stop(comfy, run) {
   const onCanvas = run.place === "canvas";
   const word = onCanvas ? null : await comfy.trainingsWord();
   if (word && !word.given) {
-    const instead = { title: TEXT.stopInTerminal, command: run.instead.stop, note: TEXT.stopNote };
-    return wordDialog(comfy, { title: TEXT.stop, word, instead: run.place === "remote" ? undefined : instead });
+    const instead = { title: t("Stop it in a terminal"), command: run.instead.stop, note: t("The run ends after its current step and saves. So it does by Ctrl-C in the terminal where it trains.") };
+    return wordDialog(comfy, { title: t("Stop"), word, instead: run.place === "remote" ? undefined : instead });
   }
   if (onCanvas) await comfy.interrupt();
   else await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/stop`);
-  comfy.toast("info", TEXT.stopping, onCanvas ? TEXT.stoppingPrompt : TEXT.stoppingDetail);
+  comfy.toast(
+    "info",
+    t("Stopping"),
+    onCanvas
+      ? t("The prompt that runs ends after its current step, and so does what Training Run has queued; other prompts follow.")
+      : t("The run ends after its current step and saves."),
+  );
 }
 
 /**
@@ -176,8 +161,8 @@ export async function resume(comfy, run, showRun) {
   };
   const word = await comfy.trainingsWord();
   if (!word.given) {
-    const instead = { title: TEXT.inTerminal, command: run.instead.resume, note: TEXT.resumeNote };
-    wordDialog(comfy, { title: TEXT.resume, word, instead });
+    const instead = { title: TEXT.inTerminal, command: run.instead.resume, note: t("It goes on from the last checkpoint, and this page shows it. For a finished run, add --iterations and their number in all.") };
+    wordDialog(comfy, { title: t("Resume headless"), word, instead });
   } else if (run.status === "finished") resumeDialog(comfy, { run, start });
   else await start({});
 }
@@ -209,13 +194,18 @@ export async function loadLora(comfy, run) {
   names.forEach((/** @type {string} */ name, /** @type {number} */ number) => {
     if (selected[number]) {
       comfy.setWidget(selected[number], "lora_name", name);
-      return comfy.toast("success", TEXT.loraLoaded, TEXT.loraIn(name, selected[number].title));
+      return comfy.toast("success", TEXT.loraLoaded, t("{name} is chosen in {title}.", { name, title: selected[number].title }));
     }
     // Which of two adapters belongs to which of two models, only the user knows.
     const alone = () => ({ node: comfy.addNode("LoraLoaderModelOnly"), source: null, isUsed: false });
     const { node, source, isUsed } = names.length > 1 ? alone() : comfy.addLoraLoader();
     comfy.setWidget(node, "lora_name", name);
-    const said = source === null ? TEXT.loraAlone(name) : isUsed ? TEXT.loraUsed(name, source) : TEXT.loraUnused(name, source);
+    const said =
+      source === null
+        ? t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name })
+        : isUsed
+          ? t("A loader of {name} now stands between {source} and what uses its model.", { name, source })
+          : t("A loader of {name} was added behind {source}. Connect its MODEL to the sampler that is to use it.", { name, source });
     comfy.toast(isUsed ? "success" : "warn", TEXT.loraLoaded, said);
   });
 }
@@ -228,7 +218,7 @@ export async function loadLora(comfy, run) {
  */
 export async function openWorkflow(comfy, run) {
   await comfy.openWorkflow(await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`), run.id);
-  comfy.toast("success", TEXT.opened(run.id));
+  comfy.toast("success", t("Workflow of {name} opened", { name: run.id }));
 }
 
 /**

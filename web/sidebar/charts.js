@@ -25,9 +25,7 @@ const TEXT = {
   iteration: t("iteration"),
   iterations: (/** @type {number} */ from, /** @type {number} */ to) => t("it. {iterations}", { iterations: from === to ? from : `${from}–${to}` }),
   evaluation: (/** @type {{mean: number, error: number}} */ { mean, error }) => t("eval. {mean} ± {error}", { mean: significant(mean), error: significant(error, 2) }),
-  changed: (/** @type {string[]} */ lines) => t("changed: {changes}", { changes: lines.join("; ") }),
   step: (/** @type {number} */ step) => t("step {step}", { step }),
-  notRecorded: t("not recorded"),
 };
 
 /** @param {Value} value a figure; NaN in a column of numbers is what is not known */
@@ -109,7 +107,7 @@ function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
     return [
       `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
       dot && TEXT.evaluation(dot),
-      mark && TEXT.changed(mark.lines),
+      mark && t("changed: {changes}", { changes: mark.lines.join("; ") }),
     ]
       .filter(Boolean)
       .join(" · ");
@@ -233,7 +231,7 @@ export function stepHeatmap({ steps, rowLabel, ...options }) {
           const values = rows
             .map(({ step }, row) => /** @type {[number, number]} */ ([step, bins[row].means[bin]]))
             .filter(([, value]) => value !== null);
-          if (!values.length) return `${stretch(edges, bin)}: ${TEXT.notRecorded}`;
+          if (!values.length) return `${stretch(edges, bin)}: ${t("not recorded")}`;
           const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
           const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
           const range = { most: significant(most), best: TEXT.step(best), least: significant(least), worst: TEXT.step(worst) };

@@ -10,7 +10,6 @@ import { overlayChart } from "./overlay.js";
 import { chartName } from "./runcurves.js";
 
 const TEXT = {
-  title: t("Compare runs"),
   curves: t("Curves"),
   metric: t("Figure"),
   axis: t("Along"),
@@ -20,24 +19,10 @@ const TEXT = {
     held_out: t("Held out"),
     other: t("Training"),
   }),
-  each: (/** @type {string} */ name) => t("{name}, each iteration", { name }),
-  iterations: t("iterations"),
-  seconds: t("seconds of training"),
-  noMetric: t("These runs have no figure in common yet."),
-  samples: t("Pictures"),
   prompt: t("Prompt and seed"),
   at: t("Evaluation"),
-  last: t("the last of each run"),
-  iteration: (/** @type {number} */ iteration) => (iteration ? t("iteration {iteration}", { iteration }) : t("before training")),
   left: t("Left"),
   right: t("Right"),
-  seed: (/** @type {string} */ prompt, /** @type {number} */ seed) => t("{prompt} · seed {seed}", { prompt, seed: seed + 1 }),
-  noSamples: t("These runs have no picture of the same prompt and seed."),
-  settings: t("Settings that differ"),
-  noSettings: t("All settings are the same."),
-  unread: (/** @type {string} */ runs) => t("No workflow can be read of {runs}.", { runs }),
-  setting: t("Setting"),
-  missing: "–",
 };
 
 /**
@@ -49,7 +34,7 @@ const TEXT = {
 export async function compareRuns(comfy, runs) {
   const compared = await Promise.all(runs.map((run) => read(comfy, run)));
   const parts = [curvesPart(comfy, compared), picturesPart(comfy, compared)];
-  const dialog = openDialog(TEXT.title, legend(compared), ...parts.map(({ element }) => element), settingsPart(comfy, compared));
+  const dialog = openDialog(t("Compare runs"), legend(compared), ...parts.map(({ element }) => element), settingsPart(comfy, compared));
   dialog.classList.add("otca-compare");
   dialog.addEventListener("close", () => parts.forEach(({ dispose }) => dispose()));
   for (const { start } of parts) start();
@@ -114,10 +99,10 @@ function curvesPart(comfy, compared) {
   const metrics = sharedMetrics(compared);
   const metric = choice(TEXT.metric, [], () => show());
   for (const [kind, label] of Object.entries(TEXT.kinds)) {
-    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, kind === "reward" || kind === "held_out" ? TEXT.each(text) : chartName(key) ?? text));
+    const options = metrics.filter((one) => one.kind === kind).map(({ key, label: text }) => h("option", { value: key }, kind === "reward" || kind === "held_out" ? t("{name}, each iteration", { name: text }) : chartName(key) ?? text));
     if (options.length) metric.append(h("optgroup", { label }, options));
   }
-  const axis = choice(TEXT.axis, [["iterations", TEXT.iterations], ["seconds", TEXT.seconds]], () => show());
+  const axis = choice(TEXT.axis, [["iterations", t("iterations")], ["seconds", t("seconds of training")]], () => show());
   const drawn = overlayChart();
   const error = h("div.otca-error", { role: "alert" });
   /** @type {Map<string, Promise<Figures>[]>} */
@@ -148,7 +133,7 @@ function curvesPart(comfy, compared) {
   return {
     element: metrics.length
       ? section(TEXT.curves, null, h("div.otca-choices", {}, labelled(TEXT.metric, metric), labelled(TEXT.axis, axis)), drawn.element, error)
-      : section(TEXT.curves, TEXT.noMetric),
+      : section(TEXT.curves, t("These runs have no figure in common yet.")),
     start: () => metrics.length && show(),
     dispose: drawn.dispose,
   };
@@ -176,12 +161,17 @@ function picturesPart(comfy, compared) {
   const shared = sharedIterations(compared.map(({ grids }) => grids));
   const at = choice(
     TEXT.at,
-    [["last", TEXT.last], .../** @type {[string, string][]} */ (shared.map((one) => [String(one), TEXT.iteration(one)]))],
+    [
+      ["last", t("the last of each run")],
+      .../** @type {[string, string][]} */ (
+        shared.map((one) => [String(one), one ? t("iteration {iteration}", { iteration: one }) : t("before training")])
+      ),
+    ],
     () => show(),
   );
   const prompt = choice(TEXT.prompt, [], () => show());
   const view = cutsView();
-  const none = h("p.otca-note", {}, TEXT.noSamples);
+  const none = h("p.otca-note", {}, t("These runs have no picture of the same prompt and seed."));
   const choices = h(
     "div.otca-choices",
     {},
@@ -223,7 +213,7 @@ function picturesPart(comfy, compared) {
    * @param {ReturnType<typeof sharedPictures>} pictures
    */
   function offer(pictures) {
-    const texts = pictures.map((picture) => TEXT.seed(picture.prompt, picture.seed));
+    const texts = pictures.map((picture) => t("{prompt} · seed {seed}", { prompt: picture.prompt, seed: picture.seed + 1 }));
     if (texts.join("\n") === prompts) return;
     prompts = texts.join("\n");
     prompt.replaceChildren(...texts.map((text, index) => h("option", { value: index }, text)));
@@ -231,7 +221,7 @@ function picturesPart(comfy, compared) {
 
   right.value = "1";
   const drawn = compared.every(({ grids }) => grids.length) ? [choices, none, view.element] : [none];
-  return { element: section(TEXT.samples, null, drawn), start: show, dispose() {} };
+  return { element: section(t("Pictures"), null, drawn), start: show, dispose() {} };
 }
 
 /**
@@ -242,14 +232,14 @@ function settingsPart(comfy, compared) {
   const read = compared.filter(({ prompt }) => prompt);
   const unread = compared.filter(({ prompt }) => !prompt).map(({ run }) => run.id);
   const rows = differingSettings(read.map(({ prompt }) => /** @type {Prompt} */ (prompt)), comfy.defaultsOf);
-  const cell = (/** @type {string | null} */ value) => h("td", { title: value ?? undefined }, value ?? TEXT.missing);
+  const cell = (/** @type {string | null} */ value) => h("td", { title: value ?? undefined }, value ?? "–");
   const table = h(
     "div.otca-settings",
     { tabindex: "0" },
     h(
       "table",
       {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, TEXT.setting), read.map(({ run }) => h("th", { scope: "col", title: run.id }, run.id)))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("Setting")), read.map(({ run }) => h("th", { scope: "col", title: run.id }, run.id)))),
       h(
         "tbody",
         {},
@@ -260,8 +250,8 @@ function settingsPart(comfy, compared) {
     ),
   );
   return section(
-    TEXT.settings,
-    unread.length ? TEXT.unread(unread.join(", ")) : null,
-    rows.length ? table : h("p.otca-note", {}, TEXT.noSettings),
+    t("Settings that differ"),
+    unread.length ? t("No workflow can be read of {runs}.", { runs: unread.join(", ") }) : null,
+    rows.length ? table : h("p.otca-note", {}, t("All settings are the same.")),
   );
 }

@@ -3,7 +3,7 @@
 import { t } from "../lib/language.js";
 import { button, h, setText } from "./dom.js";
 
-const TEXT = { copy: t("Copy"), copied: t("Copied") };
+const TEXT = { copy: t("Copy"), };
 
 /**
  * A button that copies a text, and says so.
@@ -13,7 +13,7 @@ const TEXT = { copy: t("Copy"), copied: t("Copied") };
 export function copyButton(text) {
   const copy = button("pi-copy", TEXT.copy, async () => {
     await copyText(text, copy);
-    setText(copy.lastChild, TEXT.copied);
+    setText(copy.lastChild, t("Copied"));
     setTimeout(() => setText(copy.lastChild, TEXT.copy), 1500);
   });
   return copy;

@@ -10,71 +10,11 @@ import { button, h, setText } from "./dom.js";
 const BUNDLE_POLL_MS = 1000;
 
 const TEXT = {
-  close: t("Close"),
-  cancel: t("Cancel"),
-  trainTitle: t("Train headless"),
-  trainGoesOn: (/** @type {string} */ run, /** @type {string} */ name) =>
-    t("{run} goes on from its last checkpoint, with the values of its last iteration. Another name, such as {name}, begins a new run.", { run, name }),
   trainNote:
     t("Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed."),
-  proveTitle: t("Prove it"),
-  proveNote:
-    t("Finds out whether this workflow's model learns on this machine, as a process of its own: it draws 64 pictures, trains as long as there is time, draws the same ones again, and writes one page with the verdict."),
-  hours: t("Hours in all"),
-  hoursNote: t("A first answer takes 0.5 to 2 hours on a GPU. The evaluations are in it."),
-  proveStart: t("Start the proof"),
   proofTitle: (/** @type {string} */ id) => t("Proof: {name}", { name: id }),
-  proofTab: t("Open in a tab"),
-  resumeTitle: (/** @type {string} */ id) => t("Train on: {name}", { name: id }),
-  name: t("Name"),
-  iterations: t("Iterations"),
-  iterationsInAll: t("Iterations in all"),
-  gpus: t("GPUs"),
-  gpusNote: t("1 uses the CPU if there is no GPU."),
-  rewardGpus: t("GPUs for rewards"),
-  rewardGpusNote: t("More GPUs, which do not train: rewards whose device is auto go there."),
-  output: t("Output folder"),
-  outputFolder: (/** @type {string} */ name) => `output/otca/${name}`,
-  start: t("Start training"),
-  starting: t("Starting…"),
-  goOn: t("Train on"),
   noRunNode: t("This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu."),
-  exportTitle: t("Export for headless training"),
-  exported: (/** @type {string} */ file) =>
-    t("{file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:", { file }),
-  notExported: t("The workflow has errors, so training would not start."),
-  downloadAnyway: t("Download anyway"),
   bundle: t("Bundle…"),
-  bundleTitle: t("Everything in one file"),
-  bundleNote:
-    t("One zip with the workflow, its files, this pack, the exact packages, and scripts for a shell, Docker, SLURM and SkyPilot. Models are not copied: the bundle lists them, and checks them there. Nothing is uploaded."),
-  bundleHashes: t("Read the models to compare their content there"),
-  bundleHashesNote: t("Takes a while where models are large. Without it their sizes are compared."),
-  bundling: t("Writing…"),
-  bundleReads: (/** @type {number} */ percent) => t("Reading the models: {percent} %", { percent }),
-  bundlePictures: (/** @type {number} */ count) =>
-    t("The bundle would contain {count} of your pictures. Who gets the bundle can see them:", { count }),
-  bundleAllow: t("Put these pictures into it"),
-  bundled: (/** @type {string} */ path) => t("Written: {path}", { path }),
-  bundleDownload: (/** @type {string} */ name, /** @type {string} */ size) => t("Download {name} ({size})", { name, size }),
-  bundleModels: (/** @type {number} */ count, /** @type {string} */ size) =>
-    t("Model files that have to be there: {count}, {size} in all. The bundle's README lists them.", { count, size }),
-  problems: t("To fix before it can train"),
-  warnings: t("Good to know"),
-  permissionsTitle: t("What this workflow wants"),
-  permissionsNote:
-    t("A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a click is remembered on this machine, for every workflow."),
-  noWants: t("It names nothing outside of ComfyUI's own folders and this machine."),
-  permission: (/** @type {boolean | null} */ allowed) =>
-    allowed === null ? t("known only when the graph runs") : allowed ? t("allowed") : t("not allowed"),
-  allow: (/** @type {string} */ what) => t("Allow {what}", { what }),
-  go: (/** @type {string} */ title) => t("Show {node} on the canvas", { node: title }),
-  notAllowed:
-    t("ComfyUI does not know who opens its page. So this page may start and stop trainings, and delete runs, on this computer only once you have allowed that from outside of it."),
-  allowTitle: t("Allow it on this page"),
-  allowSteps: t("Type this into a terminal of this computer, once, and restart ComfyUI. With --take-back at its end it takes your word back."),
-  allowVariable: (/** @type {string} */ variable) => t("Or start ComfyUI with {variable} in its environment.", { variable }),
-  download: (/** @type {string} */ file) => t("Download {file}", { file }),
 };
 
 /**
@@ -91,7 +31,7 @@ export function openDialog(title, ...content) {
       h("h2.otca-run-name", {}, title),
       h(
         "button.otca-icon-button",
-        { type: "button", "aria-label": TEXT.close, onclick: () => dialog.close() },
+        { type: "button", "aria-label": t("Close"), onclick: () => dialog.close() },
         h("i.pi.pi-times"),
       ),
     ),
@@ -131,14 +71,14 @@ export function pictureDialog(source, caption) {
 export function trainDialog(comfy, { prompt, taken, goesOn, start }) {
   const named = nameFields(goesOn ?? uniqueName(runNameOf(prompt), taken));
   trainingDialog(comfy, {
-    title: TEXT.trainTitle,
-    note: goesOn ? `${TEXT.trainGoesOn(goesOn, uniqueName(runNameOf(prompt), taken))} ${TEXT.trainNote}` : TEXT.trainNote,
+    title: t("Train headless"),
+    note: goesOn ? `${t("{run} goes on from its last checkpoint, with the values of its last iteration. Another name, such as {name}, begins a new run.", { run: goesOn, name: uniqueName(runNameOf(prompt), taken) })} ${TEXT.trainNote}` : TEXT.trainNote,
     iterations: iterationsOf(prompt),
-    iterationsLabel: TEXT.iterations,
+    iterationsLabel: t("Iterations"),
     before: [named.name],
     after: [named.folder],
     error: hasRun(prompt) ? "" : TEXT.noRunNode,
-    startLabel: TEXT.start,
+    startLabel: t("Start training"),
     start: (values) => start({ name: named.value(), ...values }),
   });
   named.select();
@@ -158,10 +98,10 @@ function nameFields(first) {
   const name = h("input.otca-input", { id: "otca-train-name", required: true, maxlength: 100, value: first });
   const folder = h("output.otca-quiet", { for: "otca-train-name" });
   const value = () => name.value.trim();
-  const showFolder = () => setText(folder, TEXT.outputFolder(value()));
+  const showFolder = () => setText(folder, (`output/otca/${value()}`));
   name.addEventListener("input", showFolder);
   showFolder();
-  return { name: field(TEXT.name, name), folder: field(TEXT.output, folder), value, select: () => name.select() };
+  return { name: field(t("Name"), name), folder: field(t("Output folder"), folder), value, select: () => name.select() };
 }
 
 /**
@@ -186,11 +126,11 @@ export function proveDialog(comfy, { prompt, taken, start }) {
     "aria-describedby": "otca-prove-note",
   });
   askDialog(comfy, {
-    title: TEXT.proveTitle,
-    note: TEXT.proveNote,
-    fields: [named.name, field(TEXT.hours, hours, h("span.otca-note", { id: "otca-prove-note" }, TEXT.hoursNote)), named.folder],
+    title: t("Prove it"),
+    note: t("Finds out whether this workflow's model learns on this machine, as a process of its own: it draws 64 pictures, trains as long as there is time, draws the same ones again, and writes one page with the verdict."),
+    fields: [named.name, field(t("Hours in all"), hours, h("span.otca-note", { id: "otca-prove-note" }, t("A first answer takes 0.5 to 2 hours on a GPU. The evaluations are in it."))), named.folder],
     error: hasRun(prompt) ? "" : TEXT.noRunNode,
-    startLabel: TEXT.proveStart,
+    startLabel: t("Start the proof"),
     start: () => start({ name: named.value(), hours: Number(hours.value) }),
   });
   named.select();
@@ -206,7 +146,7 @@ export function proofDialog(comfy, id) {
   const source = comfy.routeUrl(`/otca/runs/${encodeURIComponent(id)}/proof`);
   openDialog(
     TEXT.proofTitle(id),
-    h("a.otca-button", { href: source, target: "_blank", rel: "noopener" }, TEXT.proofTab),
+    h("a.otca-button", { href: source, target: "_blank", rel: "noopener" }, t("Open in a tab")),
     h("iframe.otca-proof", { src: source, title: TEXT.proofTitle(id), sandbox: "" }),
   ).classList.add("otca-picture-dialog");
 }
@@ -219,10 +159,10 @@ export function proofDialog(comfy, id) {
  */
 export function resumeDialog(comfy, { run, start }) {
   trainingDialog(comfy, {
-    title: TEXT.resumeTitle(run.id),
+    title: t("Train on: {name}", { name: run.id }),
     iterations: Math.max(run.total ?? 0, run.iteration) * 2,
-    iterationsLabel: TEXT.iterationsInAll,
-    startLabel: TEXT.goOn,
+    iterationsLabel: t("Iterations in all"),
+    startLabel: t("Train on"),
     start,
   });
 }
@@ -257,8 +197,8 @@ function trainingDialog(
   const fields = [
     before,
     field(iterationsLabel, count),
-    field(TEXT.gpus, gpus, explained(gpus, TEXT.gpusNote)),
-    field(TEXT.rewardGpus, rewardGpus, explained(rewardGpus, TEXT.rewardGpusNote)),
+    field(t("GPUs"), gpus, explained(gpus, t("1 uses the CPU if there is no GPU."))),
+    field(t("GPUs for rewards"), rewardGpus, explained(rewardGpus, t("More GPUs, which do not train: rewards whose device is auto go there."))),
     after,
   ].flat();
   const values = () => ({ iterations: Number(count.value), gpus: Number(gpus.value), reward_gpus: Number(rewardGpus.value) });
@@ -282,7 +222,7 @@ export function askDialog(comfy, { title, note, fields, error = "", startLabel, 
   const message = h("div.otca-error", { role: "alert" }, error);
   const problems = h("div");
   const submit = h(`button.otca-button.otca-${isDanger ? "danger" : "primary"}`, { type: "submit" }, startLabel);
-  const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);
+  const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, t("Cancel"));
   const form = h(
     "form.otca-form",
     {},
@@ -295,7 +235,7 @@ export function askDialog(comfy, { title, note, fields, error = "", startLabel, 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;
-    if (!isDanger) setText(submit, TEXT.starting);
+    if (!isDanger) setText(submit, t("Starting…"));
     setText(message, "");
     problems.replaceChildren();
     try {
@@ -350,11 +290,11 @@ function problemList(comfy, problems, dialog) {
     };
     const attributes = {
       "data-severity": severity,
-      ...(node && { type: "button", onclick: go, title: TEXT.go(title ?? node) }),
+      ...(node && { type: "button", onclick: go, title: t("Show {node} on the canvas", { node: title ?? node }) }),
     };
     return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
   });
-  const heading = rest.length ? TEXT.warnings : TEXT.problems;
+  const heading = rest.length ? t("Good to know") : t("To fix before it can train");
   return h("section.otca-command", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
 }
 
@@ -368,11 +308,12 @@ export function permissionsDialog(comfy, { wants, allow }) {
   const rows = wants.map((want) => {
     const state = h("span.otca-quiet");
     const error = h("span.otca-fix", { role: "alert" });
-    const show = (/** @type {boolean | null} */ allowed) => setText(state, TEXT.permission(allowed));
+    const show = (/** @type {boolean | null} */ allowed) =>
+      setText(state, allowed === null ? t("known only when the graph runs") : allowed ? t("allowed") : t("not allowed"));
     show(want.allowed);
     const click =
       want.remember &&
-      button("pi-check", TEXT.allow(want.remember), async (event) => {
+      button("pi-check", t("Allow {what}", { what: want.remember }), async (event) => {
         const clicked = /** @type {HTMLElement} */ (event.currentTarget);
         try {
           await allow(want);
@@ -386,8 +327,16 @@ export function permissionsDialog(comfy, { wants, allow }) {
     return h("li.otca-want", { "data-allowed": String(want.allowed) }, h("strong", {}, want.text), state, fix, error, click);
   });
   openDialog(
-    TEXT.permissionsTitle,
-    h("p.otca-note", {}, wants.length ? TEXT.permissionsNote : TEXT.noWants),
+    t("What this workflow wants"),
+    h(
+      "p.otca-note",
+      {},
+      wants.length
+        ? t(
+            "A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a click is remembered on this machine, for every workflow.",
+          )
+        : t("It names nothing outside of ComfyUI's own folders and this machine."),
+    ),
     h("ul.otca-problems", {}, rows),
   );
 }
@@ -408,7 +357,7 @@ function bundleSection(comfy, make, dialog) {
   /** @param {boolean} pictures they may be in it */
   async function write(pictures) {
     start.disabled = true;
-    setText(start.lastChild, TEXT.bundling);
+    setText(start.lastChild, t("Writing…"));
     setText(error, "");
     result.replaceChildren();
     const { refresh, end } = poll(reading, { every: BUNDLE_POLL_MS, isSeen: () => true, failed: () => {} });
@@ -428,16 +377,16 @@ function bundleSection(comfy, make, dialog) {
   /** Says on the button how much of the models has been read. */
   async function reading() {
     const { read, total } = await comfy.getJson("/otca/bundle");
-    if (start.disabled && total) setText(start.lastChild, TEXT.bundleReads(Math.floor((100 * read) / total)));
+    if (start.disabled && total) setText(start.lastChild, t("Reading the models: {percent} %", { percent: Math.floor((100 * read) / total) }));
     return true;
   }
   return h(
     "section.otca-command",
     {},
-    h("div.otca-row", {}, h("h3.otca-heading", {}, TEXT.bundleTitle), start),
-    h("p.otca-note", {}, TEXT.bundleNote),
-    h("label.otca-check", { for: "otca-bundle-hashes" }, hashes, TEXT.bundleHashes),
-    h("p.otca-note", { id: "otca-bundle-note" }, TEXT.bundleHashesNote),
+    h("div.otca-row", {}, h("h3.otca-heading", {}, t("Everything in one file")), start),
+    h("p.otca-note", {}, t("One zip with the workflow, its files, this pack, the exact packages, and scripts for a shell, Docker, SLURM and SkyPilot. Models are not copied: the bundle lists them, and checks them there. Nothing is uploaded.")),
+    h("label.otca-check", { for: "otca-bundle-hashes" }, hashes, t("Read the models to compare their content there")),
+    h("p.otca-note", { id: "otca-bundle-note" }, t("Takes a while where models are large. Without it their sizes are compared.")),
     error,
     result,
   );
@@ -453,9 +402,9 @@ function picturesAsked(names, allow) {
   return h(
     "div",
     {},
-    h("p.otca-note", {}, TEXT.bundlePictures(names.length)),
+    h("p.otca-note", {}, t("The bundle would contain {count} of your pictures. Who gets the bundle can see them:", { count: names.length })),
     h("ul.otca-bundle", { tabindex: "0" }, names.map((name) => h("li.otca-note", {}, name))),
-    button("pi-check", TEXT.bundleAllow, allow),
+    button("pi-check", t("Put these pictures into it"), allow),
   );
 }
 
@@ -466,13 +415,13 @@ function picturesAsked(names, allow) {
 function bundleResult(comfy, made) {
   const address = comfy.routeUrl(`/otca/bundles/${encodeURIComponent(made.name)}`);
   const known = [
-    TEXT.bundled(made.path),
-    made.models.length && TEXT.bundleModels(made.models.length, fileSize(made.model_bytes)),
+    t("Written: {path}", { path: made.path }),
+    made.models.length && t("Model files that have to be there: {count}, {size} in all. The bundle's README lists them.", { count: made.models.length, size: fileSize(made.model_bytes) }),
     ...made.estimate,
     ...made.notes,
   ];
   return [
-    h("a.otca-button.otca-primary", { href: address, download: made.name }, TEXT.bundleDownload(made.name, fileSize(made.bytes))),
+    h("a.otca-button.otca-primary", { href: address, download: made.name }, t("Download {name} ({size})", { name: made.name, size: fileSize(made.bytes) })),
     h("ul.otca-bundle", {}, known.filter(Boolean).map((line) => h("li.otca-note", {}, line))),
   ];
 }
@@ -491,10 +440,18 @@ export function exportDialog(comfy, { answer, failed, download, bundle }) {
   const commands = answer.commands.map(({ title, lines, note }) => commandSection(title, lines.join("\n"), note));
   const problems = h("div");
   const dialog = openDialog(
-    TEXT.exportTitle,
-    h("p.otca-note", {}, failed ? TEXT.notExported : TEXT.exported(answer.filename)),
+    t("Export for headless training"),
+    h(
+      "p.otca-note",
+      {},
+      failed
+        ? t("The workflow has errors, so training would not start.")
+        : t("{file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:", {
+            file: answer.filename,
+          }),
+    ),
     failed
-      ? [problems, h("div.otca-buttons.otca-end", {}, button("pi-download", TEXT.downloadAnyway, download))]
+      ? [problems, h("div.otca-buttons.otca-end", {}, button("pi-download", t("Download anyway"), download))]
       : [bundleSection(comfy, bundle, () => dialog), commands, problems],
   );
   problems.append(problemList(comfy, answer.problems, dialog));
@@ -514,13 +471,26 @@ export function exportDialog(comfy, { answer, failed, download, bundle }) {
 export function wordDialog(comfy, { title, word, instead, file, problems = [] }) {
   const first = h("div");
   const failed = problems.some(({ severity }) => severity === "error");
-  const download = file && h("div", {}, button("pi-download", TEXT.download(file.name), file.save, { class: "otca-button otca-primary" }));
+  const download = file && h("div", {}, button("pi-download", t("Download {file}", { file: file.name }), file.save, { class: "otca-button otca-primary" }));
   const dialog = openDialog(
     title,
-    h("p.otca-note", {}, TEXT.notAllowed),
+    h(
+      "p.otca-note",
+      {},
+      t(
+        "ComfyUI does not know who opens its page. So this page may start and stop trainings, and delete runs, on this computer only once you have allowed that from outside of it.",
+      ),
+    ),
     first,
     instead && !failed && commandSection(instead.title, instead.command, instead.note, download),
-    commandSection(TEXT.allowTitle, word.command, [TEXT.allowSteps, TEXT.allowVariable(word.variable)].join(" ")),
+    commandSection(
+      t("Allow it on this page"),
+      word.command,
+      [
+        t("Type this into a terminal of this computer, once, and restart ComfyUI. With --take-back at its end it takes your word back."),
+        t("Or start ComfyUI with {variable} in its environment.", { variable: word.variable }),
+      ].join(" "),
+    ),
   );
   first.append(problemList(comfy, problems, dialog));
 }

@@ -6,17 +6,9 @@ import { askDialog, wordDialog } from "./dialogs.js";
 import { h } from "./dom.js";
 
 const TEXT = {
-  notes: t("Notes"),
-  notesHint: t("Notes, for yourself"),
   remove: t("Delete…"),
   removeTitle: (/** @type {string} */ id) => t("Delete {name}?", { name: id }),
   size: (/** @type {Removal} */ { files, bytes }) => t("{files} files, {size}", { files, size: fileSize(bytes) }),
-  forGood: t("The folder is removed for good, with checkpoints, adapters and pictures. There is no way back."),
-  begunWith: (/** @type {string[]} */ runs) =>
-    t("These runs begin with its adapter, and cannot be resumed without it: {runs}", { runs: runs.join(", ") }),
-  yourself: t("Delete this folder yourself"),
-  doRemove: t("Delete for good"),
-  removed: (/** @type {string} */ id) => t("{name} is deleted", { name: id }),
 };
 
 const SAVE_MS = 800; // after the last key
@@ -34,8 +26,8 @@ export function keeping(comfy, actions) {
   const notes = h("textarea.otca-input.otca-notes", {
     rows: 1,
     maxlength: MOST_NOTES,
-    placeholder: TEXT.notesHint,
-    "aria-label": TEXT.notes,
+    placeholder: t("Notes, for yourself"),
+    "aria-label": t("Notes"),
   });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
@@ -91,19 +83,19 @@ export async function deleteRun(comfy, run, done) {
   /** @type {[Word, Removal]} */
   const [word, removal] = await Promise.all([comfy.trainingsWord(), comfy.getJson(`${route}/removal`)]);
   if (!word.given) {
-    const instead = { title: TEXT.yourself, command: removal.folder, note: TEXT.size(removal) };
+    const instead = { title: t("Delete this folder yourself"), command: removal.folder, note: TEXT.size(removal) };
     return wordDialog(comfy, { title: TEXT.removeTitle(run.id), word, instead });
   }
   const fields = [
     h("p.otca-path", {}, removal.folder),
     h("p.otca-note", {}, TEXT.size(removal)),
-    h("p.otca-note", {}, TEXT.forGood),
-    removal.begun_with.length > 0 && h("p.otca-warning", {}, TEXT.begunWith(removal.begun_with)),
+    h("p.otca-note", {}, t("The folder is removed for good, with checkpoints, adapters and pictures. There is no way back.")),
+    removal.begun_with.length > 0 && h("p.otca-warning", {}, t("These runs begin with its adapter, and cannot be resumed without it: {runs}", { runs: removal.begun_with.join(", ") })),
   ];
   const start = async () => {
     await comfy.postJson(`${route}/delete`);
-    comfy.toast("success", TEXT.removed(run.id));
+    comfy.toast("success", t("{name} is deleted", { name: run.id }));
     done();
   };
-  askDialog(comfy, { title: TEXT.removeTitle(run.id), fields, startLabel: TEXT.doRemove, isDanger: true, start });
+  askDialog(comfy, { title: TEXT.removeTitle(run.id), fields, startLabel: t("Delete for good"), isDanger: true, start });
 }

@@ -6,12 +6,6 @@ import { t } from "../lib/language.js";
 import { MARGIN, chart } from "./chart.js";
 import { axes, iterationTicks } from "./charts.js";
 import { s } from "./dom.js";
-
-const TEXT = {
-  title: t("Curves of the compared runs"),
-  iteration: t("iteration"),
-  seconds: t("seconds of training"),
-};
 const HEIGHT = 280;
 
 /**
@@ -32,7 +26,7 @@ export function overlayChart() {
       const yDomain = padded(yRange);
       const toY = scale(yDomain, [height - MARGIN.bottom, MARGIN.top]);
       const xTicks = bySeconds ? niceTicks(...shownX, Math.max(2, Math.floor(width / 90))) : iterationTicks(xDomain, width);
-      const xLabel = bySeconds ? TEXT.seconds : TEXT.iteration;
+      const xLabel = bySeconds ? t("seconds of training") : t("iteration");
       axes(svg, { width, height, toX, toY, xTicks, yTicks: niceTicks(...yDomain, 5), xLabel });
       const columns = width - MARGIN.left - MARGIN.right;
       const draw = (/** @type {string} */ selector, /** @type {Curve} */ { xs, color }, /** @type {Value[]} */ ys) => {
@@ -68,6 +62,6 @@ export function overlayChart() {
           Math.min(width - MARGIN.right, Math.max(MARGIN.left, pixel + move * Math.max(1, columns / Math.max(1, finest - 1)))),
       };
     },
-    { title: TEXT.title, height: HEIGHT },
+    { title: t("Curves of the compared runs"), height: HEIGHT },
   );
 }

@@ -3,18 +3,6 @@
 import { t } from "../lib/language.js";
 import { openDialog } from "./dialogs.js";
 import { button, h, setText } from "./dom.js";
-
-const TEXT = {
-  title: t("Watch a run that trains elsewhere"),
-  note: t("There, start: otca serve RUN. It prints an address and a token. To reach it without opening a port: {command}.", {
-    command: "ssh -L 8191:127.0.0.1:8191 USER@MACHINE",
-  }),
-  address: t("Address"),
-  token: t("Token"),
-  name: t("Name here (empty: its name there)"),
-  watch: t("Watch"),
-  cancel: t("Cancel"),
-};
 const ADDRESS = "http://127.0.0.1:8191";
 
 /**
@@ -29,19 +17,19 @@ export function watchRemote(comfy, show) {
   const name = h("input.otca-input", { id: "otca-watch-name", maxlength: 100 });
   const message = h("div.otca-error", { role: "alert" });
   const allowing = h("div");
-  const submit = h("button.otca-button.otca-primary", { type: "submit" }, TEXT.watch);
+  const submit = h("button.otca-button.otca-primary", { type: "submit" }, t("Watch"));
   const field = (/** @type {string} */ label, /** @type {HTMLElement} */ input) =>
     h("div.otca-field", {}, h("label", { for: input.id }, label), input);
   const form = h(
     "form.otca-form",
     {},
-    h("p.otca-note", {}, TEXT.note),
-    field(TEXT.address, address),
-    field(TEXT.token, token),
-    field(TEXT.name, name),
+    h("p.otca-note", {}, t("There, start: otca serve RUN. It prints an address and a token. To reach it without opening a port: {command}.", { command: "ssh -L 8191:127.0.0.1:8191 USER@MACHINE" })),
+    field(t("Address"), address),
+    field(t("Token"), token),
+    field(t("Name here (empty: its name there)"), name),
     message,
     allowing,
-    h("div.otca-buttons.otca-end", {}, h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel), submit),
+    h("div.otca-buttons.otca-end", {}, h("button.otca-button", { type: "button", onclick: () => dialog.close() }, t("Cancel")), submit),
   );
 
   async function watch() {
@@ -81,6 +69,6 @@ export function watchRemote(comfy, show) {
     event.preventDefault();
     watch();
   });
-  const dialog = openDialog(TEXT.title, form);
+  const dialog = openDialog(t("Watch a run that trains elsewhere"), form);
   token.focus();
 }

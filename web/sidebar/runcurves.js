@@ -9,19 +9,6 @@ import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js"
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { h, section } from "./dom.js";
 
-const TEXT = {
-  noRows: t("No iteration is finished yet. Curves appear with the first one."),
-  rewards: t("Rewards"),
-  rewardsNote: t("Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error."),
-  heldOut: t("held out"),
-  training: t("Training"),
-  time: t("Seconds per phase"),
-  rewardTime: t("Seconds per reward"),
-  credit: t("Credit of each step"),
-  creditNote: t("Mean weight of each trained denoising step; 1 is what uniform weighting would give."),
-  step: t("step"),
-};
-
 /** Small charts beside those of the rewards: title and metrics. `ifAny`: there is none where the metric was always zero. */
 /** @type {{title: string, lines: Record<string, string>, ifAny?: boolean, model?: (data: RunData) => object}[]} `model`: of what is measured now and then */
 const TRAINING_CHARTS = [
@@ -74,7 +61,7 @@ export function curveSections(samples) {
   function build(all, { evaluations, figures }) {
     const rewards = rewardPanels([all], evaluations).map((panel, index) => {
       const color = OBJECTIVES[index % OBJECTIVES.length];
-      const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
+      const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? t("held out") : null });
       return { drawn, model: rewardModel(panel, color) };
     });
     const training = trainingCharts(figures).map(({ title, keys, lines, model }) => {
@@ -85,7 +72,7 @@ export function curveSections(samples) {
     const time = secondsCharts(all);
     const steps = creditSteps([all]);
     const credit = !isWeighted(figures, steps) ? null : {
-      drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
+      drawn: stepHeatmap({ title: t("Credit of each step"), steps: steps.length, rowLabel: t("step") }),
       model: (/** @type {RunData} */ { figures }) => ({
         xs: figures.column("iteration"),
         rows: steps.map((step) => ({ step, ys: figures.column(`credit/step/${step}`) })),
@@ -100,9 +87,14 @@ export function curveSections(samples) {
         {},
         entries.map(({ drawn }) => drawn.element),
       );
-    element.replaceChildren(rewards.length ? section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)) : "", samples);
-    if (credit) element.append(h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)));
-    if (training.length) element.append(section(TEXT.training, null, grid(training)));
+    element.replaceChildren(
+      rewards.length
+        ? section(t("Rewards"), t("Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error."), grid(rewards))
+        : "",
+      samples,
+    );
+    if (credit) element.append(h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, t("Mean weight of each trained denoising step; 1 is what uniform weighting would give."))));
+    if (training.length) element.append(section(t("Training"), null, grid(training)));
     element.append(...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)));
   }
 
@@ -113,7 +105,7 @@ export function curveSections(samples) {
       const { figures } = data;
       if (!figures.length && !data.evaluations.length) {
         layout = "";
-        element.replaceChildren(h("p.otca-note", {}, TEXT.noRows), samples);
+        element.replaceChildren(h("p.otca-note", {}, t("No iteration is finished yet. Curves appear with the first one.")), samples);
         return;
       }
       const all = /** @type {Row} */ (Object.fromEntries(figures.names.map((name) => [name, 1])));
@@ -150,9 +142,9 @@ function secondsCharts(all) {
   const shownName = (/** @type {string} */ prefix, /** @type {string} */ name) => (prefix === "seconds/" ? PHASES[name] : name);
   const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
   return [
-    { title: TEXT.time, prefix: "seconds/", names: phases([all]), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
+    { title: t("Seconds per phase"), prefix: "seconds/", names: phases([all]), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
     {
-      title: TEXT.rewardTime,
+      title: t("Seconds per reward"),
       prefix: "seconds/reward/",
       names: rewards.length > 1 ? rewards : [],
       colorOf: (/** @type {string} */ name) => colors[rewards.indexOf(name)],

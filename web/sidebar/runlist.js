@@ -9,23 +9,9 @@ import { button, h, keyedChildren, setText } from "./dom.js";
 import { progressBar, statusBadge } from "./runview.js";
 
 const TEXT = {
-  runs: t("Runs"),
   search: t("Filter by name or notes"),
-  anyStatus: t("Any status"),
-  status: t("Status"),
-  sort: t("Sort by"),
   sorts: /** @type {Record<string, string>} */ ({ newest: t("Newest first"), name: t("By name"), score: t("By score") }),
-  sortsNote: t("Score: how far the rewards have risen since before training, in standard deviations, at the last evaluation"),
-  some: (/** @type {number} */ shown, /** @type {number} */ all) => t("{shown} of {all} runs", { shown, all }),
-  none: t("No run is like that."),
-  reset: t("Show all"),
   iterations: (/** @type {Run} */ { iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
-  score: (/** @type {number} */ score) => t("score {score}", { score: significant(score, 2) }),
-  choose: (/** @type {string} */ name) => t("Compare {name}", { name }),
-  oneMore: t("Choose another run to compare with."),
-  compare: (/** @type {number} */ count) => t("Compare {count} runs", { count }),
-  tooMany: (/** @type {number} */ most) => t("At most {most} runs can be compared.", { most }),
-  clear: t("Choose none"),
 };
 
 export const MOST_COMPARED = OBJECTIVES.length; // one colour a run
@@ -39,9 +25,9 @@ let query = EVERYTHING; // stays while the tab is closed
  * @param {ListActions} actions
  */
 export function runList(actions) {
-  const list = h("ul.otca-runs", { "aria-label": TEXT.runs });
+  const list = h("ul.otca-runs", { "aria-label": t("Runs") });
   const count = h("span.otca-quiet", { role: "status" });
-  const reset = button("pi-filter-slash", TEXT.reset, () => {
+  const reset = button("pi-filter-slash", t("Show all"), () => {
     tools.show(EVERYTHING);
     ask(EVERYTHING);
   });
@@ -110,7 +96,7 @@ export function runList(actions) {
     list.hidden = shown.length === 0;
     tools.element.hidden = runs.length < 2 && !isNarrow(query);
     found.hidden = !isNarrow(query);
-    setText(count, shown.length ? TEXT.some(shown.length, runs.length) : TEXT.none);
+    setText(count, shown.length ? t("{shown} of {all} runs", { shown: shown.length, all: runs.length }) : t("No run is like that."));
     bar.update(chosen.size);
   }
 
@@ -135,13 +121,13 @@ function listTools(ask) {
   const search = h("input.otca-input", { type: "search", placeholder: TEXT.search, "aria-label": TEXT.search });
   const status = h(
     "select.otca-input",
-    { "aria-label": TEXT.status },
-    option("", TEXT.anyStatus),
+    { "aria-label": t("Status") },
+    option("", t("Any status")),
     Object.entries(STATUS).map(([name, { word }]) => option(name, word)),
   );
   const sort = h(
     "select.otca-input",
-    { "aria-label": TEXT.sort, title: TEXT.sortsNote },
+    { "aria-label": t("Sort by"), title: t("Score: how far the rewards have risen since before training, in standard deviations, at the last evaluation") },
     SORTS.map((name) => option(name, TEXT.sorts[name])),
   );
 
@@ -167,7 +153,7 @@ function listTools(ask) {
 function compareBar(compare, clear) {
   const note = h("span.otca-quiet", { role: "status" });
   const go = button("pi-chart-line", "", compare, { class: "otca-button otca-primary" });
-  const element = h("div.otca-row.otca-compare-bar", {}, note, go, button("pi-times", TEXT.clear, clear));
+  const element = h("div.otca-row.otca-compare-bar", {}, note, go, button("pi-times", t("Choose none"), clear));
   return {
     element,
     /** @param {number} count */
@@ -176,8 +162,8 @@ function compareBar(compare, clear) {
       const fits = count >= 2 && count <= MOST_COMPARED;
       go.hidden = !fits;
       note.hidden = fits;
-      setText(note, count < 2 ? TEXT.oneMore : TEXT.tooMany(MOST_COMPARED));
-      setText(go.lastChild, TEXT.compare(count));
+      setText(note, count < 2 ? t("Choose another run to compare with.") : t("At most {most} runs can be compared.", { most: MOST_COMPARED }));
+      setText(go.lastChild, t("Compare {count} runs", { count }));
     },
   };
 }
@@ -226,12 +212,12 @@ function runEntry(actions) {
       entry.dataset.run = title.title = run.id;
       setText(title, run.id);
       badge.update(run);
-      const score = scored && run.score !== null && run.score !== undefined && TEXT.score(run.score);
+      const score = scored && run.score !== null && run.score !== undefined && t("score {score}", { score: significant(run.score, 2) });
       setText(state, [PLACE[run.place], TEXT.iterations(run), score].filter(Boolean).join(" · "));
       bar.update(run);
       bar.element.hidden = progress(run) === 1; // in a long list only what is not done stands out
       box.checked = chosen;
-      box.setAttribute("aria-label", TEXT.choose(run.id));
+      box.setAttribute("aria-label", t("Compare {name}", { name: run.id }));
       for (const control of [box, entry]) control.setAttribute("tabindex", stop ? "0" : "-1");
     },
   };

@@ -13,26 +13,13 @@ import { curveSections } from "./runcurves.js";
 import { tryPromptSection } from "./tryprompt.js";
 
 const TEXT = {
-  stop: t("Stop"),
   resume: t("Resume headless"),
-  goOn: t("Train on…"),
-  canvas: t("Resume on canvas"),
-  lora: t("Load the LoRA"),
-  workflow: t("Open workflow"),
-  proof: t("Open the proof"),
-  progress: (/** @type {Run} */ { iteration, total }) => (total ? t("iteration {iteration} of {total}", { iteration, total }) : t("iteration {iteration}", { iteration })),
-  each: (/** @type {number} */ seconds) => t("{seconds} s each", { seconds: significant(seconds, 2) }),
-  left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
-  samples: t("Samples"),
-  changes: t("Changed while it trained"),
-  change: (/** @type {Change} */ { iteration, lines }) => t("from iteration {iteration} on: {changes}", { iteration, changes: lines.join("; ") }),
+  progress: (/** @type {Run} */ { iteration, total }) =>
+    total ? t("iteration {iteration} of {total}", { iteration, total }) : t("iteration {iteration}", { iteration }),
+  change: (/** @type {Change} */ { iteration, lines }) =>
+    t("from iteration {iteration} on: {changes}", { iteration, changes: lines.join("; ") }),
   samplesAt: (/** @type {number} */ iteration) => (iteration === 0 ? t("before training") : t("iteration {iteration}", { iteration })),
-  slider: t("Iteration of the pictures"),
   beforeAfter: t("Before and after"),
-  beforeAfterTitle: t("The evaluation's pictures before training and now, one above the other"),
-  enlarge: (/** @type {string} */ caption) => t("Samples, {caption}: enlarge", { caption }),
-  noSamples: t("Pictures appear with the first evaluation."),
-  log: t("Log of the trainer"),
   emptyLog: t("The log is empty."),
 };
 
@@ -129,12 +116,12 @@ function runHead(actions, kept) {
   const failure = button("pi-search-plus", "", () => actions.failure());
   const warning = h("div.otca-warning", { role: "status" });
   const buttons = {
-    proof: button("pi-verified", TEXT.proof, () => actions.proof(), { class: "otca-button otca-primary" }),
-    stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
+    proof: button("pi-verified", t("Open the proof"), () => actions.proof(), { class: "otca-button otca-primary" }),
+    stop: button("pi-stop-circle", t("Stop"), () => actions.stop()),
     resume: button("pi-play", TEXT.resume, () => actions.resume()),
-    canvas: button("pi-pencil", TEXT.canvas, () => actions.canvas()),
-    lora: button("pi-bolt", TEXT.lora, () => actions.lora()),
-    workflow: button("pi-folder-open", TEXT.workflow, () => actions.workflow()),
+    canvas: button("pi-pencil", t("Resume on canvas"), () => actions.canvas()),
+    lora: button("pi-bolt", t("Load the LoRA"), () => actions.lora()),
+    workflow: button("pi-folder-open", t("Open workflow"), () => actions.workflow()),
   };
   /** @type {boolean | null} */
   let proven = null; // whether its page was there when it was looked at last
@@ -156,7 +143,7 @@ function runHead(actions, kept) {
       // On the canvas, how long it takes is up to whoever queues.
       const left = run.status === "running" && run.place === "headless" ? secondsLeft(run, rows) : null;
       const each = rows.at(-1)?.["seconds/iteration"];
-      setText(pace, [TEXT.progress(run), each && TEXT.each(each), left && TEXT.left(left), run.spent].filter(Boolean).join(" · "));
+      setText(pace, [TEXT.progress(run), each && t("{seconds} s each", { seconds: significant(each, 2) }), left && t("about {time} left", { time: formatDuration(left) }), run.spent].filter(Boolean).join(" · "));
       setText(error, run.error ?? "");
       failure.hidden = !run.failed_at;
       setText(failure.lastChild, run.failed_at ? t("Show {node} on the canvas", { node: run.failed_at.title }) : "");
@@ -169,7 +156,7 @@ function runHead(actions, kept) {
         "Opens the run's workflow here, with its name, seeds and last checkpoint. The next Run then is iteration {next}.",
         { next: run.iteration + 1 },
       );
-      setText(buttons.resume.lastChild, run.status === "finished" ? TEXT.goOn : TEXT.resume);
+      setText(buttons.resume.lastChild, run.status === "finished" ? t("Train on…") : TEXT.resume);
     },
   };
 }
@@ -177,7 +164,7 @@ function runHead(actions, kept) {
 /** Values that were changed while the run trained; nothing where there were none. */
 function changesSection() {
   const list = h("ul.otca-changes");
-  const element = section(TEXT.changes, null, list);
+  const element = section(t("Changed while it trained"), null, list);
   element.hidden = true;
   return {
     element,
@@ -206,7 +193,7 @@ function samplesSection(comfy) {
     type: "range",
     min: 0,
     value: 0,
-    "aria-label": TEXT.slider,
+    "aria-label": t("Iteration of the pictures"),
     oninput: () => show(),
   });
   const beforeAfter = button(
@@ -214,13 +201,13 @@ function samplesSection(comfy) {
     TEXT.beforeAfter,
     () => run && pictureDialog(latestPicture(run), TEXT.beforeAfter),
     {
-      title: TEXT.beforeAfterTitle,
+      title: t("The evaluation's pictures before training and now, one above the other"),
     },
   );
   // The trainer draws samples.png again under its old name.
   const latestPicture = (/** @type {RunDetails} */ { id, updated }) =>
     comfy.routeUrl(`/otca/runs/${encodeURIComponent(id)}/pictures/samples.png?at=${updated}`);
-  const empty = h("p.otca-note", {}, TEXT.noSamples);
+  const empty = h("p.otca-note", {}, t("Pictures appear with the first evaluation."));
   const content = h("div", {}, h("div.otca-row", {}, slider, caption), enlarge);
   /** @type {RunDetails | null} */
   let run = null;
@@ -234,12 +221,12 @@ function samplesSection(comfy) {
     const source = comfy.routeUrl(`/otca/runs/${encodeURIComponent(run.id)}/pictures/samples-${file}`);
     setText(caption, text);
     slider.setAttribute("aria-valuetext", text);
-    enlarge.setAttribute("aria-label", TEXT.enlarge(text));
+    enlarge.setAttribute("aria-label", t("Samples, {caption}: enlarge", { caption: text }));
     if (image.getAttribute("src") !== source) image.setAttribute("src", source);
   }
 
   return {
-    element: section(TEXT.samples, null, empty, content, h("div.otca-buttons", {}, beforeAfter)),
+    element: section(t("Samples"), null, empty, content, h("div.otca-buttons", {}, beforeAfter)),
     /** @param {RunDetails} next */
     update(next) {
       run = next;
@@ -257,7 +244,7 @@ function samplesSection(comfy) {
 /** The log's tail. It stays at its end unless the user scrolled up to read. */
 function logSection() {
   const text = h("pre.otca-log", { tabindex: "0" }, TEXT.emptyLog);
-  const details = h("details.otca-section", {}, h("summary.otca-heading", {}, TEXT.log), text);
+  const details = h("details.otca-section", {}, h("summary.otca-heading", {}, t("Log of the trainer")), text);
   let content = "";
   return {
     element: details,

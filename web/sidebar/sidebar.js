@@ -27,19 +27,7 @@ const QUICKSTART = "01 Quickstart - CPU, no download";
 const RECENT = 10; // rows that are kept as they came, for the pace
 
 const TEXT = {
-  title: "OTCA",
-  tooltip: t("OTCA: training runs"),
-  train: t("Train headless…"),
-  prove: t("Prove it…"),
-  proveTitle: t("Finds out in an hour whether the model learns on this machine, and writes one page about it"),
-  export: t("Export…"),
-  watch: t("Watch…"),
-  watchTitle: t("Shows a run that trains on another machine"),
-  newRun: t("New run"),
-  newRunTitle: t("Gives the run on the canvas the next free name: it begins with a fresh adapter"),
   refresh: t("Read the runs again"),
-  quickstart: t("Open the quickstart"),
-  emptyTitle: t("No runs yet"),
   emptySteps: [
     t("Open the quickstart, or another template: Browse Templates in the menu, ComfyUI-OTCA."),
     t("Press Run: each Run is one iteration of training. Or press Train headless… to train in the background."),
@@ -134,8 +122,8 @@ export function setupSidebar(comfy) {
   comfy.registerSidebar({
     id: TAB,
     icon: "pi pi-chart-line",
-    title: TEXT.title,
-    tooltip: TEXT.tooltip,
+    title: "OTCA",
+    tooltip: t("OTCA: training runs"),
     type: "custom",
     /** @param {HTMLElement} container */
     render(container) {
@@ -200,13 +188,13 @@ function sidebarPanel(comfy) {
     "div.otca-empty",
     {},
     h("i.pi.pi-chart-line"),
-    h("h3", {}, TEXT.emptyTitle),
+    h("h3", {}, t("No runs yet")),
     h(
       "ol",
       {},
       TEXT.emptySteps.map((step) => h("li", {}, step)),
     ),
-    button("pi-folder-open", TEXT.quickstart, () => guard(comfy, () => comfy.openTemplate(QUICKSTART))),
+    button("pi-folder-open", t("Open the quickstart"), () => guard(comfy, () => comfy.openTemplate(QUICKSTART))),
   );
   // Two, since the next read that succeeds clears only the second.
   const actionError = h("div.otca-error", { role: "alert" });
@@ -224,11 +212,11 @@ function sidebarPanel(comfy) {
     h(
       "div.otca-toolbar",
       {},
-      button("pi-play", TEXT.train, () => guard(comfy, () => actions.train(comfy, showRun)), { class: "otca-button otca-primary" }),
-      button("pi-verified", TEXT.prove, () => guard(comfy, () => actions.prove(comfy, showRun)), { title: TEXT.proveTitle }),
-      button("pi-upload", TEXT.export, () => guard(comfy, () => actions.exportHeadless(comfy))),
-      button("pi-eye", TEXT.watch, () => guard(comfy, () => watchRemote(comfy, choose)), { title: TEXT.watchTitle }),
-      button("pi-plus", TEXT.newRun, () => guard(comfy, () => beginNewRun(comfy)), { title: TEXT.newRunTitle }),
+      button("pi-play", t("Train headless…"), () => guard(comfy, () => actions.train(comfy, showRun)), { class: "otca-button otca-primary" }),
+      button("pi-verified", t("Prove it…"), () => guard(comfy, () => actions.prove(comfy, showRun)), { title: t("Finds out in an hour whether the model learns on this machine, and writes one page about it") }),
+      button("pi-upload", t("Export…"), () => guard(comfy, () => actions.exportHeadless(comfy))),
+      button("pi-eye", t("Watch…"), () => guard(comfy, () => watchRemote(comfy, choose)), { title: t("Shows a run that trains on another machine") }),
+      button("pi-plus", t("New run"), () => guard(comfy, () => beginNewRun(comfy)), { title: t("Gives the run on the canvas the next free name: it begins with a fresh adapter") }),
       h(
         "button.otca-icon-button",
         { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => guard(comfy, refresh) },

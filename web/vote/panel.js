@@ -15,23 +15,12 @@ const SMALL = 128; // pixels; smaller pictures are magnified without blur
 const TEXT = {
   title: t("Which pictures are better?"),
   source: t("The picture that was edited"),
-  none: t("Nothing to vote on. The next pictures appear here as soon as a training asks."),
-  saving: t("saving …"),
-  close: t("Later"),
-  stop: t("Stop training"),
-  undo: t("Undo"),
-  alike: t("All alike"),
-  skip: t("Skip"),
-  next: t("Next"),
   modes: { pick: t("Best and worst"), thumbs: t("Thumbs"), order: t("Order") },
   help: {
     pick: t("Click the best picture, right-click or Shift-click the worst. One of them is enough."),
     thumbs: t("Click for a thumb up, right-click or Shift-click for a thumb down. The rest is in between."),
     order: t("Click in turn, the best first, or drag. What you leave out comes after, all alike."),
   },
-  keys: t("1–9 click (Shift: right-click) · arrows and Enter · Space next · A all alike · S skip · U undo"),
-  chip: (/** @type {number} */ left) => t("Vote: {groups} waiting", { groups: count(left, t("{count} group"), t("{count} groups")) }),
-  picture: (/** @type {number} */ number, /** @type {string} */ mark) => [t("Picture {number}", { number }), mark].filter(Boolean).join(", "),
 };
 
 /**
@@ -64,13 +53,13 @@ export function votePanel(server, { stop, always = false } = {}) {
   const pictures = h("div.otca-vote-pictures", { role: "group", "aria-label": TEXT.title });
   const error = h("div.otca-error", { role: "alert" });
   const help = h("p.otca-note");
-  const keys = h("p.otca-note.otca-vote-keys", {}, TEXT.keys);
+  const keys = h("p.otca-note.otca-vote-keys", {}, t("1–9 click (Shift: right-click) · arrows and Enter · Space next · A all alike · S skip · U undo"));
   const modes = MODES.map((name) => h("button", { type: "button", onclick: () => setMode(name) }, TEXT.modes[name]));
   const [undo, alike, skip, next] = [
-    action(TEXT.undo, () => takeBack()),
-    action(TEXT.alike, () => send({ kind: "alike" })),
-    action(TEXT.skip, () => send({ kind: "skip" })),
-    action(TEXT.next, () => sendBallot()),
+    action(t("Undo"), () => takeBack()),
+    action(t("All alike"), () => send({ kind: "alike" })),
+    action(t("Skip"), () => send({ kind: "skip" })),
+    action(t("Next"), () => sendBallot()),
   ];
   next.classList.add("otca-primary");
   const dialog = h(
@@ -81,8 +70,8 @@ export function votePanel(server, { stop, always = false } = {}) {
       {},
       source,
       h("div.otca-vote-asked", {}, prompt, left, learned),
-      stop && action(TEXT.stop, stop),
-      !always && action(TEXT.close, () => dialog.close()),
+      stop && action(t("Stop training"), stop),
+      !always && action(t("Later"), () => dialog.close()),
     ),
     pictures,
     error,
@@ -176,9 +165,9 @@ export function votePanel(server, { stop, always = false } = {}) {
   function show() {
     const shown = ballot();
     const waiting = questions.filter(({ answered }) => !answered).length;
-    setText(chip, TEXT.chip(waiting));
+    setText(chip, t("Vote: {groups} waiting", { groups: count(waiting, t("{count} group"), t("{count} groups")) }));
     chip.hidden = always || !closed || !waiting;
-    setText(prompt, current?.prompt ?? TEXT.none);
+    setText(prompt, current?.prompt ?? t("Nothing to vote on. The next pictures appear here as soon as a training asks."));
     source.hidden = !current?.source;
     const made = current?.source ? server.routeUrl(`/otca/votes/${current.id}/pictures/source`) : "";
     if (source.getAttribute("src") !== made) source.setAttribute("src", made);
@@ -205,7 +194,7 @@ export function votePanel(server, { stop, always = false } = {}) {
 
   /** @param {number} waiting */
   function progress(waiting) {
-    if (saving) return TEXT.saving;
+    if (saving) return t("saving …");
     if (!current) return "";
     const number = questions.indexOf(current) + 1;
     const time = secondsEach === null ? "" : ` · ${roughly(secondsEach * waiting)}`;
@@ -241,7 +230,7 @@ export function votePanel(server, { stop, always = false } = {}) {
       const said = markOf(shown, number);
       element.draggable = shown.mode === "order";
       element.setAttribute("data-tone", said?.tone ?? "");
-      element.setAttribute("aria-label", TEXT.picture(number + 1, said?.text ?? ""));
+      element.setAttribute("aria-label", [t("Picture {number}", { number: number + 1 }), (said?.text ?? "")].filter(Boolean).join(", "));
       setText(name, String(number + 1));
       setText(mark, said?.text ?? "");
     };

@@ -9,7 +9,7 @@
  */
 import { t } from "../lib/language.js";
 
-const TEXT = { show: t("Show advanced inputs"), hide: t("Hide advanced inputs") };
+const TEXT = { show: t("Show advanced inputs"), };
 const HEIGHT = "height without advanced inputs"; // property of a node that shows them: what it goes back to
 
 /** @type {OurWidget} */
@@ -80,7 +80,7 @@ class Advanced {
         each.advanced = advanced && own; // for the size that the node is given
       }
     }
-    this.button.label = this.node.showAdvanced ? TEXT.hide : TEXT.show;
+    this.button.label = this.node.showAdvanced ? t("Hide advanced inputs") : TEXT.show;
     this.button.hidden = always;
   }
 

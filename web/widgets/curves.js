@@ -12,28 +12,9 @@ import { stripView } from "./strip.js";
 
 const TEXT = {
   empty: t("No iteration yet. Press Run: each Run is one iteration. The first one takes longer, since it loads all models."),
-  first: t("The first iteration is at work. It takes longer: it loads all models, and may evaluate before training."),
-  title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
-  left: (/** @type {number} */ seconds) => t("about {time} left", { time: formatDuration(seconds) }),
-  goesOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("The next Run continues {run} ({iteration}).", { run, iteration }),
   goesOnAt: (/** @type {string} */ run, /** @type {number} */ iteration, /** @type {string} */ input, /** @type {number} */ value) => t("The next Run continues {run} ({iteration}), at {input} {value}.", { run, iteration, input, value }),
-  begins: (/** @type {string} */ run) => t("The next Run begins a new run: {run}.", { run }),
-  muted: t("Muted or bypassed: no Run is recorded."),
-  still: t("The learning rate is 0: nothing is trained."),
-  unwatched: (/** @type {string} */ judges) => t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges }),
-  otherwise: (/** @type {string} */ run) => t("{run} was trained by another method.", { run }),
   goOn: (/** @type {string} */ run, /** @type {number} */ iteration) => t("Continue {run} ({iteration})", { run, iteration }),
-  beginFrom: (/** @type {string} */ name) => t("Begin {name} from it", { name }),
-  nothing: t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained."),
-  held: t("Fix: switch off hold samples."),
-  same: t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value."),
-  failed: t("Resume on canvas"),
-  heldOut: t("held out"),
   agreement: t("agreement"),
-  line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
-  legend: t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."),
-  points: t("A point is a hundredth: 3 points are 0.03."),
-  iteration: t("iteration"),
 };
 
 const LINE = { width: 200, height: 64 };
@@ -76,7 +57,7 @@ class Curves {
   next = ""; // the run that the next prompt would begin
   nothing = h("p.otca-curves-nothing", { role: "alert", hidden: true });
   list = h("ul.otca-curves-list");
-  legend = h("p.otca-curves-legend", { hidden: true }, TEXT.legend);
+  legend = h("p.otca-curves-legend", { hidden: true }, t("Line: the mean of each iteration's pictures. Dots: evaluations on the same prompts and seeds, ± standard error by prompt."));
   /** @type {Coming["other"]} */
   other = null;
 
@@ -115,11 +96,14 @@ class Curves {
     if (kind === "started") {
       this.began = performance.now();
       this.nothing.hidden = true;
-      if (!this.rows.length) setText(this.heading, TEXT.first);
+      if (!this.rows.length) setText(this.heading, t("The first iteration is at work. It takes longer: it loads all models, and may evaluate before training."));
     }
     if (kind === "cached") {
       this.nothing.hidden = false;
-      setText(this.nothing, `${TEXT.nothing} ${this.comfy.samplesAreHeld() ? TEXT.held : TEXT.same}`);
+      setText(
+        this.nothing,
+        `${t("This Run had nothing to do: nothing has changed since the last one, so nothing was trained.")} ${this.comfy.samplesAreHeld() ? t("Fix: switch off hold samples.") : t("Fix: let the seed of SDE Sampler move on (control after generate: increment), or change a value.")}`,
+      );
     }
     if (kind === "queue") {
       this.waiting = data.waiting;
@@ -167,13 +151,17 @@ class Curves {
   foresee({ run, iteration = 0, other = null, at = [], still, unwatched = [], problem }) {
     if (problem || !run) {
       this.question.hidden = true;
-      return setText(this.coming, problem ?? (this.node.mode ? TEXT.muted : ""));
+      return setText(this.coming, problem ?? (this.node.mode ? t("Muted or bypassed: no Run is recorded.") : ""));
     }
     const where = this.comfy.goesOnAt(at);
-    const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : TEXT.goesOn(run, iteration);
-    const next = iteration ? goesOn : [other && TEXT.otherwise(other[0]), TEXT.begins(run)].filter(Boolean).join(" ");
-    setText(this.coming, still ? `${TEXT.still} ${next}` : next);
-    const warning = unwatched.length ? TEXT.unwatched(unwatched.join(", ")) : "";
+    const goesOn = where ? TEXT.goesOnAt(run, iteration, ...where) : t("The next Run continues {run} ({iteration}).", { run, iteration });
+    const next = iteration
+      ? goesOn
+      : [other && t("{run} was trained by another method.", { run: other[0] }), t("The next Run begins a new run: {run}.", { run })]
+          .filter(Boolean)
+          .join(" ");
+    setText(this.coming, still ? `${t("The learning rate is 0: nothing is trained.")} ${next}` : next);
+    const warning = unwatched.length ? t("{judges} is asked with the text encoder of the model that is trained, and no other reward is held out. Fix: hold another reward out, so that it shows what the judge does not see.", { judges: unwatched.join(", ") }) : "";
     if (this.unwatched.textContent !== warning) {
       setText(this.unwatched, warning);
       this.comfy.growNode(this.node);
@@ -184,7 +172,7 @@ class Curves {
       this.comfy.growNode(this.node);
     }
     if (other) setText(this.goOn, TEXT.goOn(...other));
-    setText(this.beginFrom, TEXT.beginFrom(run));
+    setText(this.beginFrom, t("Begin {name} from it", { name: run }));
     if (iteration) this.recorded({ run, iteration }); // shown even where this page has not seen it trained
     else if (this.run && this.run !== run && !this.waiting) this.clear();
   }
@@ -211,14 +199,14 @@ class Curves {
     try {
       if (this.other) await action(this.other);
     } catch (error) {
-      this.comfy.toast("error", TEXT.failed, error.message);
+      this.comfy.toast("error", t("Resume on canvas"), error.message);
     }
   }
 
   entitle() {
     const left = secondsToCome(this.took, this.waiting);
-    const title = TEXT.title(this.run ?? "", this.rows.at(-1)?.iteration ?? 0);
-    setText(this.heading, [title, left !== null && TEXT.left(left)].filter(Boolean).join(" · "));
+    const title = (`${(this.run ?? "")} · ${count(this.rows.at(-1)?.iteration ?? 0, t("{count} iteration"), t("{count} iterations"))}`);
+    setText(this.heading, [title, left !== null && t("about {time} left", { time: formatDuration(left) })].filter(Boolean).join(" · "));
   }
 
   draw() {
@@ -255,13 +243,13 @@ class Curves {
       viewBox: `0 0 ${LINE.width} ${LINE.height}`,
       preserveAspectRatio: "none",
       role: "img",
-      "aria-label": TEXT.line(name, latest),
+      "aria-label": t("{name}: running mean {mean}", { name, mean: latest }),
     });
     if (range) {
       /** @type {[number, number]} */
       const domain = [Math.min(xs[0], evaluated[0]?.iteration ?? xs[0]), xs[xs.length - 1]];
       const ends = domain[0] === domain[1] ? [domain[0]] : domain;
-      iterations.append(...ends.map((iteration, at) => h("span", {}, at ? String(iteration) : `${TEXT.iteration} ${iteration}`)));
+      iterations.append(...ends.map((iteration, at) => h("span", {}, at ? String(iteration) : `${t("iteration")} ${iteration}`)));
       // A single point stands at the left, where a run begins.
       const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [3, LINE.width - 3]);
       const shown = padded(range);
@@ -300,9 +288,9 @@ class Curves {
         { title: name },
         `${name} `,
         h("span.otca-curves-value", {}, words ?? progress?.ends ?? latest),
-        heldOut && h("span.otca-badge", {}, TEXT.heldOut),
+        heldOut && h("span.otca-badge", {}, t("held out")),
       ),
-      progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone, title: progress.inPoints ? TEXT.points : "" }, progress.rise),
+      progress && h("p.otca-curves-name.otca-curves-rise", { "data-tone": progress.tone, title: progress.inPoints ? t("A point is a hundredth: 3 points are 0.03.") : "" }, progress.rise),
       h("div.otca-curves-plot", {}, axis, plot),
       iterations,
     );

@@ -3,12 +3,6 @@
 import { t } from "../lib/language.js";
 import { copyButton } from "../sidebar/copy.js";
 import { button, h } from "../sidebar/dom.js";
-
-const TEXT = {
-  title: t("A package is missing. Nothing was run."),
-  then: t("Type this in a terminal, and start ComfyUI again:"),
-  close: t("Close"),
-};
 const NAME = "otca_missing";
 const HEIGHT = 128; // four lines, the command and its button
 
@@ -22,9 +16,9 @@ let last = null;
 export function showMissing(comfy, missing) {
   last?.remove();
   const toast = (last = h("div.otca-toast", { role: "alert" }));
-  const close = button("pi-times", TEXT.close, () => toast.remove());
-  const parts = missing.map((one) => h("div.otca-missing", {}, h("p.otca-note", {}, one.text), TEXT.then, command(one)));
-  toast.append(h("div.otca-row", {}, h("strong", {}, TEXT.title), close), ...parts);
+  const close = button("pi-times", t("Close"), () => toast.remove());
+  const parts = missing.map((one) => h("div.otca-missing", {}, h("p.otca-note", {}, one.text), t("Type this in a terminal, and start ComfyUI again:"), command(one)));
+  toast.append(h("div.otca-row", {}, h("strong", {}, t("A package is missing. Nothing was run.")), close), ...parts);
   document.body.append(toast);
   for (const one of missing) showOnNode(comfy, one);
 }

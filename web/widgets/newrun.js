@@ -7,9 +7,6 @@ const MANY = 20; // templates evaluate every 10th iteration: three dots
 const PAUSE = 200; // ms without a change of the queue, which is read whole
 const TEXT = {
   train: t("Train {count}", { count: MANY }),
-  stop: (/** @type {number} */ count) => t("Stop after this one ({count} left)", { count }),
-  out: (/** @type {number} */ count) => t("{count} Runs were taken out of the queue. Press {train} to go on from here.", { count, train: TEXT.train }),
-  begin: t("New run"),
 };
 
 /** @type {OurWidget} */
@@ -24,7 +21,7 @@ export const newRunWidget = {
     let looking;
 
     const train = button(TEXT.train, () => (left || isMany ? stop() : queue()));
-    button(TEXT.begin, () => beginNewRun(comfy));
+    button(t("New run"), () => beginNewRun(comfy));
 
     /**
      * @param {string} name
@@ -55,7 +52,7 @@ export const newRunWidget = {
       await queuing;
       count += await empty(); // what came meanwhile
       say(0);
-      if (count) comfy.toast("info", TEXT.train, TEXT.out(count));
+      if (count) comfy.toast("info", TEXT.train, t("{count} Runs were taken out of the queue. Press {train} to go on from here.", { count, train: TEXT.train }));
     }
 
     /** The red X ends one Run, and ComfyUI has begun the next when it says so. */
@@ -73,7 +70,7 @@ export const newRunWidget = {
     /** @param {number} count of Runs that wait */
     function say(count) {
       left = count;
-      train.label = left ? TEXT.stop(left) : TEXT.train;
+      train.label = left ? t("Stop after this one ({count} left)", { count: left }) : TEXT.train;
       node.setDirtyCanvas(true, true);
     }
 

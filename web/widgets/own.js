@@ -2,10 +2,6 @@
 /** Gives a new node that samples, or gives it prompts, what its model is made for, once: when a model is connected. */
 import { t } from "../lib/language.js";
 
-const TEXT = {
-  set: (/** @type {string} */ title) => t("{title}: set to what the model is made for", { title }),
-};
-
 /** @type {OurWidget} */
 export const ownWidget = {
   fits: (definition) => ["OTCA_SDESampler", "OTCA_MyPictures", "OTCA_PromptDataset"].includes(definition.name),
@@ -33,7 +29,7 @@ export const ownWidget = {
             set.push(`${widget.label ?? name} ${value}`);
           }
         });
-        if (set.length) comfy.toast("info", TEXT.set(node.title), set.join(", "));
+        if (set.length) comfy.toast("info", t("{title}: set to what the model is made for", { title: node.title }), set.join(", "));
       },
     };
   },

@@ -10,9 +10,6 @@ import { h, setText } from "../sidebar/dom.js";
 
 const TEXT = {
   none: t("Adapter: not used yet"),
-  owner: (/** @type {string} */ text) => t("Adapter: {text}", { text }),
-  changed: t("Changed, so that it fits. Undo takes it back."),
-  failed: t("Memory"),
 };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 const LINE = { height: 17, letters: 36 }; // of a node as wide as it opens
@@ -47,9 +44,9 @@ export const ownerWidget = {
     function change() {
       if (!light) return;
       try {
-        comfy.toast("success", TEXT.changed, makeFit(comfy, light).join("; "));
+        comfy.toast("success", t("Changed, so that it fits. Undo takes it back."), makeFit(comfy, light).join("; "));
       } catch (error) {
-        comfy.toast("error", TEXT.failed, error.message);
+        comfy.toast("error", t("Memory"), error.message);
       }
     }
 
@@ -73,7 +70,7 @@ export const ownerWidget = {
         if (kind === "opened") setText(line, TEXT.none);
         if (kind === "light") paint(data.light);
         if (kind !== "owner") return;
-        setText(line, TEXT.owner(data.text));
+        setText(line, t("Adapter: {text}", { text: data.text }));
         comfy.growNode(node);
         if (typeof data.memory !== "string") return; // of an iteration that is done: what stands there still holds
         setText(memory, data.memory);

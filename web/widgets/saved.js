@@ -3,8 +3,6 @@
 import { t } from "../lib/language.js";
 import { h, setText } from "../sidebar/dom.js";
 import { textHeight } from "./owner.js";
-
-const TEXT = { saved: (/** @type {string} */ files) => t("Saved: {files}", { files }) };
 const ELSEWHERE = 96; // five lines that say why the file has another name
 
 /** @type {OurWidget} */
@@ -20,7 +18,7 @@ export const savedWidget = {
       if (!text.length) return;
       // Only now: an element of no height stayed where it had first been drawn, and took the clicks of what moved there.
       if (!line.textContent) comfy.addElement(node, "otca_saved", root, { least: height, most: height });
-      setText(line, TEXT.saved(text.map((/** @type {string} */ file) => file.split(/[\\/]/).slice(-2).join("/")).join(", ")));
+      setText(line, t("Saved: {files}", { files: text.map((/** @type {string} */ file) => file.split(/[\\/]/).slice(-2).join("/")).join(", ") }));
       line.title = text.join("\n");
       setText(elsewhere, why);
       comfy.growNode(node);

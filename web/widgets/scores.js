@@ -18,22 +18,8 @@ import { h, setText } from "../sidebar/dom.js";
 import { themeOf } from "./heatmap_canvas.js";
 
 const TEXT = {
-  empty: t("No scores yet. Queue the graph to see each picture's rewards."),
   caption: t("Rewards of each sample; orange: above its prompt's average, purple: below"),
-  rankedCaption: t("Rewards of each picture; orange: above the average, purple: below"),
-  place: (/** @type {number} */ place) => t("Place {place} in the ranking", { place }),
-  total: t("The sum of what the rewards gave, by which the pictures rank"),
-  heldOut: t("held out"),
-  heldOutTitle: t("Logged, never trained on"),
   sort: (/** @type {string} */ name) => t("Sort by {name}", { name }),
-  sample: t("sample"),
-  source: t("The picture that was edited"),
-  sampleTitle: (/** @type {number} */ sample, /** @type {string} */ prompt) => t("Sample {sample}: {prompt}", { sample, prompt }),
-  cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => t("{name} {value}, normalised advantage {advantage}", { name, value, advantage }),
-  masked: t("not scored"),
-  correlation: t("Correlation within the prompts"),
-  rankedCorrelation: t("Correlation among the images"),
-  noConflict: t("No conflicting rewards."),
 };
 
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
@@ -60,7 +46,7 @@ class ScoreTable {
   /** @type {number[]} */
   digits = []; // of each column
   failure = h("p.otca-error", { role: "alert" });
-  empty = h("p.otca-scores-empty", {}, TEXT.empty);
+  empty = h("p.otca-scores-empty", {}, t("No scores yet. Queue the graph to see each picture's rewards."));
   table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
   correlation = h("details.otca-scores-correlation");
   said = h("ul.otca-scores-said");
@@ -136,7 +122,7 @@ class ScoreTable {
     const head = h(
       "tr",
       {},
-      h("th", { scope: "col" }, h("span.otca-hidden", {}, TEXT.sample)),
+      h("th", { scope: "col" }, h("span.otca-hidden", {}, t("sample"))),
       columns.map((column, index) => this.header(column, index)),
     );
     this.digits = columnDigits(scores);
@@ -159,7 +145,7 @@ class ScoreTable {
     const size = THUMBNAIL[this.kind];
     const shown = size * (scores.beside?.some((place) => place !== null) ? 2 : 1);
     const style = `min-width: ${shown + COLUMN * columns.length}px; --otca-thumbnail: ${shown}px`;
-    const caption = scores.places ? TEXT.rankedCaption : TEXT.caption;
+    const caption = scores.places ? t("Rewards of each picture; orange: above the average, purple: below") : TEXT.caption;
     return h("table", { style }, h("caption.otca-hidden", {}, caption), h("thead", {}, head), body);
   }
 
@@ -180,12 +166,12 @@ class ScoreTable {
       { scope: "col", "aria-sort": sorted ?? "none" },
       h(
         "button",
-        { type: "button", title: heldOut ? `${TEXT.sort(name)} (${TEXT.heldOutTitle})` : TEXT.sort(name), onclick },
+        { type: "button", title: heldOut ? `${TEXT.sort(name)} (${t("Logged, never trained on")})` : TEXT.sort(name), onclick },
         h("span", {}, breakable(name)),
         sorted && h(`i.pi.pi-arrow-${sorted === "descending" ? "down" : "up"}`, { "aria-hidden": "true" }),
       ),
       meaning && h("span.otca-scores-meaning", { title: meaning }, meaning),
-      heldOut && h("span.otca-badge", {}, TEXT.heldOut),
+      heldOut && h("span.otca-badge", {}, t("held out")),
     );
   }
 
@@ -197,22 +183,22 @@ class ScoreTable {
    * @param {number | null} source its place in the thumbnails
    */
   row(scores, { sample, values, advantages }, prompt, columns, source) {
-    const title = scores.files?.[sample] ?? TEXT.sampleTitle(sample, prompt);
+    const title = scores.files?.[sample] ?? t("Sample {sample}: {prompt}", { sample, prompt });
     return h(
       "tr",
       {},
       h(
         "th",
         { scope: "row" },
-        source !== null && this.thumbnail(scores, source, TEXT.source),
+        source !== null && this.thumbnail(scores, source, t("The picture that was edited")),
         this.thumbnail(scores, sample, title),
         this.place(scores.places?.[sample]),
-        scores.totals && h("small", { title: TEXT.total }, signed(scores.totals[sample])),
+        scores.totals && h("small", { title: t("The sum of what the rewards gave, by which the pictures rank") }, signed(scores.totals[sample])),
       ),
       columns.map(({ name }, index) => {
         const value = values[index];
-        if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
-        const title = TEXT.cellTitle(name, significant(value, 4), signed(advantages[index]));
+        if (value === null) return h("td.otca-scores-masked", { title: t("not scored") }, fixed(null));
+        const title = t("{name} {value}, normalised advantage {advantage}", { name, value: significant(value, 4), advantage: signed(advantages[index]) });
         return h(
           "td",
           { title, style: this.paint(advantages[index] ?? 0, FULL_COLOR) },
@@ -224,7 +210,7 @@ class ScoreTable {
 
   /** @param {number} [place] */
   place(place) {
-    return place && h("span.otca-scores-place", { title: TEXT.place(place) }, place);
+    return place && h("span.otca-scores-place", { title: t("Place {place} in the ranking", { place }) }, place);
   }
 
   /**
@@ -255,7 +241,7 @@ class ScoreTable {
    */
   correlationTable({ correlation: matrix, places }, columns) {
     const sentences = correlationSentences(columns, matrix);
-    const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
+    const said = sentences.length ? sentences : [{ conflict: false, text: t("No conflicting rewards.") }];
     const lines = said.map(({ conflict, text }) =>
       h(
         conflict ? "li.otca-conflict" : "li",
@@ -264,7 +250,7 @@ class ScoreTable {
         text,
       ),
     );
-    const title = places ? TEXT.rankedCorrelation : TEXT.correlation;
+    const title = places ? t("Correlation among the images") : t("Correlation within the prompts");
     return [
       h("summary", { title }, h("ul", {}, lines.shift())),
       h("ul", {}, lines),

@@ -7,7 +7,6 @@ import { h, setText } from "../sidebar/dom.js";
 
 const TEXT = {
   first: (/** @type {number} */ iteration) => (iteration ? t("iteration {iteration}", { iteration }) : t("before training")),
-  slider: t("Evaluation whose pictures stand below those of before training"),
 };
 
 const HEIGHT = 50; // of a picture, in units of the graph
@@ -17,7 +16,7 @@ const MOST = 8;
 
 /** @param {Comfy} comfy */
 export function stripView(comfy) {
-  const slider = h("input.otca-slider", { type: "range", min: 0, max: 0, value: 0, "aria-label": TEXT.slider, oninput: () => show() });
+  const slider = h("input.otca-slider", { type: "range", min: 0, max: 0, value: 0, "aria-label": t("Evaluation whose pictures stand below those of before training"), oninput: () => show() });
   slider.addEventListener("keydown", (event) => event.stopPropagation()); // an arrow key does not move the graph, too
   const rows = [0, 1].map(() => ({ name: h("span.otca-strip-name"), pictures: h("div.otca-strip-pictures") }));
   const element = h("div.otca-strip", {}, slider, rows.map(({ name, pictures }) => h("div.otca-strip-row", {}, name, pictures)));
