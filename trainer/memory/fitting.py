@@ -1,4 +1,4 @@
-"""Whether a model fits: a folder before it is loaded, and what ComfyUI loaded while it trains."""
+"""Whether the weights of a model fit: a folder before it is loaded, and what ComfyUI loaded. A whole training is in `case`."""
 
 from __future__ import annotations
 

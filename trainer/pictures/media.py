@@ -1,4 +1,4 @@
-"""Pictures and videos of 8 bits, as they are shown, saved and judged. Imports no torch."""
+"""Pictures and videos of 8 bits, as they are shown, saved and judged, turned as their EXIF says. Imports no torch."""
 
 from __future__ import annotations
 
