@@ -1,5 +1,5 @@
-"""The texts that a picture's file carries, EXIF among them, read by hand: a header at a time, so that of ten thousand files only a few kB each are
-read, and nothing that a stranger wrote into one is unpacked beyond a size.
+"""The texts that a picture's file carries, EXIF among them, read by hand: a header at a time, so that of ten thousand files only
+a few kB each are read, and nothing that a stranger wrote into one is unpacked beyond a size.
 """
 
 from __future__ import annotations
