@@ -219,10 +219,12 @@ class RewardGradientStep(_Step):
             "Samples to one pass through network, decoder and rewards. 0: all. Changes memory and speed only."
         ),
         "ema_decay": EMA_DECAY,
-        "advantages": socket("OTCA_ADVANTAGES").tip("Adds the update that they ask for, in the same optimizer step."),
+        "advantages": socket("OTCA_ADVANTAGES").tip(
+            "Adds the update that they ask for, in the same optimizer step, or only lends their credit and fusion."
+        ),
         "also": choice(GRADIENT_PARTNERS, GradientSettings.also, label="with advantages", advanced=True).tip(
-            "What is added if advantages are connected: the loss of GRPO Step or one of Matching Step, as they are "
-            "by default."
+            "What is added if advantages are connected: the loss of GRPO Step or one of Matching Step, as they are by "
+            "default. credit: nothing; they say which steps are drawn, and how rewards are fused."
         ),
         "ratio": number(GradientSettings.ratio, 0, 100, step=0.1, label="its share", advanced=True).tip(
             "How long the added gradient is, in lengths of the rewards' gradient."

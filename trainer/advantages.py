@@ -43,6 +43,8 @@ class Objectives:
     std_scope: str
 
 
+SOLVERS = ("moca", "min_norm")  # methods that choose the coefficients of each sample anew
+
 METHODS: dict[str, Callable[[Objectives], Fused]] = {
     "moca": lambda o: preferred(moca(o.advantages, o.exploration, o.applies), o.weights),
     "min_norm": lambda o: preferred(moca(o.advantages, torch.zeros_like(o.exploration), o.applies), o.weights),
@@ -114,7 +116,8 @@ def fuse(
         by_step = weighted_by_objective(fused, credit.by_objective)
     step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
-    return Advantages(step_advantage, limited * after, fused, valid, scores, credit, metrics, method, seconds)
+    advantages = Advantages(step_advantage, limited * after, fused, valid, scores, credit, metrics, method, seconds)
+    return replace(advantages, exploration=strength, compared=tuple(before.tolist()))
 
 
 def fuse_gains(

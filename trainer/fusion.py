@@ -5,6 +5,7 @@ A new fusion method is one function here that returns a `Fused`, one row in `adv
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import torch
@@ -88,6 +89,40 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
     coefficients[rows, right] = share
     coefficients[rows, left] += 1 - share
     return Fused(z, coefficients, coefficients * advantages)
+
+
+def of_gradients(products: Tensor, exploration: Tensor, applies: Tensor) -> Tensor:
+    """The coefficients of `moca` with gradients in the advantages' place, [B, K] float64.
+
+    min over c in the simplex of ½·‖Σ_k c_k·g_k‖² - (λ/2)·⟨Σ_k c_k·g_k, e⟩, where e is the direction of Σ_k g_k and a
+    sample's g_k are divided by their mean length. With λ = 0 that is MGDA-UB (Sener & Koltun, 1810.04650), the picture being the
+    shared representation; with numbers for gradients it is Eq. 14. Exact: every set of objectives is solved by itself.
+
+    Args:
+        products: ⟨g_k, g_l⟩ [B, K, K]. A sample with one that is not finite has coefficients that are not.
+        exploration: λ [B].
+        applies: [B, K] bool; the others have c_k = 0.
+    """
+    count, tiny = products.shape[1], torch.finfo(torch.float64).tiny
+    products = products.double() * (applies[:, :, None] & applies[:, None])  # [B, K, K]
+    lengths = products.diagonal(dim1=1, dim2=2).sqrt()  # [B, K]
+    products = products / (lengths.sum(1) / applies.sum(1).clamp(min=1)).square().clamp(min=tiny)[:, None, None]
+    along = products.sum(2) / products.sum((1, 2)).clamp(min=tiny).sqrt()[:, None]  # ⟨g_k, e⟩ [B, K]
+    pull = exploration.double()[:, None] / 2 * along
+    least = torch.full((len(products),), torch.inf, dtype=torch.float64)
+    chosen = torch.where(products.isfinite().all(2), 0.0, torch.nan)  # [B, K]
+    sets = (list(some) for size in range(1, count + 1) for some in itertools.combinations(range(count), size))
+    for some in sets:
+        system = torch.ones(len(products), len(some) + 1, len(some) + 1, dtype=torch.float64)
+        system[:, :-1, :-1], system[:, -1, -1] = products[:, some][:, :, some], 0.0
+        right = torch.cat([pull[:, some], torch.ones_like(pull[:, :1])], 1)
+        solution, failed = torch.linalg.solve_ex(system, right)  # c and the multiplier of Σ c = 1
+        c = torch.zeros_like(pull)
+        c[:, some] = solution[:, :-1]
+        value = (c[:, :, None] * products * c[:, None]).sum((1, 2)) / 2 - (c * pull).sum(1)
+        fits = (failed == 0) & (c >= -EPSILON).all(1) & applies[:, some].all(1) & (value < least - EPSILON)
+        least, chosen = torch.where(fits, value, least), torch.where(fits[:, None], c.clamp(min=0), chosen)
+    return chosen
 
 
 def preferred(fused: Fused, weights: Tensor) -> Fused:

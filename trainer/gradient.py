@@ -22,7 +22,9 @@ from torch import Tensor
 
 from ..host import devices, distributed, stopping
 from ..host.json_files import NUMBER, WHOLE
-from . import grpo, keys, matching
+from . import fusion, grpo, keys, matching
+from .advantages import SOLVERS
+from .credit import sampled_steps
 from .families.base import FlowModel
 from .memo import Memo
 from .native.model import NativeModel
@@ -31,6 +33,7 @@ from .rollout import beside, sampled_noise, slopes, stream
 from .schedule import step_kinds
 from .sde import MIN_STD
 from .types import (
+    CREDIT_ONLY,
     HALO,
     THETA,
     VIDEO_FRAMES,
@@ -59,6 +62,7 @@ Decoders = Callable[[Sequence[str]], AbstractContextManager[Callable[[Tensor], T
 
 logger = logging.getLogger(__name__)
 
+_LEAST = torch.finfo(torch.float32).tiny
 MOST_SKIPPED = 3  # updates in a row whose gradient is not finite; then the run ends with the adapter of before them
 
 
@@ -102,7 +106,8 @@ def update(
     """Moves the policy by one optimizer step along ∇J, less κ·∇ mean‖v - v_ref‖² at the same points.
 
     Given `advantages`, the gradient of `settings.also` is added, `settings.ratio` times as long: of the loss of GRPO Step
-    (RTDMD, 2605.26108) or of a matching loss, each with its default settings.
+    (RTDMD, 2605.26108) or of a matching loss, each with its default settings. With CREDIT_ONLY nothing is added: levels and leaps
+    are drawn by their credit, and the rewards' gradients are fused as they fuse the rewards.
 
     `scores`: of this process's samples. Trained rewards without a gradient only count as `watched`.
     `on_step`: called before every call of the network, and may raise to stop: until the end nothing has changed.
@@ -118,8 +123,9 @@ def update(
     """
     started, policy = time.perf_counter(), model.policy
     scores = watched(scores)
+    guide, advantages = (advantages, None) if settings.also == CREDIT_ONLY else (None, advantages)
     decoders = _decoders(model, decoder)
-    _check(model, trajectories, scores, settings, advantages)
+    _check(model, trajectories, scores, settings, advantages, guide)
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
@@ -127,7 +133,7 @@ def update(
     gathered = distributed.whole(scores)
     _check_new(model, trajectories, scores)
     spread = _averaged(model.memo[RewardSpread], gathered)
-    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders)
+    backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders, guide)
     other = None if advantages is None else other_grid(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
@@ -167,13 +173,19 @@ def _decoders(model: FlowModel, decoder: VAE | None) -> Decoders:
     return functools.partial(model.decoder, vae=decoder)
 
 
-def _check(model, trajectories: Trajectories, scores: Scores, settings: GradientSettings, advantages) -> None:
+def _check(model, trajectories, scores: Scores, settings: GradientSettings, advantages, guide) -> None:
     misfits = [*refusals.of_gradient_settings(settings, trajectories.settings.transitions)]
     if advantages is not None and settings.also == "grpo":
         misfits += refusals.of_ratios(trajectories.settings)
     misfits += refusals.of_levels(settings, trajectories.sigmas)
-    if advantages is not None and advantages.credit.measures is not None:
-        misfits.append(refusals.of_measuring(f"the credit {advantages.credit.method}", "Reward Gradient Step"))
+    credit = (advantages or guide).credit if advantages or guide else None
+    if credit is not None and credit.measures is not None:
+        misfits.append(refusals.of_measuring(f"the credit {credit.method}", "Reward Gradient Step"))
+    if guide is not None:
+        if guide.credit.ratio_scale:
+            misfits.append(refusals.of_credit(f"the credit {guide.credit.method}", "Reward Gradient Step"))
+        if (guide.credit.weights != guide.credit.weights[:, :1]).any():
+            misfits += refusals.of_drawing(settings.mode, f"the credit {guide.credit.method}")
     if misfits:
         raise ValueError(str(misfits[0]))
     if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
@@ -276,6 +288,7 @@ class _Backward(Passes):
         spread: dict[str, tuple[int, float]],
         settings: GradientSettings,
         decoders: Decoders | None = None,
+        guide: Advantages | None = None,
     ):
         super().__init__(model, 1, settings.kl_coefficient)  # J and the KL term are sums of means already
         self.decoders = decoders or model.decoder
@@ -283,13 +296,16 @@ class _Backward(Passes):
         self.version = model.policy.version
         self.condition = model.condition(trajectories.prompts, trajectories.settings)
         self.samples, self.spread = max(1, valid), spread
-        self.usable = scores.usable
+        self.guide, self.places = guide, list(trajectories.share.rows)
+        self.usable = scores.usable if guide is None else scores.usable & guide.valid[self.places]
         self.rows = torch.arange(len(self.usable)) if model.policy.is_sharded else self.usable.nonzero()[:, 0]
         self.sigmas = torch.tensor(trajectories.sigmas, dtype=torch.float64)  # [T+1], in main memory
         self.last = len(trajectories.sigmas) - 2  # the number of the last step
         self.levels = [j for j in range(self.last + 1) if trajectories.sigmas[j] <= settings.highest_level]
         self.sizes = torch.zeros(len(self.usable), self.last + 1)  # of ∂J/∂v_j
         self.by_reward = torch.zeros(len(self.usable), len(scores.names))  # of ∂J/∂picture
+        self.coefficients = torch.ones_like(self.by_reward)  # c_k, of a fusion that chooses them
+        self.stands_for = torch.ones_like(self.sizes)  # how many of its levels each level that is drawn stands for
         self.failed: dict[str, int] = {}
         self.points, self.final = trajectories.latents, trajectories.final
         self.followed = [reward for reward in scores.rewards if not reward.held_out]
@@ -298,6 +314,25 @@ class _Backward(Passes):
         wanted = self.usable | model.policy.is_sharded  # [B]
         self.chunks = [part.rows for part in pack(wanted[:, None], [0], settings.batch_size or len(wanted), groups)]
         self.mode = MODES[settings.mode]
+        self.solves = guide is not None and guide.method in SOLVERS
+        self.compared = scores.coefficients
+        if guide is not None and self.solves:
+            scales = dict(zip(guide.scores.names, guide.compared, strict=True))
+            self.compared = tuple(scales.get(name, 1.0) for name in scores.names)
+        self.often = None if guide is None else self._often(guide.credit)
+
+    def _often(self, credit: StepCredit) -> Tensor | None:
+        """How often each step of a sample is to be drawn, [B, T] of mean 1: its credit; a step without one has an even share.
+
+        None: all alike. A group that a reward compares has one credit, its mean.
+        """
+        often = torch.ones_like(self.sizes)
+        weights = credit.weights[self.places].float()
+        often[:, list(credit.trained)] = weights / weights.mean(1, keepdim=True).clamp(min=_LEAST)
+        if self.whole_groups:
+            groups = self.trajectories.groups
+            often = torch.stack([often[groups == group].mean(0) for group in groups])
+        return None if (often == often[:, :1]).all() else often
 
     def accumulate(self, on_step: Callable[[], None]) -> None:
         self.on_step = on_step
@@ -319,14 +354,26 @@ class _Backward(Passes):
     def draw(self, count: int, of: Sequence[int], again: int = 0) -> Tensor:
         """`count` of these steps for each sample, by rising number, [B, count]; alike for a group that a reward compares.
 
-        Another `again` gives an independent draw.
+        Another `again` gives an independent draw. By a credit, a level is drawn in proportion to it, and a pair of steps in
+        proportion to the product of theirs. So each stands for itself, but a level whose share would be more than certain.
         """
         drawn, group_size = [], self.trajectories.share.total // len(self.trajectories.prompts)
-        for row in self.trajectories.share.rows:
+        count, pairs = min(count, len(of)), torch.triu_indices(len(of), len(of), 1)  # [2, pairs]
+        for place, row in enumerate(self.places):
             number = row // group_size if self.whole_groups else row
             source = stream(self.trajectories.seed, self.version, number, again, branch=(4,))
-            order = torch.randperm(len(of), generator=source)
-            drawn.append(torch.tensor(of)[order[:count]].sort().values)
+            often = None if self.often is None else self.often[place, of]  # [L]
+            if often is None:
+                chosen = torch.randperm(len(of), generator=source)[:count]
+            elif self.settings.mode == "leap":
+                likely = often[pairs].prod(0)
+                likely = likely if likely.any() else torch.ones_like(likely)
+                chosen = pairs[:, torch.multinomial(likely, 1, generator=source)[0]]
+            else:
+                shares = often / often.sum().clamp(min=_LEAST)
+                stands_for = sampled_steps.draw(often[None], count, source)[0] * shares * count
+                self.stands_for[place, of], chosen = stands_for, stands_for.topk(count).indices
+            drawn.append(torch.tensor(of)[chosen].sort().values)
         return torch.stack(drawn)
 
     # the network
@@ -379,18 +426,23 @@ class _Backward(Passes):
             unit = 2.0 ** -math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
             if tile:
                 source = stream(self.trajectories.seed, self.version, branch=(5,))
-                return through_tiles(decode, clean, toward * unit, tile, source) / unit
-            return torch.autograd.grad(pictures, clean, toward * unit)[0] / unit
+                pull = through_tiles(decode, clean, toward * unit, tile, source) / unit
+            else:
+                pull = torch.autograd.grad(pictures, clean, toward * unit)[0] / unit
+        if self.guide is None or self.guide.credit.spatial is None:
+            return pull
+        return pull * self.guide.credit.spatial[self.places][rows].unsqueeze(1).to(pull)
 
     def _toward(self, pictures: Tensor, texts, groups, rows: Tensor, calls: int) -> Tensor:
-        """∂J/∂picture, added up over the rewards."""
-        toward = torch.zeros_like(pictures)  # [N, (F,) H, W, 3]
+        """∂J/∂picture, added up over the rewards, or fused as the guide fuses them."""
+        toward, pulls = torch.zeros_like(pictures), dict[int, Tensor]()  # [N, (F,) H, W, 3]
         for k, reward in enumerate(self.followed):
             applies = self.scores.values[rows, k].isfinite() & self.usable[rows]  # [N]
             if not applies.any():
                 continue
             _, spread = self.spread.get(reward.name, (0, 1.0))
-            part = self.scores.coefficients[k] / (spread * self.samples * calls)
+            unit = spread * self.samples * calls
+            part, factor = self.scores.coefficients[k] / unit, self.compared[k] / unit
             # A part of the pictures after another, whose gradients are independent: the graph of one part is there at a time.
             slopes, worth = [], torch.zeros((), device=pictures.device)
             frames = min(pictures.shape[1], VIDEO_FRAMES) if pictures.ndim == 5 else 1
@@ -403,19 +455,45 @@ class _Backward(Passes):
                     scores = score_with_gradient(reward, leaf, [texts[i] for i in chosen], [groups[i] for i in chosen])
                     counts = devices.upload(applies[these], scores.device)
                     here = torch.where(counts, scores, 0.0).sum()
-                    slopes += torch.autograd.grad(here, leaf)  # `part` comes after it: it is too small for float16
+                    slopes += torch.autograd.grad(here, leaf)  # `factor` comes after it: it is too small for float16
                     worth += part * here.detach().to(worth.device)
             finally:
                 reward.rest()
-            pull = part * torch.cat(slopes)  # [N, (F,) H, W, 3]
+            pull = factor * torch.cat(slopes)  # [N, (F,) H, W, 3]
             pull[~applies] = 0.0
             finite = pull.flatten(1).isfinite().all(1).cpu()
             if not finite.all():
                 self.failed[reward.name] = self.failed.get(reward.name, 0) + int((~finite).sum())
-            self.by_reward[rows, k] += pull.flatten(1).square().mean(1).sqrt().cpu()
             self.tally.add(-worth, {}, 1, 1)
-            toward += pull
+            if self.solves:
+                pulls[k] = pull
+            else:
+                toward += self._counted(pull, rows, k)
+        for k, pull in self._fused(pulls, rows).items():
+            toward += self._counted(pull, rows, k)
         return toward
+
+    def _counted(self, pull: Tensor, rows: Tensor, k: int) -> Tensor:
+        self.by_reward[rows, k] += pull.flatten(1).square().mean(1).sqrt().cpu()
+        return pull
+
+    def _fused(self, pulls: dict[int, Tensor], rows: Tensor) -> dict[int, Tensor]:
+        """Each reward's pull times its c_k, and times its coefficient where the solver did not see that."""
+        if not pulls:
+            return {}
+        assert self.guide is not None and self.guide.exploration is not None  # of a method that solves
+        there, exploration = list(pulls), self.guide.exploration[self.places][rows]
+        flat = [pull.flatten(1) for pull in pulls.values()]
+        products = torch.stack([torch.stack([(a * b).sum(1) for b in flat], 1) for a in flat], 1).cpu()  # [N, K, K]
+        if self.guide.method == "min_norm":
+            exploration = torch.zeros_like(exploration)
+        applies = self.scores.values[rows][:, there].isfinite() & self.usable[rows, None]  # [N, K]
+        chosen = fusion.of_gradients(products, exploration, applies).float()
+        for place, k in enumerate(there):
+            self.coefficients[rows, k] = chosen[:, place]
+            after = self.scores.coefficients[k] / self.compared[k] if self.compared[k] else 1.0
+            pulls[k] = pulls[k] * after * beside(chosen[:, place], pulls[k])
+        return pulls
 
     # off-policy
 
@@ -475,8 +553,10 @@ class _Backward(Passes):
         for k, name in enumerate(self.scores.names):
             figures[f"gradient/{name}"] = distributed.whole(self.by_reward[:, k]).mean().item()
             figures[f"spread/{name}"] = self.spread.get(name, (0, 1.0))[1]
+            if self.solves:
+                figures[f"moca/coefficient/{name}"] = distributed.whole(self.coefficients[:, k]).mean().item()
         sizes = distributed.whole(self.sizes).mean(0)
-        shares = len(sizes) * sizes / sizes.sum().clamp(min=torch.finfo(torch.float32).tiny)
+        shares = len(sizes) * sizes / sizes.sum().clamp(min=_LEAST)
         figures |= {keys.credit_step(step): share for step, share in enumerate(shares.tolist()) if share}
         return figures | {"gradient_norm": self.tally.gradient_norm}
 
@@ -485,7 +565,7 @@ class _Backward(Passes):
         sizes, by_reward = distributed.whole(self.sizes), distributed.whole(self.by_reward)
         sizes, by_reward = sizes.nan_to_num(), by_reward.nan_to_num()
         total = sizes.sum(1, keepdim=True)
-        raw = torch.where(total > 0, sizes / total.clamp(min=torch.finfo(torch.float32).tiny), 0.0)
+        raw = torch.where(total > 0, sizes / total.clamp(min=_LEAST), 0.0)
         steps, unit = sizes.shape[1], sizes[sizes > 0].mean().item() if sizes.any() else 1.0
         credit = StepCredit(
             weights=steps * raw,
@@ -496,7 +576,7 @@ class _Backward(Passes):
             method=f"reward_gradient, {self.settings.mode}",
             sigmas=self.trajectories.sigmas,
         )
-        share = by_reward / by_reward.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        share = by_reward / by_reward.sum(1, keepdim=True).clamp(min=_LEAST)
         strength = sizes.sum(1) / unit
         return Advantages(
             step_advantage=sizes / unit,
@@ -563,7 +643,8 @@ def _from_one_call(back: _Backward, x: Tensor, part: Part, calls: int) -> Iterat
     v = back.velocity(x, part.rows, part.steps)  # [N, C, (F,) h, w]
     sigma = beside(back.sigmas[part.steps], x)  # [N, 1, 1, 1]
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
-    yield back.along(v, -sigma * pull, x, part.rows, part.steps, calls)
+    slope = -sigma * beside(back.stands_for[part.rows, part.steps], x) * pull
+    yield back.along(v, slope, x, part.rows, part.steps, calls)
 
 
 def _last_steps(back: _Backward, part: Part) -> Iterator[Tensor]:

@@ -69,7 +69,8 @@ MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
 FORMS = ("pairs", "pictures")  # in which My Pictures gives opinions: better and worse ones, or each picture alone
 GRADIENT_MODES = ("one_call", "last_steps", "low_variance", "leap")  # the rows of gradient.MODES
-GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo")  # what Reward Gradient Step can add
+CREDIT_ONLY = "credit"  # advantages say when and what, and their own update is not made
+GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo", CREDIT_ONLY)  # what Reward Gradient Step has from advantages
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
@@ -91,6 +92,7 @@ MAKE_NODE, SELECTING_NODE = "OTCA_MakeTrainable", "OTCA_BestOfN"
 MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
 SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
 PICTURES_NODE = "OTCA_MyPictures"
+TCD_NODE = "OTCA_TCDWeights"
 GIVEN_NODES = (PICTURES_NODE,)  # of pictures that are there already: their latents take the place of samples
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
 MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
@@ -283,7 +285,7 @@ class GradientSettings:
     highest_level: float = 1.0  # the noisiest level that one_call and leap begin at
     nested: float = 0.3  # leap: what stays of the gradient through the second leap's own call
     tile: int = 0  # side in pixels of the parts that the decoder's backward pass takes; 0: whole pictures
-    also: str = "awm"  # one of GRADIENT_PARTNERS, if advantages are given
+    also: str = "awm"  # one of GRADIENT_PARTNERS, if advantages are connected
     ratio: float = 1.0  # norm of that other gradient, in norms of the rewards'
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
@@ -508,6 +510,8 @@ class Advantages:
     method: str = ""
     seconds: float = 0.0
     most_of_a_group: int | None = None  # samples that a selection kept of each group at most; None: none was made
+    exploration: Tensor | None = None  # λ [B] of MOCA; None: none was asked for
+    compared: tuple[float, ...] = ()  # what each objective is scaled by before a solver compares them; empty: 1
 
     @property
     def by_step(self) -> bool:

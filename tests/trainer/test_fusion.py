@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.fusion import exploration_strength, moca, preferred, recenter
+from comfyui_otca.trainer.fusion import exploration_strength, moca, of_gradients, preferred, recenter
 from comfyui_otca.trainer.types import Fused
 
 cases = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -109,6 +109,65 @@ def test_min_norm_is_the_two_task_closed_form():
         share = min(max((second - first) * second / (first - second) ** 2, 0.0), 1.0)
         assert z.item() == pytest.approx(share * first + (1 - share) * second, abs=1e-12)
         assert coefficients.tolist() == pytest.approx([share, 1 - share], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "exploration", "coefficients"),
+    [
+        ([[1, 0], [0, 2]], 0, [0.8, 0.2]),  # apart: ½·(c²·1 + (1-c)²·4) is least at c = 4/5
+        ([[1, 0], [3, 0]], 0, [1, 0]),  # agreed: the shorter one
+        ([[1, 0], [-3, 0]], 0, [0.75, 0.25]),  # opposed: they cancel
+        # Of mean length 2 they are ½ and -1½ in units of it, and e points to the longer one: z = λ/2 = ½ that way is c₂ = ½.
+        ([[1, 0], [-3, 0]], 1, [0.5, 0.5]),
+        ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 0, [1 / 3, 1 / 3, 1 / 3]),
+        ([[1, 0], [-1, 0], [0, 1]], 0, [0.5, 0.5, 0]),  # what agrees with neither is left out where two cancel
+        ([[1, 1], [1, 1], [1, 1]], 0, [1, 0, 0]),  # alike: any will do, and the first is taken
+        ([[2, 0], [0, 0]], 0, [0, 1]),
+    ],
+)
+def test_fused_gradients_by_hand(gradients, exploration, coefficients):
+    g = torch.tensor(gradients, dtype=torch.float64)
+    everywhere = torch.ones(1, len(g), dtype=torch.bool)
+    solved = of_gradients((g @ g.T)[None], torch.tensor([float(exploration)]), everywhere)
+    assert solved[0].tolist() == pytest.approx(coefficients, abs=1e-9)
+
+
+def test_fused_gradients_are_the_best_of_the_simplex():
+    random = np.random.default_rng(3)
+    g, exploration = random.normal(size=(50, 4, 6)), torch.from_numpy(random.uniform(0, 1, 50))
+    applies = torch.from_numpy(random.uniform(size=(50, 4)) < 0.8)
+    applies[:, 0] = True
+    products = torch.from_numpy(g @ g.transpose(0, 2, 1))
+    solved = of_gradients(products, exploration, applies).numpy()
+    assert (solved >= 0).all() and solved.sum(1) == pytest.approx(np.ones(50)) and not solved[~applies.numpy()].any()
+    for row, (c, here, strength) in enumerate(zip(solved, applies.numpy(), exploration.tolist(), strict=True)):
+        own = g[row][here] / np.linalg.norm(g[row][here], axis=1).mean()
+        toward = own.sum(0) / np.linalg.norm(own.sum(0))
+        points = random.dirichlet(np.full(len(own), 0.5), 500)
+
+        def value(c, own=own, toward=toward, strength=strength):
+            moved = c @ own
+            return (moved**2).sum(-1) / 2 - strength / 2 * moved @ toward
+
+        assert value(c[here]) <= value(points).min() + 1e-9
+
+
+@given(
+    st.lists(st.lists(advantage, min_size=3, max_size=3).filter(lambda a: sum(a) > 0), min_size=1, max_size=6), strength
+)
+@cases
+def test_gradients_that_are_numbers_are_fused_as_advantages_are(rows, exploration):
+    values = torch.tensor(rows, dtype=torch.float64)
+    values = values / values.abs().mean(1, keepdim=True)
+    strengths, applies = torch.full((len(rows),), exploration, dtype=torch.float64), torch.ones(len(rows), 3).bool()
+    solved = of_gradients(values[:, :, None] * values[:, None], strengths, applies)
+    torch.testing.assert_close((solved * values).sum(1), moca(values, strengths).advantage, rtol=1e-3, atol=2e-3)
+
+
+def test_a_gradient_that_is_not_finite_has_no_coefficient():
+    products = torch.tensor([[[1.0, torch.nan], [torch.nan, 1.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    solved = of_gradients(products, torch.zeros(2), torch.ones(2, 2, dtype=torch.bool))
+    assert solved[0].isnan().all() and solved[1].tolist() == [0.5, 0.5]
 
 
 def test_preferred_by_hand():

@@ -47,6 +47,10 @@ def gradient_of(model, made, scores, settings, advantages=None):
     return -torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]).cpu()
 
 
+def backward(model, made, scores, settings=STILL, guide=None):
+    return gradient._Backward(model, made, gradient.watched(scores), len(made.groups), {}, settings, guide=guide)
+
+
 def slope_along(model, direction, of, step=5e-5):
     """Central difference of a function of the weights along a direction."""
     parameters = model.policy.trainable_parameters()
@@ -308,7 +312,7 @@ def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
     parts = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2, batch_size=1))
     assert whole.any()
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
-    levels = gradient._Backward(toy, made, gradient.watched(scores), 6, {}, STILL).draw(2, [0, 1, 2])
+    levels = backward(toy, made, scores).draw(2, [0, 1, 2])
     assert all(torch.equal(levels[0], row) for row in levels[:3]), "a group is at one level"
 
 
@@ -400,6 +404,174 @@ def uniform_advantages():
         return fuse(scores, credit, "weighted_advantages")
 
     return of
+
+
+# -- when and what, by advantages ----------------------------------------------------------------------------------------
+
+CREDIT = replace(STILL, also="credit")
+
+
+@pytest.fixture
+def weighed():
+    """weighed(made, scores, each, method): advantages of a credit of the weights `each` [T'] for each sample."""
+    from comfyui_otca.trainer.advantages import fuse
+    from comfyui_otca.trainer.credit import steps
+
+    def of(made, scores, each=None, method="weighted_advantages", **options):
+        credit = steps.uniform(made.latents, made.final, made.trained)
+        if each is not None:
+            credit = replace(credit, weights=torch.tensor(each).expand_as(credit.weights).float())
+        return fuse(scores, credit, method, **options)
+
+    return of
+
+
+@pytest.mark.parametrize("mode", gradient.MODES)
+def test_even_credit_and_a_weighted_sum_are_the_gradient_without_them(toy, small_settings, weighed, mode):
+    made, scores = taken(toy, small_settings(), [Smooth("a"), reward_class("sharpness")(coefficient=0.5)])
+    settings = replace(CREDIT, mode=mode, steps=2, kl_coefficient=0.5)
+    without = gradient_of(toy, made, scores, settings)
+    toy.memo.keep(RewardSpread())
+    assert torch.equal(gradient_of(toy, made, scores, settings, weighed(made, scores)), without) and without.any()
+
+
+def test_one_call_at_all_levels_weighs_each_by_its_credit(toy, small_settings, weighed):
+    """Where all are drawn, each stands for its weight: Σ_j w_j·R(x̂0_j)/T, of a step without credit with the weight 1."""
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    weights = [0.5, 2.0, 0.5][: len(made.trained)]
+    settings = replace(CREDIT, mode="one_call", steps=len(made.sigmas) - 1)
+    found = gradient_of(toy, made, scores, settings, weighed(made, scores, weights))
+    condition = toy.condition(made.prompts, made.settings).rows(made.groups)
+    each = dict(zip(made.trained, weights, strict=True))
+    mean = sum(each.get(j, 1.0) for j in range(4)) / 4
+
+    @torch.no_grad()
+    def objective():
+        total = 0.0
+        for j, sigma in enumerate(made.sigmas[:-1]):
+            x = made.latents[:, j].to(toy.device)
+            there = rewarded(toy, made, x - sigma * toy.velocity(x, sigma, condition, 1.0))
+            total += each.get(j, 1.0) / mean * there
+        return total / 4 / toy.memo[RewardSpread]["smooth"][1]
+
+    assert len(made.trained) < 4, "a step has no credit"
+    assert slope_along(toy, found / found.norm(), objective) == pytest.approx(found.norm().item(), rel=5e-3)
+
+
+def drawn_often(toy, made, scores, advantages, mode, count=400):
+    """How often each step was drawn, over so many versions of the policy: [B, T] as shares."""
+    often = torch.zeros(len(made.groups), len(made.sigmas) - 1)
+    for version in range(count):
+        toy.policy.version = version
+        back = backward(toy, made, scores, replace(CREDIT, mode=mode), advantages)
+        drawn = back.draw(2 if mode == "leap" else 1, [0, 1, 2, 3])
+        often.scatter_add_(1, drawn, torch.ones(len(often), len(often.T)))
+        assert (drawn.diff(dim=1) > 0).all()
+        assert back.stands_for.amax().item() == pytest.approx(1, abs=1e-5), "each stands for itself"
+    toy.policy.version = 0
+    return often / count
+
+
+def test_levels_and_leaps_are_drawn_by_credit(toy, small_settings, weighed):
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("a")])
+    credit = weighed(made, scores, [0.0, 2.5, 0.5])  # of four steps; the last one has none, and so 1
+    one = drawn_often(toy, made, scores, credit, "one_call")
+    # 6 samples x 400 draws: a share of 0.6 has a deviation of 0.01
+    torch.testing.assert_close(one.mean(0), torch.tensor([0.0, 2.5, 0.5, 1.0]) / 4, rtol=0, atol=0.04)
+    pairs = drawn_often(toy, made, scores, credit, "leap")
+    # 2.5·0.5, 2.5·1 and 0.5·1 of 4.25
+    torch.testing.assert_close(pairs.mean(0), torch.tensor([0.0, 3.75, 1.75, 3.0]) / 4.25, rtol=0, atol=0.04)
+
+
+def opposed(name, sign):
+    class Opposed(Smooth):
+        def differentiable(self, images, prompts):
+            return sign * super().differentiable(images, prompts) + images.flatten(1).mean(1)
+
+        score = differentiable
+
+    return Opposed(name, coefficient=0.5 if sign < 0 else 1.0)
+
+
+@pytest.mark.parametrize("weights", ["in the sum", "in the solver"])
+def test_min_norm_is_the_closed_form_of_each_samples_gradients(toy, small_settings, weighed, weights):
+    """In the picture: γ = ⟨g₂ - g₁, g₂⟩/‖g₁ - g₂‖², by autograd, and then the slope of Σ_k u_k·c_k·R_k/s_k."""
+    rewards = [opposed("a", 1), opposed("b", -1)]
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), rewards)
+    advantages = weighed(made, scores, method="min_norm", weights=weights)
+    settings = replace(CREDIT, mode="last_steps", steps=1)
+    found = gradient_of(toy, made, scores, settings, advantages)
+    spread = [toy.memo[RewardSpread][name][1] for name in "ab"]
+    with toy.decoder(made.texts) as decode:
+        pictures = decode(made.final.to(toy.device)).detach().requires_grad_()
+    before = [1.0, 0.5] if weights == "in the solver" else [1.0, 1.0]
+    g = [
+        u * torch.autograd.grad(reward.differentiable(pictures, made.texts).sum(), pictures)[0].flatten(1).double() / s
+        for reward, s, u in zip(rewards, spread, before, strict=True)
+    ]
+    share = (((g[1] - g[0]) * g[1]).sum(1) / (g[0] - g[1]).square().sum(1)).clamp(0, 1)  # γ [B]
+    assert share.min() < share.max()
+    parts = [share, 0.5 * (1 - share)]
+
+    @torch.no_grad()
+    def objective():
+        condition, sigma = toy.condition(made.prompts, made.settings).rows(made.groups), made.sigmas[-2]
+        x = made.latents[:, -2].to(toy.device)
+        end = x - sigma * toy.velocity(x, sigma, condition, 1.0)
+        with toy.decoder(made.texts) as decode:
+            images = decode(end)
+        return sum(
+            (part * reward.differentiable(images, made.texts).double() / s).mean().item()
+            for part, reward, s in zip(parts, rewards, spread, strict=True)
+        )
+
+    assert slope_along(toy, found / found.norm(), objective) == pytest.approx(found.norm().item(), rel=5e-3)
+
+
+def test_in_parts_a_fusion_is_the_same_and_says_its_coefficients(toy, small_settings, weighed):
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [opposed("a", 1), opposed("b", -1)])
+    advantages = weighed(made, scores, [0.5, 2.0, 0.5], "moca")
+    settings = replace(CREDIT, mode="leap", steps=2)
+    whole = gradient_of(toy, made, scores, settings, advantages)
+    toy.memo.keep(RewardSpread())
+    metrics, found = gradient.update(toy, made, scores, replace(settings, batch_size=2), advantages)
+    parts = -torch.cat([p.grad.flatten() for p in toy.policy.trainable_parameters()]).cpu()
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
+    coefficients = [metrics[f"moca/coefficient/{name}"] for name in "ab"]
+    assert sum(coefficients) == pytest.approx(1) and min(coefficients) > 0
+    assert found.per_objective.shape == (6, 2)
+
+
+def test_a_place_in_the_picture_and_a_selection_are_followed(toy, small_settings, weighed):
+    made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Smooth("a")])
+    advantages, settings = weighed(made, scores), replace(CREDIT, mode="last_steps", steps=1)
+    plain = gradient_of(toy, made, scores, settings)
+    where = torch.full((6, *made.final.shape[-2:]), 3.0)
+    everywhere = replace(advantages, credit=replace(advantages.credit, spatial=where))
+    toy.memo.keep(RewardSpread())
+    torch.testing.assert_close(gradient_of(toy, made, scores, settings, everywhere), 3 * plain)
+    toy.memo.keep(RewardSpread())
+    kept = replace(advantages, valid=torch.tensor([True, True, True, False, False, False]))
+    some = gradient_of(toy, made, scores, settings, kept)
+    toy.memo.keep(RewardSpread())
+    others = gradient_of(toy, made, scores, settings, replace(kept, valid=~kept.valid))
+    torch.testing.assert_close(some + others, plain, rtol=1e-4, atol=1e-6 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "says"),
+    [
+        ("last_steps", {}, "mode = last_steps takes the same steps of every sample, and the credit .* weighs steps"),
+        ("leap", {"measures": 0.9}, "goes by the gradients of GRPO Step, and Reward Gradient Step measures none"),
+        ("leap", {"ratio_scale": (1.0, 1.0, 1.0)}, "scales importance ratios, and Reward Gradient Step has none"),
+    ],
+)
+def test_credit_that_says_nothing_here_is_refused(toy, small_settings, weighed, mode, change, says):
+    made, scores = taken(toy, small_settings(), [Smooth("a")])
+    advantages = weighed(made, scores, [0.5, 2.0, 0.5])
+    advantages = replace(advantages, credit=replace(advantages.credit, **change))
+    with pytest.raises(ValueError, match=says):
+        gradient.update(toy, made, scores, replace(CREDIT, mode=mode), advantages)
 
 
 # -- decoding in tiles -------------------------------------------------------------------------------------------------

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from ..schedule import unequal_shares
 from ..types import (
     ASKING_NODES,
+    CREDIT_ONLY,
+    CREDITS,
     GIVEN_NODES,
     GRADIENT_NODE,
     LOAD_NODE,
     MATCHING_NODE,
     SELECTING_NODE,
     STEP_NODES,
+    TCD_NODE,
     TRAJECTORY_NODES,
     GradientSettings,
 )
@@ -82,7 +85,8 @@ def _update(graph: CheckedGraph) -> Iterator[Problem]:
     for step in graph.of(*STEP_NODES):
         kind = graph.nodes[step].class_type
         matching, follows = kind == MATCHING_NODE, kind == GRADIENT_NODE
-        if follows and "advantages" in graph.nodes[step].links:
+        guided = follows and _credit_only(graph, step)
+        if follows and not guided and "advantages" in graph.nodes[step].links:
             # What the other gradient refuses, this does.
             follows, matching = False, graph.values[step]["also"] != "grpo"
         for sampler in sorted(graph.samplers[step]):
@@ -100,11 +104,23 @@ def _update(graph: CheckedGraph) -> Iterator[Problem]:
             if kind == GRADIENT_NODE:
                 yield from _gradient_settings(graph, step, settings.transitions)
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
-        above = lineage.above(graph.workflow.entries, step) if matching else ()
+        above = lineage.above(graph.workflow.entries, step) if matching or guided else ()
+        title = graph.workflow.node_class(step).TITLE
         if scaling := [id_ for id_ in above if "ratio" in _traits(graph, id_)]:
-            yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
+            yield graph.misfit(step, refusals.of_credit(graph.titles(scaling), title))
         if measured := [id_ for id_ in above if "gradients" in _traits(graph, id_)]:
-            yield graph.misfit(step, refusals.of_measuring(graph.titles(measured)))
+            yield graph.misfit(step, refusals.of_measuring(graph.titles(measured), title))
+        methods = {id_: graph.values[id_].get("method", "uniform") for id_ in above}
+        tcd = set(graph.of(TCD_NODE))
+        weighing = [id_ for id_, method in methods.items() if id_ in tcd or method in CREDITS and method != "uniform"]
+        if guided and weighing:
+            misfits = refusals.of_drawing(graph.values[step]["mode"], graph.titles(weighing))
+            yield from (graph.misfit(step, misfit) for misfit in misfits)
+
+
+def _credit_only(graph: CheckedGraph, step: str) -> bool:
+    """Whether advantages only say when and what the step follows."""
+    return "advantages" in graph.nodes[step].links and graph.values[step].get("also") == CREDIT_ONLY
 
 
 def _gradient_settings(graph: CheckedGraph, step: str, transitions: int) -> Iterator[Problem]:
@@ -144,7 +160,7 @@ def _followed(graph: CheckedGraph) -> Iterator[Problem]:
                 follows[own] = cls.has_gradient()
         if follows and not any(follows.values()):
             yield graph.misfit(step, refusals.of_gradients(follows))
-        elif "advantages" not in graph.nodes[step].links:
+        elif "advantages" not in graph.nodes[step].links or _credit_only(graph, step):
             for own in (own for own, has in follows.items() if not has):
                 message = f"reward {own!r} has no gradient: it is watched, and not trained on"
                 fix = "switch on its held_out to say so, or connect advantages, whose update trains on it too"

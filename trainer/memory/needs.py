@@ -22,6 +22,7 @@ from ..policy.files import opened
 from ..prompts import PRESET, picture_names, read_prompts
 from ..schedule import step_kinds
 from ..types import (
+    CREDIT_ONLY,
     DATASET_NODE,
     GIVEN_NODES,
     GRADIENT_NODE,
@@ -378,8 +379,9 @@ def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
 
 
 def _pull(inputs: Mapping[str, Any]) -> Pull:
-    mode, tile = (plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile"))
-    return Pull(mode in ("one_call", "low_variance"), tile, adds=api.is_link(inputs.get("advantages")))
+    mode, tile, also = (plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile", "also"))
+    adds = api.is_link(inputs.get("advantages")) and also != CREDIT_ONLY
+    return Pull(mode in ("one_call", "low_variance"), tile, adds)
 
 
 def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def of_kept_graph(why: str, keeps_graph: bool) -> Iterator[Misfit]:
         yield Misfit("keep_graph", message, "set keep_graph to auto or off on SDE Sampler")
 
 
-def of_credit(method: str) -> Misfit:
-    """Says that a credit before Matching Step scales ratios."""
-    message = f"{method} scales importance ratios, and Matching Step has none"
+def of_credit(method: str, step: str = "Matching Step") -> Misfit:
+    """Says that a credit before a Step without ratios scales them."""
+    message = f"{method} scales importance ratios, and {step} has none"
     fix = "TCD Weights or another credit in its place, or GRPO Step as the update"
     return Misfit("advantages", message, fix)
 
@@ -95,6 +95,14 @@ def of_gradient_settings(settings: GradientSettings, steps: int) -> Iterator[Mis
     if settings.mode == "last_steps" and settings.steps > steps:
         message = f"steps = {settings.steps}: the sampler has {steps} steps"
         yield Misfit("steps", message, f"{steps} or fewer, or 0 for all of them")
+
+
+def of_drawing(mode: str, credits: str) -> list[Misfit]:
+    """Says that a mode of Reward Gradient Step draws no steps, for advantages of which it takes the credit."""
+    if mode in ("one_call", "leap"):
+        return []
+    message = f"mode = {mode} takes the same steps of every sample, and {credits} weighs steps"
+    return [Misfit("mode", message, "mode = leap or one_call, which draw steps by credit, or disconnect the credit")]
 
 
 def of_levels(settings: GradientSettings, sigmas: Sequence[float]) -> Iterator[Misfit]:

@@ -276,6 +276,27 @@ def test_beside_grpo_the_sampler_has_to_add_noise(small_graph):
     assert followed(small_graph, with_noise, n20=credit, n21=fusion) == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "method", "named"),
+    [
+        *(("leap", "tcd", []), ("last_steps", "tcd", ["mode"]), ("last_steps", "uniform", [])),
+        *(("leap", "pcpo", ["advantages", "method"]), ("one_call", "inverse_variance", ["advantages"])),
+    ],
+)
+def test_credit_alone_is_checked_as_what_it_says(small_graph, mode, method, named):
+    inputs = {"trajectories": ["3", 0], "method": method, "timestep_fraction": 1.0, "seed": 0, "model": ["1", 0]}
+    credit = {"class_type": "OTCA_StepCredit", "inputs": inputs}
+    if method == "tcd":
+        rest = {"w_min": 0.2, "floor": "affine", "normalize": "mean"}
+        credit = {"class_type": "OTCA_TCDWeights", "inputs": {"trajectories": ["3", 0], **rest}}
+    fusion = {
+        "class_type": "OTCA_MinNormFuse",
+        "inputs": {"scores": ["7", 0], "credit": ["20", 0], "std_scope": "group"},
+    }
+    step = {"OTCA_RewardGradientStep": {"mode": mode, "advantages": ["21", 0], "also": "credit"}}
+    assert sorted(problem.input for problem in followed(small_graph, step, n20=credit, n21=fusion)) == named
+
+
 @pytest.mark.parametrize(("rate", "told"), [(0.0, ["learning_rate"]), (1e-6, [])])
 def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
     content = small_graph({"OTCA_GRPOStep": {"learning_rate": rate}})
