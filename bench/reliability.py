@@ -254,11 +254,11 @@ def work(folder: Path, iterations: int) -> int:
     from ..host import devices
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..tests import training
-    from ..trainer.run import held
+    from ..trainer.run import record
     from ..trainer.workflow.running import Workflow
 
     devices.choose("cpu")
-    held.open_runs.clear()
+    record.open_runs.clear()
     workflow = Workflow(graph(KILLED), NODE_CLASS_MAPPINGS)
     workflow.set("TrainingRun.iterations", iterations)
     return training.train(workflow, folder, resume=(folder / "workflow.json").is_file())

@@ -1,7 +1,7 @@
 """Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
 
 ComfyUI hands one and the same model to every workflow whose loading node has the same inputs. So it is remembered which run a
-model belongs to (`held.run_of`). A graph that samples under another name, or has another structure, first gets the model back
+model belongs to (`record.run_of`). A graph that samples under another name, or has another structure, first gets the model back
 as Load Flow Model made it, or as its run left it at its last checkpoint. Headlessly a process trains one run, and the training
 loop decides.
 """
@@ -30,8 +30,8 @@ from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint, verdicts
 from ..trainer.run.folder import CHECKPOINTS, WORKFLOW, RunError, read_own
-from ..trainer.run.held import Asked, Held, Taken, close_run, hold, is_free, judge, keep_open, run_at, run_of
-from ..trainer.run.record import Run
+from ..trainer.run.held import Asked, Held, Taken, hold, is_free, judge
+from ..trainer.run.record import Run, close_run, keep_open, run_at, run_of
 from ..trainer.run.status import CANVAS
 from ..trainer.types import TRAJECTORY_NODES, RunSettings
 from ..trainer.workflow import lineage

@@ -153,7 +153,7 @@ def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None
 
 def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: SamplerSettings) -> None:
     """On the canvas, before a node samples: gives the model to the run that records what it is trained on, and says so."""
-    from ..trainer.run.held import run_of
+    from ..trainer.run.record import run_of
     from . import ownership
 
     if not here():
@@ -236,7 +236,7 @@ def let_go(run: str) -> None:
     Raises:
         Busy: a prompt with our nodes is running, or what it learned cannot be saved.
     """
-    from ..trainer.run.held import run_at
+    from ..trainer.run.record import run_at
     from . import ownership
 
     with devices.moving:

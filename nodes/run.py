@@ -110,13 +110,13 @@ class TrainingRun(Node):
         from ..canvas import ownership
         from ..trainer.pictures import grids
         from ..trainer.policy import lora
-        from ..trainer.run import held, record
+        from ..trainer.run import record
 
         prompt = prompt or {}
         if report is None:
             return results.shown(node_id, (results.picture(lambda: grids.note(UNRECORDED)),), {})
         if not canvas.here():
-            run = held.run_of(model) or record.begin(model, paths.run_folder(run_name), prompt)
+            run = record.run_of(model) or record.begin(model, paths.run_folder(run_name), prompt)
             run.settings = RunSettings(**settings)
             # No stop amid an evaluation: it would be missing from the resumed run.
             with stopping.finishing():

@@ -38,7 +38,7 @@ from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, SamplerSettings, metadata_of
 from . import plots
 from .scoring import check_names
-from .statistics import Interval, as_csv, bracketed, clustered, table
+from .statistics import Cell, as_csv, bracketed, clustered, table
 
 BASE = "base"
 SCORES, SETTINGS, PICTURES = "scores.jsonl", "settings.json", "pictures"
@@ -60,14 +60,6 @@ class Method:
     name: str
     adapter: Path | None = None
     guides: tuple[Guide, ...] = ()
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A reward's verdict on a method: the mean of its scores and, but for the base, of what they differ from the base's by."""
-
-    mean: Interval
-    difference: Interval | None = None
 
 
 def parse_lora(text: str) -> Method:

@@ -15,8 +15,7 @@ from ..trainer.pictures.figures import COLORS, SEQUENTIAL, new_figure, rendered
 if TYPE_CHECKING:
     from .comparison import Row
     from .comparison_report import Facts
-    from .evaluate import Cell
-    from .statistics import Interval
+    from .statistics import Cell, Interval
 
 
 def _dress(axis, title: str = "", below: str = "", grid: str = "both") -> None:

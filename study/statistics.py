@@ -32,6 +32,14 @@ class Interval:
         return replace(self, low=low, high=high)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A reward's verdict on a method: the mean of its scores and, but for the base, of what they differ from the base's by."""
+
+    mean: Interval
+    difference: Interval | None = None
+
+
 def clustered(values: Sequence[float] | np.ndarray, *shared: Iterable[Hashable]) -> Interval:
     """Student's interval of the mean of values [N], which are alike where they share a prompt, a noise or a training.
 

@@ -31,7 +31,7 @@ from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import toy
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -269,7 +269,7 @@ def _clean_process():
 
 def forget():
     """What is gone when a process ends: all but the files."""
-    held.open_runs.clear()
+    record.open_runs.clear()
     ownership.forget()
 
 

@@ -17,7 +17,7 @@ from comfyui_otca.trainer.checks.prepare import prepare, together
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.families.base import FlowModel
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import held, loop
+from comfyui_otca.trainer.run import loop, record
 from comfyui_otca.trainer.run.loop import Say
 from comfyui_otca.trainer.types import Scores, StepCredit, Trajectories
 from comfyui_otca.trainer.workflow import Workflow
@@ -37,7 +37,7 @@ def train(
     say: Say = lambda line: None,
 ) -> int:
     """Prepares a workflow for a folder, and trains it, as a new process does. Of several processes the first one prepares."""
-    held.open_runs.clear()
+    record.open_runs.clear()
     prepared = together(
         lambda: prepare(workflow, folder, resume=resume, take_over=take_over, say=say),
         lambda graph: (workflow.node_classes, workflow.display_names),
@@ -65,7 +65,7 @@ def whole_and_resumed(workflow: Path, place: Path, parts: tuple[int, ...] = (1, 
     """Rows of a training in one go by the command line; one with breaks after these iterations has the same figures."""
     for name, ends in {"whole": parts[-1:], "resumed": parts}.items():
         for number, last in enumerate(ends):
-            held.open_runs.clear()
+            record.open_runs.clear()
             command = ["train", str(workflow), "--output", str(place / name), "--iterations", str(last)]
             assert main(command + ["--resume"] * bool(number)) == 0
     assert untimed(place / "resumed") == untimed(place / "whole") and len(rows(place / "whole")) == parts[-1]

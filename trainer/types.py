@@ -295,6 +295,8 @@ class GradientSettings:
     epochs = 1  # of points that were visited on-policy
 
 
+AnySettings = UpdateSettings | MatchingSettings | GradientSettings
+
 HALO = 8  # latent positions around a decoder's tile that are decoded with it
 
 

@@ -22,7 +22,7 @@ from comfyui_otca.tests.training import CREDIT, FUSION, MODEL, PROMPTS, RUN, SAM
 from comfyui_otca.trainer.families import configured
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
@@ -121,7 +121,7 @@ def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, 
     for _ in range(3):
         alone.queue()
     assert untimed(runs / "one") == untimed(runs / "alone")
-    assert held.run_of(again.given[MODEL][0]) is None and held.run_of(one.given[MODEL][0]).folder.name == "alone"
+    assert record.run_of(again.given[MODEL][0]) is None and record.run_of(one.given[MODEL][0]).folder.name == "alone"
 
 
 def test_somebody_elses_files_are_not_written_over(tabs, runs):
@@ -142,7 +142,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     metrics = runs / "otca" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("[]\n" + whole)
-    held.open_runs.clear()
+    record.open_runs.clear()
     ownership.forget()
     claim.take(runs / "otca").release()
     fresh = {"OTCA_LoadFlowModel": {"resume_run": "otca"}, "OTCA_TrainingRun": RARELY}
@@ -260,7 +260,7 @@ def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workf
     shutil.rmtree(runs / "one" / "checkpoints")
     (runs / "one" / "checkpoints").mkdir()
     lines = (runs / "one" / "metrics.jsonl").read_bytes()
-    held.open_runs.clear()
+    record.open_runs.clear()
     changes = {"OTCA_LoadFlowModel": {"resume_run": "one"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     with pytest.raises(NodeError, match="has no checkpoint. Fix: "), torch.inference_mode():
         small_workflow(changes).run()
@@ -396,8 +396,8 @@ def test_which_run_goes_on_is_said_before_it_does(tabs, runs, small_workflow):
     another = said(tabs("one", {**seeds, "OTCA_LoadFlowModel": {"lora_rank": 2}}))
     assert another == told("one-2"), "its adapter has another form"
 
-    for run in list(held.open_runs.values()):  # as if ComfyUI was started again
-        held.close_run(run)
+    for run in list(record.open_runs.values()):  # as if ComfyUI was started again
+        record.close_run(run)
     ownership.forget()
     assert said(one) == told("one", 2), "a restart is no new run"
     assert said(one, resume_run="one") == told("one", 2)
@@ -470,7 +470,7 @@ def test_a_name_has_to_be_known_before_sampling(tabs, runs):
         graph[RUN]["inputs"]["run_name"] = name
         with pytest.raises(RunError, match=r"Training Run \(node 12\), input run_name = .*Fix: "):
             ownership.take_up(model, graph, SAMPLER)
-        assert held.run_of(model) is None and not runs.exists()
+        assert record.run_of(model) is None and not runs.exists()
 
 
 def test_a_lora_file_to_start_from(tabs, small_workflow, load_model, perturb, tmp_path, comfyui, monkeypatch):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.trainer.policy.files import read_metadata
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -37,7 +37,7 @@ def queue(comfyui, monkeypatch):
 
 def restart():
     """What is gone when ComfyUI ends: all but the files."""
-    held.open_runs.clear()
+    record.open_runs.clear()
     ownership.forget()
 
 
@@ -254,7 +254,7 @@ def test_a_renamed_run_overwrites_its_own_adapter_and_a_copy_does_not(
     file = tmp_path / "loras" / "otca_lora.safetensors"
     first = file.read_bytes()
     [node] = workflow.find("LoadFlowModel")
-    held.run_of(workflow.run(targets=[node])[node][0]).held.close()  # as when ComfyUI ends
+    record.run_of(workflow.run(targets=[node])[node][0]).held.close()  # as when ComfyUI ends
     restart()
     (shutil.copytree if is_copied else shutil.move)(runs / "otca", runs / "other")
     changes = {"OTCA_LoadFlowModel": {"resume_run": "other"}, "OTCA_TrainingRun": {"run_name": "other"}}

@@ -12,7 +12,7 @@ from comfyui_otca.page import proof
 from comfyui_otca.study import prove
 from comfyui_otca.tests.page.test_run_page import Page
 from comfyui_otca.tests.training import rows
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 
 HOURS = 1e-4  # a second is trained at least
 
@@ -26,7 +26,7 @@ def proves(small_graph, tmp_path, monkeypatch):
     def go(*arguments, changes=None):
         path = tmp_path / "graph.json"
         path.write_text(json.dumps(small_graph(changes)))
-        held.open_runs.clear()
+        record.open_runs.clear()
         command = ["prove", path, "--hours", HOURS, "--pictures", 6, "--output", folder, *arguments]
         return main(list(map(str, command))), folder
 

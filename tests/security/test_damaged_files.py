@@ -40,7 +40,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(finished_run, folder)
         damage(folder / name)
-        held.open_runs.clear(), caplog.clear(), capfd.readouterr()
+        record.open_runs.clear(), caplog.clear(), capfd.readouterr()
         code = main(["train", str(folder), "--resume"])
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 

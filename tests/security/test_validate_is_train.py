@@ -16,7 +16,7 @@ from comfyui_otca.host.paths import ASSETS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
 from comfyui_otca.tools.canvases.templates import TEMPLATES
-from comfyui_otca.trainer.checks import method, preflight
+from comfyui_otca.trainer.checks import graph, method, preflight
 from comfyui_otca.trainer.workflow import checking
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -305,10 +305,10 @@ def test_validate_train_and_the_page_refuse_alike(
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
 
 
-PLACES = [Path(module.__file__) for module in (preflight, method, checking)]
+PLACES = [Path(module.__file__) for module in (preflight, graph, method, checking)]
 # What no row makes, with the test that does: warnings, and what takes files, processes, ComfyUI or another graph.
 ELSEWHERE = {
-    "applying: Misfit(input, *_parted(error))": "test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration",
+    "applying: Misfit(input, *parted(error))": "test_a_line_that_a_reward_cannot_read_is_said_before_the_first_iteration",
     "applying: name, message, 'other prompts, as its help page has them, or another reward'": (
         "test_a_reward_that_applies_to_no_prompt_is_named"
     ),
@@ -332,16 +332,16 @@ ELSEWHERE = {
         "test_an_output_without_a_question_is_connected"
     ),
     "_sampler: 'merge_adapter', message, 'switch it off'": "test_an_adapter_is_not_merged_into_what_comfyui_loaded",
-    "_sampler: Misfit(_named_by(graph.values[loader]), *_parted(error))": "test_a_shift_that_is_none_at_the_size_is_a_refusal",
+    "_sampler: Misfit(named_by(graph.values[loader]), *parted(error))": "test_a_shift_that_is_none_at_the_size_is_a_refusal",
     "_sizes: 'width', message, f'{made.width} x {made.height}, or what you will use'": (
         "test_a_size_far_from_the_models_own_is_warned_of"
     ),
     "_sources: name, message, fix": "test_a_reward_of_edits_has_a_source_for_each_line",
-    "_starts: adapter.input, *_parted(error)": "test_an_adapter_of_another_network_than_the_loaders_file_is_named",
+    "_starts: adapter.input, *parted(error)": "test_an_adapter_of_another_network_than_the_loaders_file_is_named",
     "_still: 'learning_rate', message, 'for a LoRA, 1e-4 to 3e-4'": "test_a_training_that_moves_nothing_is_warned_of",
     "_texts: name, message, 'shorten it'": "test_a_prompt_that_the_text_encoder_cuts_is_named",
     "_texts: name, message, f'file = {made.prompts}'": "test_prompts_that_the_tiny_models_have_never_seen",
-    "theirs: name, *_parted(error)": "test_a_file_of_a_download_that_broke_off_is_named",
+    "theirs: name, *parted(error)": "test_a_file_of_a_download_that_broke_off_is_named",
     "_videos: name, message, fix": "test_judges_of_videos_are_refused_pictures",
     "node_problems: None, None, f'class {node.class_type} {why}', fix": (
         "test_what_cannot_run_here_is_refused_where_ours_need_it"

@@ -18,7 +18,7 @@ from comfyui_otca.study import compare
 from comfyui_otca.study import trainings as processes
 from comfyui_otca.study.compare import choose
 from comfyui_otca.study.trainings import Settings, run, trainings
-from comfyui_otca.trainer.run import budget, held
+from comfyui_otca.trainer.run import budget, record
 from comfyui_otca.trainer.run.budget import Budget
 from comfyui_otca.trainer.run.folder import RunError, json_line
 
@@ -338,7 +338,7 @@ def in_process(monkeypatch):
     class Process:
         def __init__(self, command, **_):
             begun.append(Path(command[3]))
-            held.open_runs.clear()
+            record.open_runs.clear()
             self.code = main(command[2:])
 
         def poll(self):

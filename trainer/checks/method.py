@@ -26,7 +26,7 @@ from ..workflow import lineage
 
 if TYPE_CHECKING:
     from ..workflow.problem import Problem
-    from .preflight import CheckedGraph
+    from .graph import CheckedGraph
 
 
 def _traits(graph: CheckedGraph, node_id: str) -> Collection[str]:

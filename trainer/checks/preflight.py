@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...host import devices, extras, search
+from ...host import devices, extras
 from ...host.access import wants
 from ...host.access.permissions import POST, NotAllowed
-from ...host.errors import parts
 from ..families import given
-from ..families.configured import Configuration, read_configuration
+from ..families.configured import Configuration
 from ..families.options import LoadOptions
 from ..families.sizes import Checkpoint
 from ..flow import FlowModelError, conflict
@@ -39,21 +38,19 @@ from ..types import (
     GIVEN_NODES,
     LOAD_NODE,
     MAKE_NODE,
-    MODEL_NODES,
     RUN_NODE,
     SAMPLER_NODE,
     STACK_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
-    SamplerSettings,
     place_of,
 )
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
 from . import method
+from .graph import MODEL_TYPE, CheckedGraph, named_by, parted
 
-MODEL_TYPE = "OTCA_MODEL"
 MODEL_INPUTS = ("model", "low_noise_model")  # of Make Trainable
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
@@ -72,95 +69,6 @@ def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
     for check in CHECKS if not graph.failed else ():
         problems += check(graph)
     return problems
-
-
-class CheckedGraph:
-    """What runs of a graph that validates, with the values that follow from it alone.
-
-    Attributes:
-        nodes: ours by id, sources first: what checks are about. What ComfyUI's nodes mean by their inputs, they judge themselves.
-        values: {id: {input: value}}, constants and what comes through links from nodes that are PURE, at the first iteration.
-        models: {id of a loader: its model's configuration, what is wrong with it, or None where it is not here yet}.
-        samplers: {id: the SDE Sampler nodes whose trajectories that node looks at, or what was made of them}.
-        failed: problems of PURE nodes, and of what they give.
-    """
-
-    def __init__(self, workflow: Workflow, processes: int):
-        self.workflow, self.processes = workflow, processes
-        self._running = {node_id: workflow.nodes[node_id] for node_id in workflow.needed()}
-        self.nodes = {node_id: node for node_id, node in self._running.items() if node_id in workflow.ours}
-        self.values: dict[str, dict[str, Any]] = {}
-        self.failed: list[Problem] = []
-        self._outputs: dict[str, tuple] = {}
-        self._evaluate()
-        self.samplers = self._samplers()
-        self.models = {loader: _configuration(self.values[loader]) for loader in self.of(LOAD_NODE)}
-
-    def known(self, node_id: str, name: str) -> Any:
-        """An input's value; None where it comes through a link of which only the run will say what it gives."""
-        link = self._running[node_id].links.get(name)
-        return None if link and link[0] not in self._outputs else self.values[node_id].get(name)
-
-    def _evaluate(self) -> None:
-        outputs = self._outputs
-        for node_id, node in self._running.items():
-            through = {
-                name: outputs[source][index] for name, (source, index) in node.links.items() if source in outputs
-            }
-            self.values[node_id] = node.defaults | node.constants | through
-            for name, value in through.items():
-                if node.declared[name].type in CONVERSIONS:
-                    self.failed += self.workflow.check_value(node, name, value)
-            if getattr(node.cls, "PURE", False) and node.links.keys() <= through.keys():
-                try:
-                    outputs[node_id] = getattr(node.cls(), node.cls.FUNCTION)(**node.constants, **through)
-                except ValueError as error:
-                    message, fix = _parted(error)
-                    name = message.split()[0] if message.split()[0] in node.declared else None
-                    self.failed.append(self.problem(node_id, name, message, fix))
-
-    def of(self, *class_types: str) -> list[str]:
-        return [node_id for node_id, node in self.nodes.items() if node.class_type in class_types]
-
-    def problem(self, node_id: str, name: str | None, message: str, fix: str) -> Problem:
-        value = self._running[node_id].inputs.get(name) if name else None
-        return self.workflow.problem(node_id, name, value, message, fix)
-
-    def misfit(self, node_id: str, misfit: Misfit) -> Problem:
-        return self.problem(node_id, misfit.input, misfit.message, misfit.fix)
-
-    def model(self, node_id: str, name: str = "model") -> str | None:
-        """The node that an input's model comes from; the update passes it on."""
-        seen = set()
-        while name in self._running[node_id].links and node_id not in seen:
-            seen.add(node_id)
-            node_id = self._running[node_id].links[name][0]
-            if self._running[node_id].class_type in MODEL_NODES:
-                return node_id
-            name = "model"
-        return None
-
-    def _samplers(self) -> dict[str, set[str]]:
-        samplers: dict[str, set[str]] = {}
-        for node_id, node in self._running.items():
-            looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
-            itself = {node_id} if node.class_type in TRAJECTORY_NODES else set()
-            samplers[node_id] = itself or set().union(*(samplers[source] for source in looked_at))
-        return samplers
-
-    def settings(self, sampler: str) -> SamplerSettings:
-        """What one of TRAJECTORY_NODES samples with, or makes trajectories for."""
-        return SamplerSettings.of_node(self.nodes[sampler].class_type, self.values[sampler])
-
-    def only_of_groups(self, reward: str) -> bool:
-        """Whether it may be asked about the pictures that are trained on, and about no others."""
-        limited = getattr(self._running[reward].cls, "only_of_groups", None)
-        wrapped = self._running[reward].links.get("reward")
-        itself = limited is not None and limited(**self.values[reward])
-        return itself or (wrapped is not None and self.only_of_groups(wrapped[0]))
-
-    def titles(self, node_ids: Iterable[str]) -> str:
-        return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))
 
 
 # --- what there is, and how it hangs together -------------------------------------------------------------------------
@@ -347,7 +255,7 @@ def _best_metric(graph: CheckedGraph) -> Iterator[Problem]:
         try:
             verdicts.check_evaluates(graph.values[run])
         except ValueError as error:
-            yield graph.problem(run, "evaluate_every", *_parted(error))
+            yield graph.problem(run, "evaluate_every", *parted(error))
         metric, stack = graph.values[run].get("best_metric"), offered.rewards_asked(graph.nodes, run)
         if not metric or stack is None:
             continue
@@ -357,7 +265,7 @@ def _best_metric(graph: CheckedGraph) -> Iterator[Problem]:
             if None not in rewards.values():
                 verdicts.check_metric({"best_metric": metric}, names)
         except ValueError as error:
-            yield graph.problem(run, "best_metric", *_parted(error))
+            yield graph.problem(run, "best_metric", *parted(error))
 
 
 def _videos(graph: CheckedGraph) -> Iterator[Problem]:
@@ -403,7 +311,7 @@ def _beyond_here(options: Mapping[str, Any]) -> Misfit | None:
     try:
         loading.check_options(chosen)
     except FlowModelError as error:
-        return Misfit("memory", *_parted(error))
+        return Misfit("memory", *parted(error))
     return None
 
 
@@ -422,31 +330,7 @@ def _starts(graph: CheckedGraph) -> Iterator[Problem]:
             try:
                 lora.check_start(files, find(adapter.what), rank)
             except (OSError, ValueError) as error:
-                yield graph.problem(node_id, adapter.input, *_parted(error))
-
-
-def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
-    """The configuration of a loader's model, by its folder; None if it is yet to be downloaded."""
-    name = _named_by(values)
-    try:
-        folder = search.model(values[name], "model_index.json")
-    except (FileNotFoundError, NotAllowed):
-        return None  # which the node itself refuses, unless it may be downloaded
-    try:
-        return read_configuration(folder)
-    except FlowModelError as error:
-        return Misfit(name, *_parted(error))
-
-
-def _named_by(values: Mapping[str, Any]) -> str:
-    """The input of a loader that names its model."""
-    return "path" if values["path"] else "model"
-
-
-def _parted(error: Exception) -> tuple[str, str]:
-    """What an error says, and its fix."""
-    message, fix = parts(error)
-    return message, fix or "give another value"
+                yield graph.problem(node_id, adapter.input, *parted(error))
 
 
 def theirs(graph: CheckedGraph) -> Iterator[Problem]:
@@ -456,7 +340,7 @@ def theirs(graph: CheckedGraph) -> Iterator[Problem]:
             try:
                 read_metadata(file)
             except ValueError as error:
-                yield graph.problem(node_id, name, *_parted(error))
+                yield graph.problem(node_id, name, *parted(error))
 
 
 def _devices(graph: CheckedGraph) -> Iterator[Problem]:
@@ -481,7 +365,7 @@ def _sampler(graph: CheckedGraph) -> Iterator[Problem]:
                 try:
                     misfit = untrainable(settings, model.checkpoint.sigmas(settings))
                 except ValueError as error:
-                    yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
+                    yield graph.misfit(loader, Misfit(named_by(graph.values[loader]), *parted(error)))
                     continue
                 unfit += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in unfit)
@@ -586,7 +470,7 @@ def applying(graph: CheckedGraph) -> Iterator[Problem]:
                     if not sum(kind.applies_to(prompt) for prompt in prompts):  # asked of each, since each may be wrong
                         idle_kinds.add(kind)
                 except RewardError as error:
-                    yield graph.misfit(node_id, Misfit(input, *_parted(error)))
+                    yield graph.misfit(node_id, Misfit(input, *parted(error)))
             idle = {name for name, kind in kinds.items() if kind in idle_kinds and node_id in graph.of(DATASET_NODE)}
             for name in sorted(idle):
                 title = graph.titles([graph.nodes[stack].links[name][0]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,10 @@ from ..workflow.problem import Problem, general
 from . import needs
 from .blueprint import of_folder
 from .case import GB, TIGHT, Iteration, Machine
-from .native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
+from .native import NativeCase
 
 if TYPE_CHECKING:
     from ..memo import Saved
-    from ..native.model import NativeModel
-    from ..types import SamplerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +61,6 @@ def check_folder(
 
 
 # --- what ComfyUI loaded -----------------------------------------------------------------------------------------------
-
-ROWS = 4  # samples in a call, if the sampler takes all of them at once and says no number
-UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
 class Decisions(dict[str, tuple], Memo):
@@ -141,56 +135,7 @@ def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool, device: to
         return None
 
 
-def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
-    """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
-    experts, samples = model.wrapped.values(), settings.batch_size or ROWS
-    size = settings.width, settings.height, settings.frames
-    guided = model.calls_per_velocity(settings.guidance) > 1
-    iteration = Iteration(size, samples=samples, batch=samples, sampling_batch=samples, guided=guided)
-    if model.planned is not None:
-        iteration = replace(model.planned, size=size, guided=guided)
-    iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
-    blocks = sum(len(expert.blocks) for expert in experts)
-    kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
-    published = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
-    # The width of a token in the blocks: what most of their layers take in
-    layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
-    widths: Counter[int] = Counter(
-        vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
-    )
-    architecture = replace(
-        published,
-        title=type(next(iter(experts)).core).__name__,
-        params=0,
-        width=widths.most_common(1)[0][0] if widths else 1,
-        layers=max(1, blocks // len(experts)),
-        networks=len(experts),
-        pixels=model.grid.unit,
-        time=model.grid.time or 1,
-        values=model.grid.channels * model.grid.patch**2,
-    )
-    return NativeCase(
-        model=architecture,
-        weights_bytes=sum(expert.patcher.model_size() for expert in experts),
-        trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
-        iteration=iteration,
-        checkpointing=model.options.checkpointing,
-        kept_blocks=None if model.options.checkpointing is None else 0,
-        is_low_memory=model.options.is_low_memory,
-        tiling=model.options.vae_tiling or model.device.type != "cpu",  # to which ComfyUI turns by itself on a GPU
-        encoder_bytes=_size(model.clip),
-        vae_bytes=_size(model.vae),
-        compute_bytes=model.dtype.itemsize,
-        machine=here(model.device),
-    )
-
-
 def room(case: NativeCase) -> int:
     """Bytes beside the weights that computing takes, whichever is larger of sampling and the update."""
     parts = case.needs.parts
     return max(parts["activations"], parts["sampling"]) + parts["optimizer"]
-
-
-def _size(part) -> int:
-    patcher = getattr(part, "patcher", None)
-    return int(patcher.model_size()) if patcher is not None else 0

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from .. import schedule
 from ..families import given, names
 from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
 from ..memory import fitting
+from ..memory.case import Iteration
+from ..memory.native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 from ..policy.layouts import Network, Rows, plain
 from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable, trial
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
     from comfy.sd import CLIP, VAE
 
-    from ..memory.case import Iteration
-    from ..memory.native import NativeCase
     from ..types import Trajectories
 
 HIGH, LOW = "model", "low_noise_model"
@@ -280,7 +281,7 @@ class NativeModel(FlowModel):
 
     def case(self, settings: SamplerSettings) -> NativeCase:
         """A training at these settings as it is counted and run; what was decided for an equal one holds."""
-        case = fitting.case_of(self, settings)
+        case = case_of(self, settings)
         key = repr((case.iteration, case.model, case.trained))
         made = self.memo[fitting.Decisions]
         if key not in made:
@@ -517,3 +518,58 @@ class _Observed(Mutable):
         super().__exit__(*error)
         if error[0] is None:
             self._model._writes_over = bool(self._model._writes_over or self.copies)
+
+
+# --- what its training takes ---------------------------------------------------------------------------------------------
+
+ROWS = 4  # samples in a call, if the sampler takes all of them at once and says no number
+UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
+
+
+def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
+    """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
+    experts, samples = model.wrapped.values(), settings.batch_size or ROWS
+    size = settings.width, settings.height, settings.frames
+    guided = model.calls_per_velocity(settings.guidance) > 1
+    iteration = Iteration(size, samples=samples, batch=samples, sampling_batch=samples, guided=guided)
+    if model.planned is not None:
+        iteration = replace(model.planned, size=size, guided=guided)
+    iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
+    blocks = sum(len(expert.blocks) for expert in experts)
+    kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
+    published = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
+    # The width of a token in the blocks: what most of their layers take in
+    layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
+    widths: Counter[int] = Counter(
+        vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
+    )
+    architecture = replace(
+        published,
+        title=type(next(iter(experts)).core).__name__,
+        params=0,
+        width=widths.most_common(1)[0][0] if widths else 1,
+        layers=max(1, blocks // len(experts)),
+        networks=len(experts),
+        pixels=model.grid.unit,
+        time=model.grid.time or 1,
+        values=model.grid.channels * model.grid.patch**2,
+    )
+    return NativeCase(
+        model=architecture,
+        weights_bytes=sum(expert.patcher.model_size() for expert in experts),
+        trained=sum(parameter.numel() for parameter in model.policy.trainable_parameters()),
+        iteration=iteration,
+        checkpointing=model.options.checkpointing,
+        kept_blocks=None if model.options.checkpointing is None else 0,
+        is_low_memory=model.options.is_low_memory,
+        tiling=model.options.vae_tiling or model.device.type != "cpu",  # to which ComfyUI turns by itself on a GPU
+        encoder_bytes=_size(model.clip),
+        vae_bytes=_size(model.vae),
+        compute_bytes=model.dtype.itemsize,
+        machine=fitting.here(model.device),
+    )
+
+
+def _size(part) -> int:
+    patcher = getattr(part, "patcher", None)
+    return int(patcher.model_size()) if patcher is not None else 0

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...host import distributed
-from ..types import OLD, THETA
+from ..types import OLD, THETA, AnySettings
 from .adapters import TRAINED, Adapter, Adapters
-
-if TYPE_CHECKING:
-    from ..updates.optimizer import AnySettings
 
 
 @dataclass

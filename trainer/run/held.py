@@ -7,15 +7,12 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...host import claim, distributed, files
 from ...host.files import Damaged
-from ..families.base import FlowModel
 from ..workflow import lineage
 from . import checkpoint, status
 from .best import put_back
@@ -37,9 +34,6 @@ from .folder import (
     read_lines,
     read_own,
 )
-
-if TYPE_CHECKING:
-    from .record import Run
 
 logger = logging.getLogger(__name__)
 
@@ -198,33 +192,3 @@ def in_the_way(folder: Path, written: status.Status) -> list[str]:
     """The files that a new run would write over; nothing where one of ours was begun or prepared, which its status.json says."""
     names = [name for name in WRITTEN if files.present(folder / name)]
     return names if written.status == status.UNKNOWN else []
-
-
-# --- the runs of this process -------------------------------------------------------------------------------------------
-
-open_runs: dict[Path, Run] = {}
-_trained: weakref.WeakKeyDictionary[FlowModel, Run] = weakref.WeakKeyDictionary()
-
-
-def keep_open(run: Run, model: FlowModel) -> None:
-    """From now on that run records what the model learns; a model itself does not know."""
-    open_runs[files.real(run.folder)] = _trained[model] = run
-
-
-def run_at(folder: Path) -> Run | None:
-    """The run of that folder, if it is open in this process."""
-    return open_runs.get(files.real(folder))
-
-
-def run_of(model: FlowModel) -> Run | None:
-    """The run that records what the model learns."""
-    return _trained.get(model)
-
-
-def close_run(run: Run) -> None:
-    """The run ends in this process, and any other process may resume it."""
-    open_runs.pop(files.real(run.folder), None)
-    if (model := run.model()) is not None and _trained.get(model) is run:
-        del _trained[model]
-    run.close()
-    run.held.close()

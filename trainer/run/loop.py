@@ -26,8 +26,8 @@ from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint, status, verdicts
 from .folder import BEST, CHECKPOINTS, RunError, Say, has_saved
-from .held import Held, keep_open
-from .record import Run
+from .held import Held
+from .record import Run, keep_open
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from ..workflow import graph, lineage
 from . import budget, checkpoint, evaluation, status, verdicts
 from .best import BestAdapter
 from .folder import BEST, CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, WORKFLOW, RunError, writing
-from .held import Held, hold, judge, keep_open
+from .held import Held, hold, judge
 from .trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -502,3 +502,33 @@ class Graphs:
         rows.append({"iteration": iteration, "changes": changes})
         if self.held.changes.writes and self.held.folder.is_dir():
             self.held.changes.write()
+
+
+# --- the runs of this process -------------------------------------------------------------------------------------------
+
+open_runs: dict[Path, Run] = {}
+_trained: weakref.WeakKeyDictionary[FlowModel, Run] = weakref.WeakKeyDictionary()
+
+
+def keep_open(run: Run, model: FlowModel) -> None:
+    """From now on that run records what the model learns; a model itself does not know."""
+    open_runs[files.real(run.folder)] = _trained[model] = run
+
+
+def run_at(folder: Path) -> Run | None:
+    """The run of that folder, if it is open in this process."""
+    return open_runs.get(files.real(folder))
+
+
+def run_of(model: FlowModel) -> Run | None:
+    """The run that records what the model learns."""
+    return _trained.get(model)
+
+
+def close_run(run: Run) -> None:
+    """The run ends in this process, and any other process may resume it."""
+    open_runs.pop(files.real(run.folder), None)
+    if (model := run.model()) is not None and _trained.get(model) is run:
+        del _trained[model]
+    run.close()
+    run.held.close()

@@ -14,11 +14,10 @@ from torch import Tensor
 from ...host import devices, distributed, errors, stopping
 from ..families.base import FlowModel
 from ..rollout import velocity_at
-from ..types import Advantages, GradientSettings, MatchingSettings, Trajectories, UpdateSettings
+from ..types import Advantages, AnySettings, Trajectories
 
 logger = logging.getLogger(__name__)
 
-AnySettings = UpdateSettings | MatchingSettings | GradientSettings
 MAX_SKIPPED_IN_A_ROW = 10
 DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
 

@@ -22,7 +22,7 @@ from comfyui_otca.trainer.credit.gains import rewards_along
 from comfyui_otca.trainer.credit.learned import LearnedShares, learned, looks_ahead, moments
 from comfyui_otca.trainer.memo import Memos
 from comfyui_otca.trainer.rewards.base import RewardError
-from comfyui_otca.trainer.run import checkpoint, held
+from comfyui_otca.trainer.run import checkpoint, record
 from comfyui_otca.trainer.types import LEFT_OUT
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -365,7 +365,7 @@ def test_a_run_and_the_same_resumed_from_every_iteration(small_graph, tmp_path):
     for stop in (1, 2, 3):
         folder = str(tmp_path / f"cut_{stop}")
         for total in (stop, 5):
-            held.open_runs.clear()
+            record.open_runs.clear()
             stopping.request.signal = None
             resume = ["--resume"] if total == 5 else []
             assert main([*arguments, folder, "--set", f"OTCA_TrainingRun.iterations={total}", *resume]) == 0

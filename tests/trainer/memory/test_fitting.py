@@ -21,7 +21,7 @@ from comfyui_otca.trainer.memory import fitting, needs
 from comfyui_otca.trainer.memory.blueprint import of_folder
 from comfyui_otca.trainer.memory.case import GB, Machine
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
-from comfyui_otca.trainer.native.model import NativeModel
+from comfyui_otca.trainer.native.model import NativeModel, case_of
 from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.types import TRAJECTORY_NODES, SamplerSettings
 
@@ -173,5 +173,5 @@ def test_what_is_counted_is_what_runs(name, monkeypatch):
     assert seen == ({True} if "wan" in name else {True, False}), "Wan's templates have it on"
     model = loaded(graph, counted, device)
     model.most_pictures, model.planned = 2, fitting.planned({**graph, "99": graph["17"]}, False, model.device)
-    case = fitting.case_of(model, SamplerSettings.from_inputs(sampler))
+    case = case_of(model, SamplerSettings.from_inputs(sampler))
     assert case.iteration.references == 2 and model.planned is None, "of two updates it is not known which is meant"

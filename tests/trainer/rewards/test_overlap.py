@@ -21,7 +21,7 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.rewards import RewardError, overlap, reward_class
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.rewards.overlap import Overlap
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.types import Prompts
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -251,7 +251,7 @@ ON = {
 
 def _train(workflow, folder, overlapping=True):
     """Its exit code, its lines, and how many samples were in each part that was scored during sampling."""
-    held.open_runs.clear()
+    record.open_runs.clear()
     parts, own, expect = [], overlap.Scored.score_ready, Overlap.expect
     overlap.Scored.score_ready = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
     if not overlapping:

@@ -19,7 +19,7 @@ from comfyui_otca.tests.training import rows, train
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.policy.policy import Policy
 from comfyui_otca.trainer.rewards import pixels, shapes
-from comfyui_otca.trainer.run import checkpoint, held, record, verdicts
+from comfyui_otca.trainer.run import checkpoint, record, verdicts
 from comfyui_otca.trainer.run import evaluation as evaluation_module
 from comfyui_otca.trainer.run.folder import Lines, RunError
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
@@ -296,7 +296,7 @@ def after_each(scripted, run, tmp_path):
         run(resume=iterations > 1, iterations=iterations)
         found.append(adapter(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run")
-    held.open_runs.clear()
+    record.open_runs.clear()
     return found
 
 
@@ -325,12 +325,12 @@ def test_a_declining_run_goes_back_to_its_best(after_each, scripted, small_graph
         assert read_metadata(folder / name)["otca_iteration"] == "1"
     before = (folder / "metrics.jsonl").read_text()
 
-    held.open_runs.clear()
+    record.open_runs.clear()
     assert main(["train", str(folder), "--resume"]) == 0
     assert TOLD in capsys.readouterr().out and (folder / "metrics.jsonl").read_text() == before
     assert same(adapter(folder), after_each[0])
 
-    held.open_runs.clear()
+    record.open_runs.clear()
     arguments = ["--resume", "--set", "OTCA_TrainingRun.stop_after_decline=0", "--iterations", "4"]
     assert main(["train", str(folder), *arguments]) == 0
     assert len(rows(folder)) == 4 and status(folder)["reason"] is None

@@ -10,7 +10,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.host.files import Damaged
 from comfyui_otca.tests.training import rows, untimed
-from comfyui_otca.trainer.run import budget, held
+from comfyui_otca.trainer.run import budget, record
 from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
 
 
@@ -95,7 +95,7 @@ def train(small_graph, tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "workflow.json").write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"iterations": 1000}})))
         Budget("forwards", amount, evaluations).write(folder)
-        held.open_runs.clear()
+        record.open_runs.clear()
         assert main(["train", str(folder), "--resume", *options]) == 0
         return folder
 

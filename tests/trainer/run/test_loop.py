@@ -57,7 +57,7 @@ def otca(capsys):
     """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
 
     def run(*arguments):
-        held.open_runs.clear()
+        record.open_runs.clear()
         stopping.request.signal = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()

@@ -14,7 +14,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import extras
 from comfyui_otca.tests.training import rows
-from comfyui_otca.trainer.run import held
+from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.run.trackers import Trackers
 
 
@@ -69,7 +69,7 @@ def start(small_graph, tmp_path, monkeypatch):
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))
 
     def go(*arguments):
-        held.open_runs.clear()
+        record.open_runs.clear()
         return main(["train", str(path), "--output", str(tmp_path / "run"), *arguments])
 
     return go
