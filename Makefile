@@ -38,7 +38,6 @@ lint: setup ## style, layers, types, budgets, unused code, generated files: unde
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/lint-imports --no-cache --config tools/handles.ini
 	$(TYPES) & other=$$!; $(TYPES) --pythonplatform Windows && wait $$other
 	$(BIN)/python tools/english.py
 	$(BIN)/python tools/repaired_faults.py --check

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..host.distributed import Share
-    from .families.base import FlowModel
     from .memo import Saved
-    from .rewards.base import Reward
-    from .rewards.overlap import Overlap
 
 _T = TypeVar("_T")
 Handle = Annotated[_T, "no value: it lives, changes in place, and is the same object wherever it is named"]
@@ -383,8 +380,8 @@ class Trajectories:
         seed: of all noise.
         kept: the graphs of the trained steps, if they were kept for the update.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, if they were kept for the preview.
-        model: the model that sampled.
-        overlap: where Reward Stack finds the scores that were made during sampling, and says whom to ask next time.
+        model: the FlowModel that sampled, or None.
+        overlap: the Overlap where Reward Stack finds the scores that were made during sampling, and says whom to ask next time.
     """
 
     latents: Tensor
@@ -403,10 +400,10 @@ class Trajectories:
     sampled_with: str = THETA
     kept: Handle[KeptGraph] | None = None
     predictions: Tensor | None = None
-    model: Handle[FlowModel] | None = None
+    model: Handle[Any] = None
     seconds: float = 0.0
     positions: tuple[int, ...] = ()
-    overlap: Handle[Overlap] | None = None
+    overlap: Handle[Any] = None
 
     @property
     def texts(self) -> list[str]:
@@ -414,7 +411,7 @@ class Trajectories:
         # torch does not say of what tolist() is a list
         return [self.prompts[group] for group in self.groups.tolist()]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
-    def made_by(self, model: Handle[FlowModel]) -> bool:
+    def made_by(self, model: Handle[object]) -> bool:
         return self.model is None or self.model is model
 
 
@@ -422,7 +419,7 @@ class Trajectories:
 class Scores:
     """The scores by the rewards: `values` [B, K] float32, FAILED or LEFT_OUT in place of a missing score.
 
-    `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the rewards themselves,
+    `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the Rewards themselves,
     trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
     `seconds` is what each reward took; `waited` is how long the iteration stood still for all of them, None for the sum.
     """
@@ -433,7 +430,7 @@ class Scores:
     groups: Tensor
     held_out: Tensor
     held_out_names: tuple[str, ...]
-    rewards: Sequence[Reward]
+    rewards: Sequence[Any]
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     waited: float | None = None

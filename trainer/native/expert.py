@@ -72,6 +72,12 @@ class Expert:
         """The dtype that it computes in: the type of its weights, or another one where the device cannot or a node says so."""
         return self.patcher.get_model_object("manual_cast_dtype") or self.core.get_dtype()
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is held in fewer bits than it is computed with."""
+        weights = (weight.data for weight in self.network.parameters())
+        return any(type(w) is not torch.Tensor or w.dtype.itemsize < 2 for w in weights)
+
     def put_in(self, patcher: ModelPatcher) -> None:
         self._wrap(self.network, functools.partial(self._called, self.network.forward))
         others = [("", module) for network in self._held for module in network.modules()]  # which have no adapter

@@ -22,9 +22,10 @@ from ..types import NextRollout
 from .lora import B
 
 if TYPE_CHECKING:
+    from ..families.base import FlowModel
     from ..memo import Saved
     from ..types import Trajectories
-    from .model import NativeModel
+    from .expert import Expert
 
 logger = logging.getLogger(__name__)
 
@@ -89,33 +90,29 @@ class Tried(Memo):
         return cls(map(str, values))
 
 
-def check(model: NativeModel, trajectories: Trajectories) -> None:
-    """Compares, for each network, at the first sample of these trajectories; where it cannot be decided, that is logged.
+def check(model: FlowModel, expert: Expert, trajectories: Trajectories, step: int) -> None:
+    """Compares, for the network that works at that step, at the first sample; where it cannot be decided, that is logged.
 
     Raises:
         WrongGradient: the derivative is another than the differences say.
     """
-    for name in model.wrapped:
-        steps = [step for step in trajectories.trained if model._expert_at(trajectories.sigmas[step]) == name]
-        if not steps:
-            continue
-        kind = type(model.wrapped[name].core).__name__
-        logger.info("%s: comparing its gradient with finite differences, %d calls of one sample", kind, CALLS)
-        comparison = compare(model, trajectories, name, steps[0])
-        figures = f"{comparison.derivative:.4g} against {comparison.difference:.4g}"
-        if not comparison.is_decided:
-            logger.warning("%s: finite differences cannot decide whether its gradient is right (%s)", kind, figures)
-        elif not comparison.is_right:
-            raise WrongGradient(
-                f"the gradient of {kind} is wrong by {comparison.error:.0%}: the derivative of the adapter is {figures} by "
-                f"finite differences. Nothing was trained. Fix: on Make Trainable set checkpointing to "
-                f"{'off' if model.checkpointing else 'on'}, memory to auto, or load the weights in another precision"
-            )
-        else:
-            logger.info("%s: the gradient agrees with finite differences within %.1e", kind, comparison.error)
+    kind = type(expert.core).__name__
+    logger.info("%s: comparing its gradient with finite differences, %d calls of one sample", kind, CALLS)
+    comparison = compare(model, expert, trajectories, step)
+    figures = f"{comparison.derivative:.4g} against {comparison.difference:.4g}"
+    if not comparison.is_decided:
+        logger.warning("%s: finite differences cannot decide whether its gradient is right (%s)", kind, figures)
+    elif not comparison.is_right:
+        raise WrongGradient(
+            f"the gradient of {kind} is wrong by {comparison.error:.0%}: the derivative of the adapter is {figures} by "
+            f"finite differences. Nothing was trained. Fix: on Make Trainable set checkpointing to "
+            f"{'off' if expert.checkpointing else 'on'}, memory to auto, or load the weights in another precision"
+        )
+    else:
+        logger.info("%s: the gradient agrees with finite differences within %.1e", kind, comparison.error)
 
 
-def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int) -> Comparison:
+def compare(model: FlowModel, expert: Expert, trajectories: Trajectories, step: int) -> Comparison:
     """The derivative of the velocity along the adapter's B, in the direction in which that moves: A's is zero while B is."""
     settings, sigma, wish = trajectories.settings, trajectories.sigmas[step], model.memo[NextRollout]
     x = trajectories.latents[:1, step].to(model.device)
@@ -126,12 +123,11 @@ def compare(model: NativeModel, trajectories: Trajectories, name: str, step: int
         on_call()
         return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
 
-    named = model.wrapped[name].adapters.parameters()
-    parameters = [parameter for key, parameter in named.items() if key.endswith(B)]
+    parameters = [parameter for key, parameter in expert.adapters.parameters().items() if key.endswith(B)]
     # The whole gradient: without the negative half's there is nothing that it would equal.
     model.memo.keep(NextRollout())
     try:
-        return _compared(velocity, parameters, model.dtype, model.is_quantized)
+        return _compared(velocity, parameters, model.dtype, expert.is_quantized)
     finally:
         model.memo.keep(wish)
 

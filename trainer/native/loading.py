@@ -63,7 +63,7 @@ def make_trainable(
     if not extra:
         # At the smallest size: a CLIP of another model shows only in how the network takes its embeddings
         try:
-            trial.run(made, *made.smallest())
+            made.try_out(*made.smallest())
         except (torch.OutOfMemoryError, FlowModelError):
             raise  # which are no fault of the CLIP
         except trial.MISFITS as error:

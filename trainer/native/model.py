@@ -133,9 +133,7 @@ class NativeModel(FlowModel):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any weight is held in fewer bits than it is computed with."""
-        weights = (w.data for network in self.experts.values() for w in network.parameters())
-        return any(type(w) is not torch.Tensor or w.dtype.itemsize < 2 for w in weights)
+        return any(expert.is_quantized for expert in self.wrapped.values())
 
     @property
     def guidance_is_embedded(self) -> bool:
@@ -224,8 +222,13 @@ class NativeModel(FlowModel):
         if self.is_untried:
             self.is_untried = False
             noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
-            trial.run(self, replace(condition, index=(0,)), noise, settings.guidance)
+            self.try_out(replace(condition, index=(0,)), noise, settings.guidance)
         return condition
+
+    def try_out(self, condition: NativeCondition, x: Tensor, guidance: float) -> None:
+        """Tries each network as `trial.run` does."""
+        for name, expert in self.wrapped.items():
+            trial.run(self.velocity, expert, self.range_of(name), condition, x, guidance)
 
     def _with_pictures(self, asked: Asked) -> Conditioning:
         way, unit = sources.way_of(self._first.core, self.clip), self.grid.scale * self.grid.patch
@@ -383,7 +386,9 @@ class NativeModel(FlowModel):
         shape, guidance = tuple(trajectories.latents.shape[2:]), trajectories.settings.guidance
         kind = f"{type(self._first.core).__name__} {self.device} {held} {shape} {guidance}"
         if self.options.check_gradients and kind not in self.memo[guard.Tried].forms:
-            guard.check(self, trajectories)
+            levels = {self._expert_at(trajectories.sigmas[step]): step for step in reversed(trajectories.trained)}
+            for name in (name for name in self.wrapped if name in levels):
+                guard.check(self, self.wrapped[name], trajectories, levels[name])
             self.memo[guard.Tried].forms.add(kind)
 
     # -- latents, noise levels, pictures -------------------------------------------------------------------------------------

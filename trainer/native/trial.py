@@ -21,7 +21,6 @@ from . import foreign, guard
 if TYPE_CHECKING:
     from .conditions import NativeCondition
     from .expert import Expert
-    from .model import NativeModel
 
 logger = logging.getLogger(__name__)
 
@@ -33,42 +32,52 @@ ALIKE, STEADY = 0.02, 1e-3
 
 
 @torch.no_grad()
-def run(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: float) -> None:
-    """Notes on each network whether its calls may hold several samples.
+def run(
+    velocity: Callable[..., Tensor],
+    expert: Expert,
+    levels: tuple[float, float],
+    condition: NativeCondition,
+    x: Tensor,
+    guidance: float,
+) -> None:
+    """Notes on one of a model's networks whether its calls may hold several samples.
 
     Where other nodes' functions see the noise level, they may do so at some levels only, which no trial would meet: a call then
     holds one sample, as ComfyUI's sampler would have it.
 
+    `velocity`: the model's.
+    `levels`: a high and a low one, at which that network works.
     `condition`: of one prompt.
     `x`: three samples; or one, where a batch would be too large to try.
 
     Raises:
         FlowModelError: the same call gives another velocity later, or a function of another node raises.
     """
-    for name, expert in model.wrapped.items():
-        call = partial(_call, model, condition, x, guidance)
-        high, low = model.range_of(name)
-        logger.info("%s: trying it, %d calls at most", type(expert.core).__name__, CALLS)
-        try:
-            if expert.is_alone:
-                _check_steady(expert, call, high, low)
-            elif len(x) > 1:
-                expert.is_alone = _couples(call, high, low)
-        except MISFITS as error:
-            if node := foreign.blamed(error, expert.functions):
-                raise FlowModelError(
-                    f"model: {node} raises in a call of {type(expert.core).__name__}: {first_line(error)}. Fix: connect the "
-                    "MODEL from before that node, or switch off what it remembers of a sampling at another size, such as "
-                    "momentum; a KSampler after Tuned Model may have it"
-                ) from error
-            raise
+    call = partial(_call, velocity, condition, x, guidance)
+    high, low = levels
+    logger.info("%s: trying it, %d calls at most", type(expert.core).__name__, CALLS)
+    try:
+        if expert.is_alone:
+            _check_steady(expert, call, high, low)
+        elif len(x) > 1:
+            expert.is_alone = _couples(call, high, low)
+    except MISFITS as error:
+        if node := foreign.blamed(error, expert.functions):
+            raise FlowModelError(
+                f"model: {node} raises in a call of {type(expert.core).__name__}: {first_line(error)}. Fix: connect the "
+                "MODEL from before that node, or switch off what it remembers of a sampling at another size, such as "
+                "momentum; a KSampler after Tuned Model may have it"
+            ) from error
+        raise
 
 
-def _call(model: NativeModel, condition: NativeCondition, x: Tensor, guidance: float, **at: float) -> Tensor:
+def _call(
+    velocity: Callable[..., Tensor], condition: NativeCondition, x: Tensor, guidance: float, **at: float
+) -> Tensor:
     """The velocity of samples 0, 1 … of x, each at its level."""
     rows = [int(name[1:]) for name in at]
     levels = torch.tensor(list(at.values()), dtype=torch.float64)
-    return model.velocity(x[rows], levels, condition.rows(torch.zeros(len(rows), dtype=torch.int64)), guidance)
+    return velocity(x[rows], levels, condition.rows(torch.zeros(len(rows), dtype=torch.int64)), guidance)
 
 
 def _couples(call: Callable[..., Tensor], high: float, low: float) -> bool:

@@ -259,7 +259,7 @@ def _rows(made: Made) -> float:
 
 def _slope(made: Made) -> float:
     if made.model.dtype != torch.float32:  # where numbers one by one move nothing
-        return guard.compare(made.model, made.sample(guidance=3.5), HIGH, 0).error
+        return guard.compare(made.model, made.model.wrapped[HIGH], made.sample(guidance=3.5), 0).error
     made.move()
     loss = Loss(made, guidance=3.5)
     gradients = loss.gradients()

@@ -52,7 +52,7 @@ class Model:
     def __init__(self, factor=1.0, jitter=0.0, dtype=torch.float32):
         self.first = torch.nn.Parameter(torch.zeros(3))
         self.last = torch.nn.Parameter(torch.full((3,), 10.0))
-        self.factor, self.dtype, self.is_quantized = factor, dtype, False
+        self.factor, self.dtype = factor, dtype
         self.device, self.calls = torch.device("cpu"), 0
         self.jitter, self.random = jitter, torch.Generator().manual_seed(0)
         parameters = {
@@ -61,8 +61,8 @@ class Model:
             "last.lora_B.weight": self.last,
         }
         adapters = types.SimpleNamespace(parameters=lambda: parameters)
-        self.wrapped = {"model": types.SimpleNamespace(adapters=adapters, core=self)}
-        self.checkpointing, self.memo = True, Memos()
+        self.expert = types.SimpleNamespace(adapters=adapters, core=self, checkpointing=True, is_quantized=False)
+        self.memo = Memos()
         self.memo.keep(NextRollout(unconditional_gradient=False))
 
     def condition(self, texts, settings):
@@ -70,9 +70,6 @@ class Model:
 
     def guidance_at(self, sigma, settings):
         return 1.0
-
-    def _expert_at(self, sigma):
-        return "model"
 
     def velocity(self, x, sigma, condition, guidance):
         self.calls += 1
@@ -87,10 +84,18 @@ def trajectories():
     return types.SimpleNamespace(**steps, groups=torch.zeros(1, dtype=torch.int64), prompts=("a",))
 
 
+def check(model, paths):
+    guard.check(model, model.expert, paths, 0)
+
+
+def compare(model, paths):
+    return guard.compare(model, model.expert, paths, 0)
+
+
 def test_a_right_gradient_passes_and_nothing_has_moved(caplog):
     model = Model()
     with caplog.at_level("INFO"):
-        guard.check(model, trajectories())
+        check(model, trajectories())
     assert "the gradient agrees with finite differences within" in caplog.text
     assert torch.equal(model.first, torch.zeros(3)) and torch.equal(model.last, torch.full((3,), 10.0))
     assert model.calls == guard.CALLS <= TRIAL_CALLS
@@ -112,9 +117,9 @@ class Half(Model):
 @pytest.mark.parametrize("inner", [2.0**11, 2.0**-18])
 def test_float16_is_checked_with_a_scale_of_the_loss(inner):
     """2^11: without a scale the gradient, below 6e-8, would be 0. 2^-18: a scale of 2^16 is too large, and is halved."""
-    right = guard.compare(Model(), many(), "model", 0)
-    assert guard.compare(Half(inner), many(), "model", 0).difference == pytest.approx(right.difference, rel=0.02)
-    guard.check(Half(inner), many())
+    right = compare(Model(), many())
+    assert compare(Half(inner), many()).difference == pytest.approx(right.difference, rel=0.02)
+    check(Half(inner), many())
 
 
 def many():
@@ -125,39 +130,39 @@ def many():
 
 def test_a_part_that_is_wrong_is_found_beside_a_larger_one_that_is_right():
     model = Model(factor=1.5)
-    comparison = guard.compare(model, trajectories(), "model", 0)
+    comparison = compare(model, trajectories())
     # By the gradient both parts have 1; in truth the first, whose gradient is 1.5 times too long, has 2/3.
     assert comparison.derivative == pytest.approx(2) and comparison.difference == pytest.approx(5 / 3, rel=1e-3)
     message = "the gradient of Model is wrong by 17%.*Nothing was trained. Fix: .*checkpointing to off"
     with pytest.raises(WrongGradient, match=message):
-        guard.check(model, trajectories())
+        check(model, trajectories())
     assert torch.equal(model.first, torch.zeros(3))
 
 
 def test_what_bfloat16_rounds_is_no_fault():
-    guard.check(Model(factor=1.05, dtype=torch.bfloat16), trajectories())
+    check(Model(factor=1.05, dtype=torch.bfloat16), trajectories())
     with pytest.raises(WrongGradient):
-        guard.check(Model(factor=1.05), trajectories())
+        check(Model(factor=1.05), trajectories())
     with pytest.raises(WrongGradient):
-        guard.check(Model(factor=1.3, dtype=torch.bfloat16), trajectories())
+        check(Model(factor=1.3, dtype=torch.bfloat16), trajectories())
 
 
 def test_a_model_that_says_something_else_every_time_is_not_judged(caplog):
     with caplog.at_level("WARNING"):
-        guard.check(Model(factor=1.5, jitter=0.1), trajectories())
+        check(Model(factor=1.5, jitter=0.1), trajectories())
     assert "finite differences cannot decide whether its gradient is right" in caplog.text
 
 
 def test_no_gradient_at_all_is_right_only_where_the_adapter_does_nothing():
     lost = Model(factor=0.0)
     lost.last.requires_grad_(False)
-    lost.wrapped["model"].adapters.parameters().pop("last.lora_B.weight")
+    lost.expert.adapters.parameters().pop("last.lora_B.weight")
     with pytest.raises(WrongGradient, match="wrong by 100%"):
-        guard.check(lost, trajectories())
+        check(lost, trajectories())
     idle = Model(factor=0.0)
     idle.velocity = lambda x, *_: x * (1 + 0 * idle.first)
-    idle.wrapped["model"].adapters.parameters().pop("last.lora_B.weight")
-    guard.check(idle, trajectories())
+    idle.expert.adapters.parameters().pop("last.lora_B.weight")
+    check(idle, trajectories())
 
 
 def test_the_whole_gradient_is_compared_whatever_the_last_update_wished(monkeypatch):
@@ -165,7 +170,7 @@ def test_the_whole_gradient_is_compared_whatever_the_last_update_wished(monkeypa
     model, seen = Model(), []
     velocity = model.velocity
     model.velocity = lambda *call: seen.append(model.memo[NextRollout]) or velocity(*call)
-    guard.compare(model, trajectories(), "model", 0)
+    compare(model, trajectories())
     assert set(seen) == {NextRollout()} and model.memo[NextRollout] == NextRollout(unconditional_gradient=False)
 
 
