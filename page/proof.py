@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bundle import contents, making, packages
 from ..host.files import write_text
@@ -26,13 +25,13 @@ from ..trainer.run.verdicts import comparable
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.running import NodeError, Workflow
 from . import run_page
-from .run_page import card, duration, section, table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FOLDER, PAGE = "proof", "proof.html"
 _PAIRS, _WIDTH = 12, 480  # pictures before and after, and the pixels of each
+_WHEN = "before", "after"
 _STANDS = {1: ("finished", "it learned"), -1: ("failed", "it got worse"), 0: ("unknown", "nothing was learned")}
 _FOLDERS = re.compile(r"(?<![\w/\\:.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+")
 
@@ -85,28 +84,24 @@ def write(workflow: Workflow, folder: Path, error: str = "") -> list[str]:
     if limit is not None and stands.reason == limit.spent:
         stands = replace(stands, reason=None)  # which is how a proof should end
     texts = [error, *run_page.warnings(rows[METRICS], rows[EVALUATIONS], stands)]
-    evaluations = rows[EVALUATIONS]
-    shown = []
-    for prompt, *both in pairs(folder / SAMPLES, evaluations, _PAIRS):
-        pictures = zip(both, ("before", "after"), strict=True)
-        html = "".join(run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in pictures)
-        shown.append(card(html, prompt, "pair"))
-    note = '<p class="quiet">Left before training, right after it.</p>'
-    body = [
-        _head(graph, changes, verdict, facts),
-        *(f'<p class="warning">{escape(text)}</p>' for text in dict.fromkeys(map(without_folders, texts)) if text),
-        section(
-            "Before and after",
-            _changes(changes, rows[EVALUATIONS])
-            + (f'{note}<div class="cards">{"".join(shown)}</div>' if shown else ""),
-        ),
-        section("Curves", run_page.curves(rows[METRICS], rows[EVALUATIONS], [])),
-        section("Machine and memory", _machine(facts, files)),
-        section("Time", _phases(facts, rows[METRICS], rows[EVALUATIONS]) + run_page.time_table(rows[METRICS])),
-        section("Evaluations", run_page.evaluation_table(rows[EVALUATIONS], {})),
-        section("Workflow", run_page.workflow_cards(graph, workflow.node_classes)),
+    shown = [
+        (
+            prompt,
+            [run_page.in_page(image, f"{when}: {prompt}", _WIDTH) for image, when in zip(both, _WHEN, strict=True)],
+        )
+        for prompt, *both in pairs(folder / SAMPLES, rows[EVALUATIONS], _PAIRS)
     ]
-    write_text(target / PAGE, run_page.whole(f"Proof of {_name(graph)}", body))
+    html = run_page.rendered(
+        "proof.html",
+        **_head(graph, changes, verdict, facts),
+        warnings=filter(None, dict.fromkeys(map(without_folders, texts))),
+        **_changes(changes, rows[EVALUATIONS]),
+        pairs=shown,
+        machine=_machine(facts, files),
+        phases=_phases(facts, rows[METRICS], rows[EVALUATIONS]),
+        **run_page.parts(rows[METRICS], rows[EVALUATIONS], [], {}, graph, workflow.node_classes),
+    )
+    write_text(target / PAGE, html)
     return [*verdict, f"{target / PAGE}, in a folder that you can attach to an issue"]
 
 
@@ -118,27 +113,18 @@ def without_folders(text: str) -> str:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _name(graph: Mapping[str, Mapping]) -> str:
-    return next(str(entry["inputs"]["run_name"]) for entry in graph.values() if entry["class_type"] == RUN_NODE)
-
-
-def _head(graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequence[str], known: Facts) -> str:
+def _head(
+    graph: Mapping[str, Mapping], found: Sequence[Change], verdict: Sequence[str], known: Facts
+) -> dict[str, Any]:
+    name = next(entry["inputs"]["run_name"] for entry in graph.values() if entry["class_type"] == RUN_NODE)
     directions = {change.direction for change in found if not change.held_out}
     is_known = directions and not verdict[0].startswith("No verdict")
-    kind, words = _STANDS[1 if 1 in directions else min(directions, default=0)] if is_known else ("unknown", "open")
-    pill = f'<span class="status {kind}">{words}</span>'
+    kind, word = _STANDS[1 if 1 in directions else min(directions, default=0)] if is_known else ("unknown", "open")
     facts = [f"{known.hours:g} hours were given", f"page made {time.strftime('%Y-%m-%d %H:%M')}"]
-    text = f'<p class="verdict">{escape(verdict[0])}</p>' + "".join(f"<p>{escape(line)}</p>" for line in verdict[1:])
-    return f'<h1>Proof of {escape(_name(graph))} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>\n{text}'
+    return {"title": f"Proof of {name}", "status": kind, "word": word, "facts": facts, "verdict": verdict}
 
 
-def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
-
-
-def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
-    if not found:
-        return ""
+def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> dict[str, Any]:
     lines = [
         (
             f"{change.name}{' (held out)' if change.held_out else ''}",
@@ -149,13 +135,13 @@ def _changes(found: Sequence[Change], evaluations: Sequence[Mapping]) -> str:
         )
         for change in found
     ]
-    first = evaluations[0]
-    count, prompts = found[0].change.count, len(set(first.get("prompts") or ()))
-    caption = (
-        f"{count} pictures of {prompts} prompts, each from a noise of its own, and the same noises before and after. In brackets "
-        "the 95 % interval, clustered by prompt; p is corrected for the number of rewards (Holm)."
+    prompts = len(set(evaluations[0].get("prompts") or ())) if found else 0
+    compared = (
+        f"{found[0].change.count if found else 0} pictures of {prompts} prompts, each from a noise of its own, and the same "
+        "noises before and after. In brackets the 95 % interval, clustered by prompt; p is corrected for the number of rewards "
+        "(Holm)."
     )
-    return card(table(("reward", "before", "after", "change", "p"), _rows(lines)), caption)
+    return {"changes": lines, "compared": compared}
 
 
 def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tuple[str, Image, Image]]:
@@ -178,20 +164,19 @@ def pairs(samples: Path, evaluations: Sequence[Mapping], most: int) -> list[tupl
     return list(zip(captions, *sheets, strict=True))[:: -(-len(captions) // most)]
 
 
-def _machine(known: Facts, files: Sequence[str]) -> str:
+def _machine(known: Facts, files: Sequence[str]) -> list[tuple[str, str]]:
     versions = {"otca": packages.version(), **known.versions}
-    lines = [
+    return [
         ("model", known.model),
         ("files", ", ".join(files) or "only what comes with the pack"),
         *known.hardware.items(),
         ("versions", ", ".join(f"{name} {v}" for name, v in versions.items())),
+        ("estimate", known.memory or "–"),
+        *((f"peak, {name}", f"{size / 1e9:.1f} GB") for name, size in known.peaks.items()),
     ]
-    lines.append(("estimate", known.memory or "–"))
-    lines += [(f"peak, {name}", f"{size / 1e9:.1f} GB") for name, size in known.peaks.items()]
-    return card(table(("what", "value"), _rows(lines)))
 
 
-def _phases(known: Facts, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str:
+def _phases(known: Facts, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> list[tuple[str, str, str]]:
     phases = dict(known.seconds)
     took = [row.get(budget.EVALUATED) or 0.0 for row in evaluations]
     names = ["evaluating before", *["evaluating between"] * (len(took) - 2), "evaluating after"]
@@ -199,6 +184,7 @@ def _phases(known: Facts, history: Sequence[Mapping], evaluations: Sequence[Mapp
         phases[name] = phases.get(name, 0.0) + seconds
     phases[f"training, {len(history)} iterations"] = sum(row.get(budget.USED) or 0.0 for row in history)
     total = sum(phases.values())
-    lines = [(name, duration(seconds), f"{seconds / max(total, 1e-9):.0%}") for name, seconds in phases.items()]
-    caption = "What is not counted: importing packages, saving, drawing, and what a process lost that was killed."
-    return card(table(("phase", "seconds", "share"), _rows([*lines, ("all", duration(total), "")])), caption)
+    lines = [
+        (name, run_page.duration(seconds), f"{seconds / max(total, 1e-9):.0%}") for name, seconds in phases.items()
+    ]
+    return [*lines, ("all", run_page.duration(total), "")]

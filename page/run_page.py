@@ -9,11 +9,9 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..host import extras, paths
 from ..host.extras import MissingPackage
@@ -65,63 +63,56 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     """
     if not (folder / WORKFLOW).is_file() or (workflow := read_own(folder, WORKFLOW)) is None:
         raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
-    history = read_lines(folder / METRICS)
-    evaluations = read_lines(folder / EVALUATIONS)
-    changes = read_changes(folder)
-    stands, best = status.read(folder), read_own(folder / BEST, BEST_FIGURES) or {}
-    warned = [f'<p class="warning">{escape(text)}</p>' for text in warnings(history, evaluations, stands)]
-    lines = [
-        f"<tr><td>{row['iteration']}</td><td>{escape(lineage.change_line(change))}</td></tr>"
-        for row in changes
-        for change in row["changes"]
-    ]
-    changed = f'<div class="card wide">{table(("from iteration", "change"), lines)}</div>' if lines else ""
-    body = [
-        _head(folder, history, stands, graph.planned_iterations(workflow)),
-        *warned,
-        section("Rewards", curves(history, evaluations, [row["iteration"] for row in changes])),
-        section("Changes", changed),
-        section("Evaluations", evaluation_table(evaluations, best)),
-        section("Pictures", _pictures(folder)),
-        section("Credit over time", _credit(history)),
-        section("Time", time_table(history)),
-        section("Workflow", workflow_cards(workflow, node_classes)),
-    ]
-    return whole(folder.resolve().name, body)
+    history, evaluations = read_lines(folder / METRICS), read_lines(folder / EVALUATIONS)
+    changes, written = read_changes(folder), status.read(folder)
+    best = read_own(folder / BEST, BEST_FIGURES) or {}
+    return rendered(
+        "run.html",
+        title=folder.resolve().name,
+        **_stands(folder, history, written, graph.planned_iterations(workflow)),
+        warnings=warnings(history, evaluations, written),
+        changes=[(row["iteration"], lineage.change_line(change)) for row in changes for change in row["changes"]],
+        **_pictures(folder),
+        credit=_credit(history),
+        **parts(history, evaluations, [row["iteration"] for row in changes], best, workflow, node_classes),
+    )
 
 
-def whole(title: str, body: Iterable[str]) -> str:
-    """The page of that title, of these parts."""
-    template = (paths.ASSETS / "report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(title=escape(title), body="\n".join(filter(None, body)))
+def rendered(template: str, **values: Any) -> str:
+    """The page of a template in assets/pages/, where no text becomes markup."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    look = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    return Environment(loader=FileSystemLoader(paths.ASSETS / "pages"), **look).get_template(template).render(values)
 
 
-def card(content: str, caption: str = "", kind: str = "wide") -> str:
-    shown = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure class="card"><div class="{kind}">{content}</div>{shown}</figure>'
-
-
-def table(heads: Iterable[str], lines: Iterable[str]) -> str:
-    """A table of lines of HTML; the heads are text."""
-    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{''.join(lines)}</table>"
-
-
-def section(heading: str, content: str) -> str:
-    return f"<section><h2>{heading}</h2>\n{content}</section>" if content else ""
+def parts(
+    history: Sequence[Mapping],
+    evaluations: Sequence[Mapping],
+    changed: Sequence[int],
+    best: Mapping,
+    workflow: Mapping[str, Mapping],
+    node_classes: Mapping[str, type],
+) -> dict[str, Any]:
+    """Values for those macros of parts.html that each page of a training has; None where there is nothing to show."""
+    return {
+        "curves": curves(history, evaluations, changed),
+        "evaluations": evaluation_table(evaluations, best) if evaluations else None,
+        "times": time_table([row for row in history if measured(row.get("seconds/iteration"))]),  # none that was lost
+        "workflow": workflow_cards(workflow, node_classes),
+    }
 
 
 # --- how it stands ----------------------------------------------------------------------------------------------------
 
 
-def _head(folder: Path, history: Sequence[Mapping], written: status.Status, planned: int | None) -> str:
+def _stands(folder: Path, history: Sequence[Mapping], written: status.Status, planned: int | None) -> dict[str, Any]:
     done, total = (history[-1]["iteration"] if history else 0), written.total or planned
-    stands = status.now(folder, written, done=done, planned=total)
     facts = [f"iteration {done}{f' of {total}' if total else ''}"]
     if written.started:
         facts.append(f"begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(written.started))}")
     facts.append(f"page made {time.strftime('%Y-%m-%d %H:%M')}")
-    pill = f'<span class="status {escape(stands)}">{escape(stands)}</span>'
-    return f'<h1>{escape(folder.resolve().name)} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>'
+    return {"status": status.now(folder, written, done=done, planned=total), "facts": facts}
 
 
 def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> list[str]:
@@ -141,82 +132,75 @@ def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
+def curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> dict[str, Any]:
     if not history:
-        return '<p class="quiet">No iteration is on record yet.</p>'
+        return {"drawn": [], "note": "No iteration is on record yet."}
     try:
         drawn = [
             figures.svg(lambda panel=panel: figures.curves_figure(history, evaluations, [panel], changed))
             for panel in figures.panels(history, evaluations)
         ]
     except MissingPackage as missing:
-        return f'<p class="quiet">{escape(str(missing))}</p>'
-    caption = (
+        return {"drawn": [], "note": str(missing)}
+    note = (
         "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."
-        + (" Dotted: a value was changed." if changed else "")
     )
-    cards = "".join(f'<div class="card curve">{picture}</div>' for picture in drawn)
-    return f'<div class="cards curves">{cards}</div><p class="quiet">{caption}</p>'
+    return {"drawn": drawn, "note": note + (" Dotted: a value was changed." if changed else "")}
 
 
-def evaluation_table(evaluations: Sequence[Mapping], best: Mapping) -> str:
+def evaluation_table(evaluations: Sequence[Mapping], best: Mapping) -> dict[str, Any]:
     """Means and standard errors, and beneath each how far it has come since the first, in standard deviations there."""
-    if not evaluations:
-        return ""
     first = min(evaluations, key=lambda row: row["iteration"])
     held_out = {name: figures["held_out"] for row in evaluations for name, figures in row["rewards"].items()}
-    heads = [f"{name}{' (held out)' if out else ''}" for name, out in held_out.items()]
-    lines = []
-    for row in evaluations:
-        cells = "".join(f'<td class="nowrap">{_figure(first, row, name)}</td>' for name in held_out)
-        is_best = row["iteration"] == best.get("iteration")
-        lines.append(
-            f"<tr{' class=best' if is_best else ''}><td>{row['iteration']}{' ★' if is_best else ''}</td>{cells}</tr>"
-        )
+    rows = [
+        {
+            "iteration": row["iteration"],
+            "is_best": row["iteration"] == best.get("iteration"),
+            "figures": [_figure(first, row, name) for name in held_out],
+        }
+        for row in evaluations
+    ]
     pairs = max((len(figures["values"]) for figures in first["rewards"].values()), default=0)
     caption = f"Mean ± standard error over {pairs} pairs of prompt and seed; below, the change since iteration "
     caption += f"{first['iteration']} in standard deviations of that evaluation, coloured beyond two standard errors."
     if best:
         caption += f" ★ best by {best['metric']} ({best['value']:.4g}): its adapter is in {BEST}/."
-    return card(table(["iteration", *heads], lines), caption)
+    names = [f"{name}{' (held out)' if out else ''}" for name, out in held_out.items()]
+    return {"names": names, "rows": rows, "caption": caption}
 
 
-def _figure(first: Mapping, row: Mapping, name: str) -> str:
+def _figure(first: Mapping, row: Mapping, name: str) -> tuple[str, str, str]:
+    """(mean and standard error, the tone of the change, the change or "")."""
     figures, before = row["rewards"].get(name), first["rewards"].get(name)
     if figures is None or not measured(figures["mean"]):
-        return "–"
+        return "–", "", ""
     mean, error = figures["mean"], figures["standard_error"]
     # Two digits of the error, and as many of the mean.
     decimals = max(0, 1 - math.floor(math.log10(error))) if error else 4
     shown = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
     if row is first or not comparable(first, row) or not measured(before["mean"]) or not before["std"]:
-        return shown
+        return shown, "", ""
     change, of_change = verdicts.change(first, row, name)
     beyond = abs(change) > 2 * of_change
     tone = ("up" if change > 0 else "down") if beyond else "quiet"
-    return f'{shown}<br><span class="{tone}">{change / before["std"]:+.2f}</span>'
+    return shown, tone, f"{change / before['std']:+.2f}"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _pictures(folder: Path) -> str:
-    both = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
+def _pictures(folder: Path) -> dict[str, Any]:
     grids = sorted((p for p in (folder / SAMPLES).glob("*.png") if p.stem.isdecimal()), key=lambda p: int(p.stem))
     count = min(MOST_SAMPLES, len(grids))
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     over_time = [_picture(path, f"Evaluation at iteration {int(path.stem)}.") for path in chosen]
-    pictures = [_picture(path, caption) for path, caption in both if path.is_file()]
-    if over_time:
-        pictures.append(
-            f"<details><summary>Over time: {count} of {len(grids)} evaluations</summary>{''.join(over_time)}</details>"
-        )
-    return "\n".join(pictures)
+    both = _picture(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")
+    return {"both": both, "over_time": list(filter(None, over_time)), "grids": len(grids)}
 
 
-def _picture(path: Path, caption: str) -> str:
-    image = opened(path)
-    return card(in_page(image, caption), caption) if image else ""
+def _picture(path: Path, words: str) -> dict[str, str] | None:
+    image = opened(path) if path.is_file() else None
+    return in_page(image, words) if image else None
 
 
 def opened(path: Path) -> Image | None:
@@ -228,13 +212,12 @@ def opened(path: Path) -> Image | None:
         return None
 
 
-def in_page(image: Image, words: str, most: int = MOST_PIXELS) -> str:
-    """A picture as HTML that holds it, at most so many pixels wide. `words`: for who does not see it."""
+def in_page(image: Image, words: str, most: int = MOST_PIXELS) -> dict[str, str]:
+    """A picture for a page that holds it, at most so many pixels wide. `words`: for who does not see it."""
     image.thumbnail((most, 100 * most))
     with io.BytesIO() as content:
         image.save(content, "JPEG", quality=88, subsampling=0)
-        data = base64.b64encode(content.getvalue()).decode()
-    return f'<img src="data:image/jpeg;base64,{data}" alt="{escape(words)}">'
+        return {"data": base64.b64encode(content.getvalue()).decode(), "words": words}
 
 
 # --- credit and time --------------------------------------------------------------------------------------------------
@@ -244,32 +227,27 @@ def _credit(history: Sequence[Mapping]) -> str:
     steps = heatmaps.credit_steps(history)
     if not steps or extras.wrong("", "plots", "matplotlib"):  # which the curves have said
         return ""
-    return card(figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps])))
+    return figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps]))
 
 
-def time_table(history: Sequence[Mapping]) -> str:
+def time_table(history: Sequence[Mapping]) -> dict[str, Any] | None:
     """Where the seconds went: phases, and within the rewards' each of them."""
-    history = [row for row in history if measured(row.get("seconds/iteration"))]  # and none that was lost
     if not history:
-        return ""
-    whole = _seconds(history, "iteration")
+        return None
+    whole = sum(_seconds(history, "iteration"))
     rewards = [f"reward/{name}" for name in keys.timed_rewards(history[-1])]
-    phases: list[str] = list(PHASES)
-    lines = []
-    phases[phases.index("reward") + 1 : 0] = rewards
-    for phase in phases:
+    after = PHASES.index("reward") + 1
+    rows = []
+    for phase in (*PHASES[:after], *rewards, *PHASES[after:]):
         seconds = _seconds(history, phase)
-        share = sum(seconds) / max(sum(whole), 1e-9)
-        lines.append(
-            f"<tr><td>{escape(phase.replace('/', ': '))}</td><td>{statistics.median(seconds):.3g} s</td><td>{share:.1%}</td>"
-            f'<td style="width:40%"><span class="bar" style="width:{share:.1%}"></span></td></tr>'
-        )
+        share = f"{sum(seconds) / max(whole, 1e-9):.1%}"
+        rows.append((phase.replace("/", ": "), f"{statistics.median(seconds):.3g} s", share))
     rate = statistics.median(row.get("samples_per_second") or 0.0 for row in history)
     caption = (
-        f"{duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
+        f"{duration(whole)} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
         "counted. Medians of an iteration, and shares of all."
     )
-    return card(table(("phase", "an iteration", "share", ""), lines), caption)
+    return {"rows": rows, "caption": caption}
 
 
 def _seconds(history: Sequence[Mapping], phase: str) -> list[float]:
@@ -284,22 +262,20 @@ def duration(seconds: float) -> str:
 # --- the workflow -----------------------------------------------------------------------------------------------------
 
 
-def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
+def workflow_cards(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> dict[str, Any]:
     """Every node with its values, and the graph itself."""
     cards = []
     for node, entry in workflow.items():
-        cls, lines = node_classes.get(entry["class_type"]), []
+        cls = node_classes.get(entry["class_type"])
         declared = read_node(node, entry, cls).declared if cls is not None else {}
         defaults = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
-        for name, value in graph.constants(entry).items():
-            shown = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            if defaults.get(name) not in (None, value):
-                shown = f"<b>{shown}</b>"
-            lines.append(f'<tr><td>{escape(name)}</td><td class="value"><div tabindex="0">{shown}</div></td></tr>')
-        title = f"{escape(graph.title(entry))} <span class=quiet>{escape(node)}</span>"
-        cards.append(f'<div class="card"><h3>{title}</h3><table>{"".join(lines)}</table></div>')
-    code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
-    return (
-        f'<p class="quiet">Bold: not the node\'s default.</p><div class="cards">{"".join(cards)}</div>'
-        f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
-    )
+        values = [
+            (
+                name,
+                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
+                defaults.get(name) not in (None, value),
+            )
+            for name, value in graph.constants(entry).items()
+        ]
+        cards.append((graph.title(entry), node, values))
+    return {"cards": cards, "code": json.dumps(workflow, indent=1, ensure_ascii=False)}

@@ -30,7 +30,9 @@ OF_ASSETS = {"assets/pictures"}
 OF_COMFYUI = set(
     "torch numpy einops transformers tokenizers sentencepiece safetensors aiohttp yarl pyyaml pillow scipy tqdm".split()
 )
-OF_COMFYUI |= set("psutil alembic SQLAlchemy av kornia spandrel pydantic huggingface_hub packaging filelock".split())
+OF_COMFYUI |= set(
+    "psutil alembic SQLAlchemy av kornia spandrel pydantic huggingface_hub packaging filelock jinja2".split()
+)
 MOST_BYTES = 200_000  # of a picture
 MOST_BYTES_OF_ARCHIVE = 16_000_000  # three tiny models are 11 of them
 # What the registry's scanner looks for, in any file and in prose too, as publishers learned it from its answers (the addresses

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host import extras
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.pictures import figures
@@ -92,13 +91,6 @@ def test_the_pictures_are_in_it(finished_run):
     assert sum(tag == "svg" for tag, _ in parsed.tags) == 4 + 1, "curves of four rewards, credit"
 
 
-def test_without_matplotlib_it_says_in_place_of_the_curves_what_draws_them(finished_run, monkeypatch):
-    monkeypatch.setattr(extras, "installed", lambda name: None)
-    parsed, html = page(finished_run)
-    assert "needs matplotlib>=3.8 (none is here)" in parsed.text and html.count("<svg") == 0
-    assert html.count("data:image/jpeg") > 0 and not parsed.open
-
-
 def test_large_pictures_are_made_smaller_and_only_some_are_shown(run):
     for iteration in range(1, 21):
         Image.new("RGB", (20, 10)).save(run / "samples" / f"{100 * iteration:06d}.png")
@@ -174,28 +166,6 @@ def test_no_text_becomes_markup(run):
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
     assert parsed.text.count("<script>alert(1)</script>") >= 8, "all of it is shown as what it is"
     assert "<b>run & co" in parsed.text and "★ best by </pre>" in parsed.text
-
-
-def test_warnings_are_on_top(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[3]["warning/reward_hacking"] = lines[4]["warning/reward_hacking"] = 1.0
-    lines[5]["groups/masked_samples"] = 2.0
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps({**status, "reason": "it declined"}))
-    parsed, _ = page(run)
-    assert "Warnings of reward hacking: in 2 of 6 iterations, from 4 to 5." in parsed.text
-    assert "2 samples were left out" in parsed.text and "it declined" in parsed.text
-    assert parsed.text.index("it declined") < parsed.text.index("Evaluations")
-
-
-def test_the_best_evaluation_is_marked(run):
-    (run / "best").mkdir()
-    best = {"metric": "evaluation/sum", "value": 1.2345678, "iteration": 6, "before_training": 0.0}
-    (run / "best" / "best.json").write_text(json.dumps(best))
-    parsed, _ = page(run)
-    assert "6 ★" in [row[0] for row in parsed.rows]
-    assert "★ best by evaluation/sum (1.235): its adapter is in best/." in parsed.text
 
 
 def test_a_run_that_has_nothing_yet_and_one_that_was_killed(run):
