@@ -108,7 +108,7 @@ def _differs(path: Path, entry: Entry, with_hashes: bool, progress: Progress) ->
     size = path.stat().st_size
     if size != entry.bytes:
         return f"has {size:,} bytes, and should have {entry.bytes:,}"
-    if with_hashes and entry.sha256 and files.sha256(path, progress) != entry.sha256:
+    if with_hashes and entry.sha256 and files.sha256(path, progress=progress) != entry.sha256:
         return "has the right size and another content (SHA-256)"
     return None
 

@@ -166,7 +166,7 @@ def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[E
     for model in contents.models:
         listed = model.files()
         for name, file in listed:
-            digest = files.sha256(file, progress) if with_hashes else None
+            digest = files.sha256(file, progress=progress) if with_hashes else None
             entry = Entry(path=name, bytes=file.stat().st_size, sha256=digest, where=model.where)
             entries[entry] = None
         if not listed:

@@ -257,11 +257,13 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(file: Path | int, progress: Callable[[int], object] = lambda count: None) -> str:
-    """The SHA-256 of a file in hexadecimal digits; a descriptor is closed. `progress` is called with the bytes of each part."""
+def sha256(*files: Path | int, progress: Callable[[int], object] = lambda count: None) -> str:
+    """The SHA-256 of a file, or of several one after the other, in hexadecimal digits; a descriptor is closed. `progress` is
+    called with the bytes of each part."""
     digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while part := opened.read(1 << 24):
-            digest.update(part)
-            progress(len(part))
+    for file in files:
+        with open(file, "rb") as opened:
+            while part := opened.read(1 << 24):
+                digest.update(part)
+                progress(len(part))
     return digest.hexdigest()

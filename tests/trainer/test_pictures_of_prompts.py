@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.host.access.permissions import NotAllowed
+from comfyui_otca.host.recent import Recent
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study import scoring
 from comfyui_otca.tests.processes import together
@@ -90,8 +91,7 @@ def test_each_kind_of_picture_is_the_same_pixels_everywhere(folder, kind, place)
 
 
 def test_decoded_pictures_take_a_bounded_memory(folder, monkeypatch):
-    monkeypatch.setattr(given, "MOST_BYTES", 24 * 50 * 3)
-    monkeypatch.setattr(given, "_known", {})
+    monkeypatch.setattr(given, "_known", Recent(24 * 50 * 3, lambda picture: picture.pixels.nbytes))
     for name in ("a.png", "b.png", "a.png"):
         given.sources(Prompt("x", {"image": name}))
         assert len(given._known) == 1

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...host import devices
+from ...host.recent import Recent
 
 NEGATIVE = "negative_"  # before the names of the negative prompt's embeddings
 MOST_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
@@ -84,7 +85,9 @@ class Embeddings:
 
     def __init__(self, embed: Callable[[Sequence[str]], Condition]):
         self._embed = embed
-        self._rows: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
+        self._rows: Recent[str, dict[str, Tensor]] = Recent(
+            MOST_BYTES, lambda row: sum(tensor.nbytes for tensor in row.values())
+        )
         self._ragged: list[str] = []  # names of those whose rows are of different length
 
     def of(self, texts: Sequence[str], device: torch.device) -> Condition:
@@ -98,11 +101,8 @@ class Embeddings:
                 ends = {name: int(lengths[row]) for name, lengths in embedded.lengths.items()}
                 self._rows[text] = {name: tensor[row][: ends.get(name)].clone() for name, tensor in tensors.items()}
         for text in distinct:
-            self._rows[text] = self._rows.pop(text)
+            self._rows.use(text, least=len(distinct))
         names = self._rows[texts[0]]
-        size = sum(tensor.nbytes for tensor in names.values())
-        for text in list(self._rows)[: max(0, len(self._rows) - max(len(texts), MOST_BYTES // size))]:
-            del self._rows[text]
         stacked, lengths = {}, {}
         for name in names:
             rows = [self._rows[text][name] for text in texts]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...host import devices
+from ...host.recent import Recent
 from . import given
 from .base import EXAMPLE
 from .condition import MOST_BYTES, NEGATIVE, Condition
@@ -38,7 +39,7 @@ class EditModel(PipelineModel):
 
     def __init__(self, *parts):
         super().__init__(*parts)
-        self._sources: dict[tuple[str, int, int], Tensor] = {}  # latents; the latest used ones last
+        self._sources: Recent[tuple[str, int, int], Tensor] = Recent(MOST_BYTES, lambda latents: latents.nbytes)
 
     @abstractmethod
     def source_size(self, width: int, height: int, settings: SamplerSettings) -> tuple[int, int]:
@@ -94,16 +95,12 @@ class EditModel(PipelineModel):
         """[C, h, w] on the CPU, made once for each picture and size."""
         height, width, _ = picture.pixels.shape
         key = picture.digest, *self.source_size(width, height, settings)
-        if key not in self._sources:
+
+        def encoded() -> Tensor:
             pixels = torch.from_numpy(resized(picture.pixels.numpy(), *key[1:]).copy()).float() / 255
-            self._sources[key] = self.encode(pixels[None])[0]
-        self._sources[key] = self._sources.pop(key)
-        total = sum(latents.nbytes for latents in self._sources.values())
-        for oldest in list(self._sources)[:-1]:
-            if total <= MOST_BYTES:
-                break
-            total -= self._sources.pop(oldest).nbytes
-        return self._sources[key]
+            return self.encode(pixels[None])[0]
+
+        return self._sources.use(key, encoded)
 
     def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
         alike: dict[tuple, list[int]] = {}

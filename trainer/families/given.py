@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...host.access import opening, permissions
+from ...host.recent import Recent
 from ..prompts import IMAGE as KEY
 from ..prompts import PromptError, picture_names
 from ..types import place_of
@@ -135,7 +136,9 @@ def picture(name: str, width: int, height: int) -> np.ndarray:
     return media.fit(Image.fromarray(_read(name).pixels.numpy()), width, height).copy()
 
 
-_known: dict[tuple, Picture] = {}  # by path and state of the file; the latest used ones last
+_known: Recent[tuple, Picture] = Recent(
+    MOST_BYTES, lambda picture: picture.pixels.nbytes
+)  # by path and state of the file
 _knowing = threading.Lock()
 
 
@@ -151,20 +154,13 @@ def _read(name: str, prompt: str = "") -> Picture:
         with _knowing:
             if state in _known:
                 os.close(descriptor)
-                _known[state] = _known.pop(state)
-                return _known[state]
+                return _known.use(state)
         content = opening.read(descriptor, permissions.MOST_PICTURE_BYTES)
 
         pixels = np.asarray(media.upright(content))
         made = Picture(hashlib.sha256(content).hexdigest(), torch.from_numpy(pixels.copy()))
         with _knowing:
-            _known[state] = made
-            total = sum(entry.pixels.nbytes for entry in _known.values())
-            for oldest in list(_known)[:-1]:
-                if total <= MOST_BYTES:
-                    break
-                total -= _known.pop(oldest).pixels.nbytes
-        return made
+            return _known.use(state, lambda: made)
 
     return _in_time(read, name, prompt)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...host.recent import Recent
 from ..families.condition import MOST_BYTES
 from .foreign import ordinary
 from .sources import REFERENCES, Asked
@@ -93,17 +94,12 @@ class Encodings:
     def __init__(self, clip: CLIP, with_pictures: Callable[[Asked], Conditioning] | None = None):
         """`with_pictures` encodes a text that is about pictures."""
         self._clip, self._with_pictures = clip, with_pictures
-        self._known: dict[Asked, Conditioning] = {}
+        self._known: Recent[Asked, Conditioning] = Recent(MOST_BYTES, _bytes)
 
     def of(self, asked: Sequence[Asked]) -> list[Conditioning]:
         with torch.no_grad():
             for text in dict.fromkeys(asked):
-                self._known[text] = self._known.pop(text) if text in self._known else self._encoded(text)
-        total = sum(_bytes(conditioning) for conditioning in self._known.values())
-        for text in list(self._known):
-            if total <= MOST_BYTES or text in asked:
-                break
-            total -= _bytes(self._known.pop(text))
+                self._known.use(text, lambda text=text: self._encoded(text), len(asked))
         return [self._known[text] for text in asked]
 
     def _encoded(self, asked: Asked) -> Conditioning:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...host import devices
 from ...host.devices import moving
+from ...host.recent import Recent
 from .. import schedule
 from ..families import given, names
 from ..families.base import EXAMPLE, FlowModel, frame_size, noise_levels
@@ -99,7 +100,7 @@ class NativeModel(FlowModel):
         self._encoder_files: list[Path] = []  # as the graph names them
         self._settled: tuple | None = None  # for what the memory was decided last
         self.checkpointing = bool(options.checkpointing)  # whether blocks are computed again in the backward pass
-        self._conditions: dict[tuple, NativeCondition] = {}
+        self._conditions: Recent[tuple, NativeCondition] = Recent(CONDITIONS)
         self.most_pictures = 0  # of a prompt, so far
         self.is_untried = False  # whether the first prompts' condition is to be tried
         self._decoding = threading.RLock()
@@ -197,12 +198,8 @@ class NativeModel(FlowModel):
     def _of(self, asked: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         self._settle_memory(settings)
         distinct = tuple(dict.fromkeys(asked))
-        case = distinct, settings
-        if case not in self._conditions:
-            for oldest in list(self._conditions)[: 1 - CONDITIONS]:
-                del self._conditions[oldest]
-            self._conditions[case] = self._condition(distinct, settings)
-        return replace(self._conditions[case], index=tuple(map(distinct.index, asked)))
+        condition = self._conditions.use((distinct, settings), lambda: self._condition(distinct, settings))
+        return replace(condition, index=tuple(map(distinct.index, asked)))
 
     def _condition(self, distinct: Sequence[Asked], settings: SamplerSettings) -> NativeCondition:
         shape = self.latent_shape(settings.height, settings.width, settings.frames)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ...host import files, paths
+from ...host.recent import Recent
 from ..families.base import FlowModel
 
 MOST_BYTES = 4 * 1024**3  # of all latents on disk
@@ -64,7 +65,7 @@ class Latents:
         made = model.encode(picture).mul(100).round().to(torch.int32).numpy()
         identity = hashlib.sha256(made.tobytes()).hexdigest()[:16]
         self._kept = Kept(paths.opinions_cache("latents") / f"{identity}-{width}x{height}", "latent")
-        self._rows: dict[str, Tensor] = {}  # the latest used ones last
+        self._rows: Recent[str, Tensor] = Recent(MOST_MEMORY, lambda latent: latent.nbytes)
 
     def of(self, names: Sequence[str], encode: Callable[[Sequence[int]], Tensor]) -> Tensor:
         """[B, C, (F,) h, w] of B pictures by their files' digests. `encode` makes those of the rows that it is given."""
@@ -77,8 +78,5 @@ class Latents:
                 self._kept.write(name, latent)
             files.trim(paths.opinions_cache("latents").glob(f"*/*{_ENDING}"), MOST_BYTES)
         self._rows |= {name: latent for name, latent in rows.items() if latent is not None}
-        latents = torch.stack([self._rows[name] for name in names])
-        most = max(len(rows), MOST_MEMORY // latents[0].nbytes)
-        for name in list(self._rows)[: max(0, len(self._rows) - most)]:
-            del self._rows[name]
-        return latents
+        self._rows.trim(len(rows))
+        return torch.stack([self._rows[name] for name in names])

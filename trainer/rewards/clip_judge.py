@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...host import stopping
+from ...host.recent import Recent
 from ..networks import RewardError
 from ..networks.answers import Answers, Asked, Reading
 from .base import GroupReward, Reward
@@ -83,7 +84,7 @@ class ClipJudge(Reward):
         self.batch_size, self.frames, self.offload = batch_size, frames, offload
         self.groups_only = groups_only or self.groups_only
         self.sources = Sources(source)
-        self._known: dict[bytes, float] = {}
+        self._known: Recent[bytes, float] = Recent(REMEMBERED)
         self.reads_prompt = "{prompt}" in self.template.text
         self._check_template()
 
@@ -156,8 +157,7 @@ class ClipJudge(Reward):
         if wrong:
             self._tell(wrong, asked)
         values = [self._known.get(key, math.nan) for key in keys]
-        for oldest in list(self._known)[:-REMEMBERED]:
-            del self._known[oldest]
+        self._known.trim()
         return values
 
     def _read(self, asked: Sequence[Asked]) -> Iterator[dict[int, float | Reading | str]]:

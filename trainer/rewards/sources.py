@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...host.recent import Recent
 from ..families import given
 from ..networks import RewardError
 from ..types import Prompt, metadata_of, place_of
@@ -30,7 +31,7 @@ class Sources:
     def __init__(self, source: Tensor | str | None = None):
         self.name = source if isinstance(source, str) else ""
         self.pictures = list(source[..., :3].float().clamp(0, 1).cpu()) if isinstance(source, Tensor) else []
-        self._read: dict[str, Tensor] = {}  # by digest, so that one picture is one tensor
+        self._read: Recent[str, Tensor] = Recent(REMEMBERED)  # by digest, so that one picture is one tensor
 
     def of(self, prompt: str) -> Tensor:
         """float32 [H, W, 3] in [0, 1] of a prompt's source, in its own size.
@@ -72,13 +73,8 @@ class Sources:
     def _pictures(self, prompt: str, name: str = "") -> Tensor | None:
         """The picture of that name, else the first that the prompt's line names, if it does."""
         line = Prompt(prompt, {given.KEY: name}, place_of(prompt)) if name else prompt
-        for picture in given.pictures(line)[:1]:
-            if picture.digest not in self._read:
-                for oldest in list(self._read)[: 1 - REMEMBERED]:
-                    del self._read[oldest]
-                self._read[picture.digest] = picture.pixels / 255
-            return self._read[picture.digest]
-        return None
+        picture = next(iter(given.pictures(line)), None)
+        return self._read.use(picture.digest, lambda: picture.pixels / 255) if picture else None
 
 
 def beside(prompts: Sequence[str], rewards: Sequence[Reward]) -> tuple[list[Tensor], list[int | None]]:

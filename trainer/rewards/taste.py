@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...host import json_files, search
+from ...host.files import sha256
 from ..networks import RewardError, features, preprocess
 from .base import NetworkReward
 
@@ -116,12 +116,7 @@ class Head:
 
 @functools.cache
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for path, _, _ in files:
-        with open(path, "rb") as file:
-            while block := file.read(2**24):
-                digest.update(block)
-    return digest.hexdigest()
+    return sha256(*(path for path, _, _ in files))
 
 
 def fingerprint(folder: Path) -> str:

@@ -89,9 +89,9 @@ def test_each_prompt_is_encoded_once_and_as_an_ordinary_tensor():
 
 
 def test_the_longest_unused_are_forgotten(monkeypatch):
+    monkeypatch.setattr(conditions, "MOST_BYTES", 60)  # "a" has 8 + 8 bytes, "bbbb" 32 + 8
     clip = Clip()
     encodings = Encodings(clip)
-    monkeypatch.setattr(conditions, "MOST_BYTES", 60)  # "a" has 8 + 8 bytes, "bbbb" 32 + 8
     encodings.of([Asked("a")])
     encodings.of([Asked("bbbb")])
     encodings.of([Asked("cc")])  # 24 more: "a" and then "bbbb" have to go

@@ -126,8 +126,8 @@ def test_a_file_is_encoded_once(take, folder_of, load_model, monkeypatch):
 
 
 def test_the_longest_unused_latents_leave_main_memory(still_model, monkeypatch):
-    held, encoded = Latents(still_model, (40, 40)), []
     monkeypatch.setattr("comfyui_otca.trainer.opinions.latents.MOST_MEMORY", 3 * 16)  # three latents of four numbers
+    held, encoded = Latents(still_model, (40, 40)), []
     monkeypatch.setattr(Kept, "read", lambda self, name: None)  # as a disk that is full
 
     def of(*names):
