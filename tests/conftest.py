@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -20,6 +21,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from comfyui_otca.__main__ import main
 from comfyui_otca.canvas import ownership
 from comfyui_otca.host import devices, paths, stopping
 from comfyui_otca.host.access import permissions, remembered
@@ -271,6 +273,26 @@ def forget():
     """What is gone when a process ends: all but the files."""
     record.open_runs.clear()
     ownership.forget()
+
+
+@pytest.fixture
+def otca(capsys):
+    """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
+
+    def run(*arguments):
+        record.open_runs.clear()
+        stopping.request.signal = None
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def copied(finished_run, tmp_path):
+    """A copy of the finished run, which a test may change."""
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
 @pytest.fixture

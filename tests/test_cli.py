@@ -23,16 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def otca(capsys):
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
 def written(tmp_path):
     """written(graph): a file with it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host.distributed import Share
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import Advantages, fuse
 from comfyui_otca.trainer.checks.prepare import prepare, together
@@ -113,3 +115,10 @@ def reward_node(make: Callable[[], Reward]) -> type:
             return (make(),)
 
     return Node
+
+
+def share_of(taken: Trajectories, rows: range) -> Trajectories:
+    """Those samples of a batch that one of several processes holds."""
+    names = ("latents", "final", "images", "log_probs", "groups")
+    parts = {name: getattr(taken, name)[list(rows)] for name in names}
+    return replace(taken, share=Share(rows, len(taken.groups)), **parts)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 import torch
 from torch import nn
 
+from comfyui_otca.tests.trainer.native import test_frozen
+from comfyui_otca.tests.trainer.native.test_lora import Network
 from comfyui_otca.trainer.native import frozen
 from comfyui_otca.trainer.native.checkpointing import Mutable, checkpointed
 from comfyui_otca.trainer.native.lora import NativeAdapters
@@ -16,22 +15,7 @@ from comfyui_otca.trainer.policy.adapters import Adapter
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator", "comfy")]
 DEVICE = "pretend:0"
-
-
-@pytest.fixture
-def comfy(monkeypatch):
-    """What these parts ask of ComfyUI."""
-    package, ops, management = map(types.ModuleType, ("comfy", "comfy.ops", "comfy.model_management"))
-    package.ops, package.model_management, management.in_training = ops, management, False
-    for name, module in (("comfy", package), ("comfy.ops", ops), ("comfy.model_management", management)):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "comfy_kitchen", None)
-
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.ModuleDict({"q": nn.Linear(3, 2), "out": nn.Linear(2, 3)}) for _ in range(11)])
+comfy = test_frozen.comfy
 
 
 def test_adapters_begin_alike_and_move_as_the_same_parameters():

@@ -82,8 +82,10 @@ PHASES = {
     "join": "host.distributed:begin:1",
 }
 WHOM = ("worker", "launcher", "machine")
-ALONE = [("torchrun", whom, (i + j) % 2, phase) for i, phase in enumerate(PHASES) for j, whom in enumerate(WHOM)]
-ALONE += [("accelerate", whom, 1, "sampling") for whom in WHOM]
+ALONE = [
+    *[("torchrun", whom, (i + j) % 2, phase) for i, phase in enumerate(PHASES) for j, whom in enumerate(WHOM)],
+    *[("accelerate", whom, 1, "sampling") for whom in WHOM],
+]
 SHORT = ("torchrun", "worker", 1, "reward")
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from comfyui_otca.canvas import ownership, results
+from comfyui_otca.canvas import results
 from comfyui_otca.host.json_files import read_json as read_object
+from comfyui_otca.tests.conftest import forget
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.run.folder import read_lines
@@ -33,12 +34,6 @@ def queue(comfyui, monkeypatch):
             return workflow.run(overrides=overrides, targets=targets)
 
     return run
-
-
-def restart():
-    """What is gone when ComfyUI ends: all but the files."""
-    record.open_runs.clear()
-    ownership.forget()
 
 
 @pytest.fixture
@@ -122,7 +117,7 @@ def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, que
     state = json.loads((runs / "otca" / "checkpoints" / "000002" / "state.json").read_text())
     assert state["iteration"] == 2 and (runs / "otca" / "lora.safetensors").is_file()
 
-    restart()
+    forget()
     again = small_workflow({"OTCA_TrainingRun": settings, "OTCA_LoadFlowModel": {"resume_run": "otca"}})
     assert again.validate() == []
     queue(again, 2)
@@ -136,7 +131,7 @@ def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, que
 def test_a_run_that_went_on_with_itself_can_be_resumed_headlessly(small_workflow, queue, runs):
     """Its graph says resume_run, which is the canvas' way; the command line has its own."""
     queue(small_workflow())
-    restart()
+    forget()
     again = {"OTCA_LoadFlowModel": {"resume_run": "otca"}}
     queue(small_workflow(again))
     written = read_object(runs / "otca" / "workflow.json")
@@ -236,7 +231,7 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
     queue(workflow, 1)
     second = file.read_bytes()
     assert second != first and len(list(file.parent.iterdir())) == 1
-    restart()
+    forget()
     queue(small_workflow({"OTCA_TrainingRun": {"run_name": "other"}}))
     assert file.read_bytes() == second
     assert sorted(path.name for path in file.parent.iterdir()) == [
@@ -255,7 +250,7 @@ def test_a_renamed_run_overwrites_its_own_adapter_and_a_copy_does_not(
     first = file.read_bytes()
     [node] = workflow.find("LoadFlowModel")
     record.run_of(workflow.run(targets=[node])[node][0]).held.close()  # as when ComfyUI ends
-    restart()
+    forget()
     (shutil.copytree if is_copied else shutil.move)(runs / "otca", runs / "other")
     changes = {"OTCA_LoadFlowModel": {"resume_run": "other"}, "OTCA_TrainingRun": {"run_name": "other"}}
     queue(small_workflow(changes), 1)
@@ -287,7 +282,7 @@ def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyu
         "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
     }
     queue(small_workflow(changes))
-    restart()
+    forget()
     queue(small_workflow(changes | {"OTCA_TrainingRun": {"run_name": "other"}}))
     names = [f"otca_lora{run}_{expert}_noise" for run in ("", "-other") for expert in ("high", "low")]
     assert sorted(path.stem for path in (tmp_path / "loras").iterdir()) == sorted(names)

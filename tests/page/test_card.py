@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -18,33 +17,27 @@ from comfyui_otca.tests.training import assert_same_tensors, rows
 from comfyui_otca.trainer.policy.files import read_metadata
 
 
-@pytest.fixture
-def run(finished_run, tmp_path):
-    """A copy that a test may change."""
-    return shutil.copytree(finished_run, tmp_path / "run")
-
-
 def head_of(text):
     _, head, body = text.split("---\n", 2)
     return head.splitlines(), body
 
 
-def test_the_folder_is_ready_to_upload(run, tmp_path):
+def test_the_folder_is_ready_to_upload(copied, tmp_path):
     target = tmp_path / "card"
-    assert main(["card", str(run), "--output", str(target)]) == 0
+    assert main(["card", str(copied), "--output", str(target)]) == 0
     [adapter] = target.glob("*.safetensors")
     graph = json.loads((target / "workflow.json").read_text())
     name = "run"  # of its folder; the graph's own run name is otca
     assert adapter.stem == name
-    assert_same_tensors(adapter, run / "lora.safetensors")
+    assert_same_tensors(adapter, copied / "lora.safetensors")
     header = read_metadata(adapter)
     assert json.loads(header["prompt"]) == graph and header["modelspec.title"] == name
     own = {key for key in header if not key.startswith(("modelspec.", "ss_"))}
     assert own == {"format", "prompt", "otca_iteration", "otca_base"}
     head, body = head_of((target / "README.md").read_text())
     assert head[0].startswith("# license: choose one") and "library_name: diffusers" in head and "- lora" in head
-    last = rows(run, "evaluation.jsonl")[-1]["rewards"]["sharpness"]["mean"]
-    assert f"| {last:.3g} |" in body and f"| iterations | {len(rows(run))} |" in body
+    last = rows(copied, "evaluation.jsonl")[-1]["rewards"]["sharpness"]["mean"]
+    assert f"| {last:.3g} |" in body and f"| iterations | {len(rows(copied))} |" in body
     assert f"# {card.cell_of(name)}\n" in body and "coefficient" in body
     pictures = sorted((target / "pictures").iterdir())
     assert 1 < len(pictures) <= 6
@@ -57,7 +50,7 @@ def test_the_folder_is_ready_to_upload(run, tmp_path):
             assert str(tmp_path).encode() not in file.read_bytes(), file
 
 
-def test_bad_input_names_the_fix_and_leaves_nothing(run, tmp_path, capsys):
+def test_bad_input_names_the_fix_and_leaves_nothing(copied, tmp_path, capsys):
     def refused(*arguments):
         assert main(["card", *map(str, arguments)]) == 2
         return capsys.readouterr().err
@@ -65,19 +58,19 @@ def test_bad_input_names_the_fix_and_leaves_nothing(run, tmp_path, capsys):
     assert "holds no run. Fix: give the folder that has its workflow.json" in refused(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    assert "is not an empty folder. Fix: choose another" in refused(run, "--output", tmp_path / "full")
-    (run / "lora.safetensors").unlink()
-    assert "has no adapter: nothing was saved yet" in refused(run, "--output", tmp_path / "card")
+    assert "is not an empty folder. Fix: choose another" in refused(copied, "--output", tmp_path / "full")
+    (copied / "lora.safetensors").unlink()
+    assert "has no adapter: nothing was saved yet" in refused(copied, "--output", tmp_path / "card")
     assert not (tmp_path / "card").exists() and not list(tmp_path.glob(".otca*"))
 
 
-def test_a_key_in_the_graph_is_refused(run, tmp_path, capsys):
-    graph = json.loads((run / "workflow.json").read_text())
+def test_a_key_in_the_graph_is_refused(copied, tmp_path, capsys):
+    graph = json.loads((copied / "workflow.json").read_text())
     graph["extra"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": "http://127.0.0.1:1/score?key=abc"}}
     stack = next(e for e in graph.values() if e["class_type"] == "OTCA_RewardStack")
     stack["inputs"]["reward_8"] = ["extra", 0]
-    (run / "workflow.json").write_text(json.dumps(graph))
-    assert main(["card", str(run), "--output", str(tmp_path / "card")]) == 2
+    (copied / "workflow.json").write_text(json.dumps(graph))
+    assert main(["card", str(copied), "--output", str(tmp_path / "card")]) == 2
     assert "carries a query, which may hold a key" in capsys.readouterr().err and not (tmp_path / "card").exists()
 
 
@@ -101,20 +94,20 @@ def test_what_the_base_forbids_is_said(name, hub, said):
     assert card.bases(Contents(graph, "x")) == [("someone/her-model", "someone/her-model", "")]
 
 
-def test_a_strangers_names_are_no_html(run, tmp_path):
+def test_a_strangers_names_are_no_html(copied, tmp_path):
     """Seen before: that of a reward was, in the verdict's line."""
-    for file in (run / "evaluation.jsonl", run / "metrics.jsonl"):
+    for file in (copied / "evaluation.jsonl", copied / "metrics.jsonl"):
         file.write_text(file.read_text().replace("sharpness", "<i onclick=x>"))
-    assert main(["card", str(run), "--output", str(tmp_path / "card")]) == 0
+    assert main(["card", str(copied), "--output", str(tmp_path / "card")]) == 0
     body = (tmp_path / "card" / "README.md").read_text()
     assert body.count("\\<i onclick=x\\>") > 1 and "<i" not in body.replace("\\<i", "")
 
 
-def test_keys_of_comfyui_are_not_called_those_of_diffusers(run, tmp_path):
-    tensors = load_file(run / "lora.safetensors")
+def test_keys_of_comfyui_are_not_called_those_of_diffusers(copied, tmp_path):
+    tensors = load_file(copied / "lora.safetensors")
     other = {key.replace("transformer.", "diffusion_model."): value for key, value in tensors.items()}
     said = {"modelspec.implementation": "comfyui"}
-    save_file({key: torch.clone(value) for key, value in other.items()}, run / "lora.safetensors", said)
-    assert main(["card", str(run), "--output", str(tmp_path / "card")]) == 0
+    save_file({key: torch.clone(value) for key, value in other.items()}, copied / "lora.safetensors", said)
+    assert main(["card", str(copied), "--output", str(tmp_path / "card")]) == 0
     head, body = head_of((tmp_path / "card" / "README.md").read_text())
     assert "library_name: comfyui" in head and "Its keys are ComfyUI's" in body

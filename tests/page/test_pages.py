@@ -24,7 +24,7 @@ from comfyui_otca.trainer.workflow.running import Workflow
 
 PAGES = Path(__file__).parent / "pages"
 
-INPUTS = {"run_name": "reds & greens", "iterations": 2, "evaluate_every": 5, "report": ["2", 0]}
+INPUTS = {"run_name": "reds & greens", "iterations": 2, "evaluate_every": 5, "checkpoint_every": 25, "report": ["2", 0]}
 GRAPH = {
     "1": {"class_type": "OTCA_TrainingRun", "inputs": INPUTS, "_meta": {"title": "My <run>"}},
     "2": {"class_type": "Elsewhere", "inputs": {"text": "a\nb", "number": 0.5, "list": {"x": [1]}}},

@@ -43,8 +43,10 @@ def answered(class_type, **values):
 
 
 # (class, input) of what has to be there: a folder of votes is made, prompts are typed, and a run is known to the canvas alone.
-NAMING = [each for each in file_inputs() if each[1] not in ("votes", "evaluation_prompts", "resume_run")]
-NAMING += [("OTCA_EmbeddedModel", "model")]
+NAMING = [
+    *[each for each in file_inputs() if each[1] not in ("votes", "evaluation_prompts", "resume_run")],
+    *[("OTCA_EmbeddedModel", "model")],
+]
 SET = {
     "ScoreImages": {"input_types": {"reward_1": "OTCA_REWARD"}},
     "RewardVote": {"learn": True},

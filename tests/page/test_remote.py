@@ -289,8 +289,10 @@ GOOD = {"version": 1, "id": "flowers", "status": "running", "files": [], "adapte
 WRONG = [{"version": 2}, {"status": "dancing"}, {"total": -1}, {"adapters": [["workflow.json", 1, 1]]}]
 NAMES = ["../../evil", "status.json", "lora.safetensors", "samples/x.png", "samples/000010.png\n", None, 3]
 WRONG += [{"files": [["train.log", 1]]}, *({"files": [[name, 1, 1]]} for name in NAMES)]
-NO_ANSWERS = [b"", b"[]", b"[" * 100_000, b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}"]
-NO_ANSWERS += [json.dumps({**GOOD, **wrong}).encode() for wrong in WRONG]
+NO_ANSWERS = [
+    *[b"", b"[]", b"[" * 100_000, b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}"],
+    *[json.dumps({**GOOD, **wrong}).encode() for wrong in WRONG],
+]
 
 
 def test_an_answer_that_is_none_leaves_no_folder(here, there):

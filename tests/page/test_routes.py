@@ -87,9 +87,11 @@ def test_a_name_that_was_made_to_lead_here_gives_no_permission_and_starts_nothin
 
 
 HOME = ["localhost", "LOCALHOST:8188", "127.0.0.1:8188", "127.8.9.1", "[::1]:8188", "[::1]", "localhost.:1"]
-AWAY = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.5:8188", "0.0.0.0", "", ":8188"]
-AWAY += ["[::1", "127.1", "localhost@evil.example", "evil.example\\@localhost", "localhost/x", "[fe80::1]"]
-AWAY += ["127.0.0.1:8188:1", "lo\u0441alhost", "localhost\0"]
+AWAY = [
+    *["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.1.5:8188", "0.0.0.0", "", ":8188"],
+    *["[::1", "127.1", "localhost@evil.example", "evil.example\\@localhost", "localhost/x", "[fe80::1]"],
+    *["127.0.0.1:8188:1", "lo\u0441alhost", "localhost\0"],
+]
 
 
 def test_which_names_are_this_machines(monkeypatch):

@@ -28,19 +28,27 @@ def deep(levels):
     return value
 
 
-NUMBERS = [0, 1, -1, 2, 3, 5, 8, 2**31, 2**63 - 1, 2**63, 10**30, -(10**30), 0.5, 1.0, 1e-12, 1e300]
-NUMBERS += [math.nan, math.inf, -math.inf]
-TEXTS = ["", " ", "auto", "cpu", "evaluation/sum", "../x", "/proc/self/environ", "C:\\x", "\\\\host\\share", "\0"]
-TEXTS += ["\ud800", "é\u202e\u2028", "{}", "$\\frac$", "nan", "-1", "1e999", "http://127.0.0.1:99999", "x" * 100_000]
-TEXTS += ["a,b,," * 1000, "none", "true", "\n\n", "Fix: ", "%s%n"]
-SHAPES = [None, True, False, [], {}, [[]], [1], ["1", 0, 0], ["1", "0"], ["1", 0.0], ["1", True], [None, 0]]
-SHAPES += [deep(8), deep(40), deep(3000), [1] * 10_000]
-SHAPES += [{"__value__": [1, 2]}, {"__value__": None}, {"__value__": {"__value__": 1}}, {"content": "x"}]
+NUMBERS = [
+    *[0, 1, -1, 2, 3, 5, 8, 2**31, 2**63 - 1, 2**63, 10**30, -(10**30), 0.5, 1.0, 1e-12, 1e300],
+    *[math.nan, math.inf, -math.inf],
+]
+TEXTS = [
+    *["", " ", "auto", "cpu", "evaluation/sum", "../x", "/proc/self/environ", "C:\\x", "\\\\host\\share", "\0"],
+    *["\ud800", "é\u202e\u2028", "{}", "$\\frac$", "nan", "-1", "1e999", "http://127.0.0.1:99999", "x" * 100_000],
+    *["a,b,," * 1000, "none", "true", "\n\n", "Fix: ", "%s%n"],
+]
+SHAPES = [
+    *[None, True, False, [], {}, [[]], [1], ["1", 0, 0], ["1", "0"], ["1", 0.0], ["1", True], [None, 0]],
+    *[deep(8), deep(40), deep(3000), [1] * 10_000],
+    *[{"__value__": [1, 2]}, {"__value__": None}, {"__value__": {"__value__": 1}}, {"content": "x"}],
+]
 ODD = [*NUMBERS, *TEXTS, *SHAPES]
 INDICES = [0, 0, 0, 1, 1, 2, 7, -1, 10**20]
 IDS = ["", " ", "1:2:3", "None", "__proto__", "x" * 50_000, "é", "\ud800", "-1", "1.5", "Fix: "]
-METAS = [None, [], 5, "t", {"title": 5}, {"title": None}, {"title": "x" * 100_000}, {"title": "a\nb"}]
-METAS += [deep(3000), {"title": "Training Run"}]
+METAS = [
+    *[None, [], 5, "t", {"title": 5}, {"title": None}, {"title": "x" * 100_000}, {"title": "a\nb"}],
+    *[deep(3000), {"title": "Training Run"}],
+]
 
 
 def value(random, graph):

@@ -177,9 +177,11 @@ ONE, TWO, OWN = "a" * 64, "b" * 64, "c" * 32
 VOTE = {"version": 1, "id": "d" * 32, "time": 1.7e9, "prompt": "p", "replaces": None}
 VOTE["pictures"] = [f"votes/{'a' * 16}.png", f"votes/{'b' * 64}.png"]
 ANSWERS = [{"kind": "order", "order": [[1], [0]]}, {"kind": "pair", "winner": 0, "loser": 1}, {"kind": "alike"}]
-SAID = [("thumb", -1, ""), ("stars", 5, ""), ("pair", True, TWO), ("tag", True, "mine")]
-SAID += [("region", {"like": True, "box": [0, 0, 0.5, 1]}, OWN)]
-SAID += [("region", {"like": False, "mask": {"width": 2, "height": 2, "runs": [1, 2, 1]}}, "")]
+SAID = [
+    *[("thumb", -1, ""), ("stars", 5, ""), ("pair", True, TWO), ("tag", True, "mine")],
+    *[("region", {"like": True, "box": [0, 0, 0.5, 1]}, OWN)],
+    *[("region", {"like": False, "mask": {"width": 2, "height": 2, "runs": [1, 2, 1]}}, "")],
+]
 PICTURE = {"id": ONE, "prompt": "p", "path": "a.png", "models": ["m"], "width": 8, "height": 8}
 OPINIONS = [
     {"kind": kind, "picture": ONE, "value": value, "other": other, "id": f"{number:032x}", "time": 1.7e9}
@@ -192,8 +194,10 @@ LINES = {
     reading.FILE: [{"prompt": "p", "chosen": "a.png", "rejected": "b.png", "tag": {"deep": [1]}}] * 2,
 }
 DEEP = "so deep that no text could be made of it"
-VALUES = [*NUMBERS, *TEXTS, None, True, False, [], {}, [[]], [1], ["1", 0], [None, 0], deep(8), deep(40), [1] * 10_000]
-VALUES += [ONE, TWO, OWN, -1.7e9, 1.7e308, 10**400, 2**31, DEEP]
+VALUES = [
+    *[*NUMBERS, *TEXTS, None, True, False, [], {}, [[]], [1], ["1", 0], [None, 0], deep(8), deep(40), [1] * 10_000],
+    *[ONE, TWO, OWN, -1.7e9, 1.7e308, 10**400, 2**31, DEEP],
+]
 NASTY = ["\ud800", 2**63, -1, 10**400, None, [], {}, "x" * 100_001]  # what has been taken for good before
 
 

@@ -33,35 +33,27 @@ site, made, stand_in = page.site, page.made, page.stand_in
 FEW, MANY = 6, 300
 TOKEN = "a token"
 PATIENCE = 60  # seconds, only for what hangs
-PARTS = b"first .. . %2e%2e a/b a%2fb %00 %ff%fe \xff %ed%a0%80 %0d%0a * 0001 -1 1e9 NUL samples.png after ~ %7e {id}".split(
-    b" "
-)
-PARTS += b"samples-000001.png first.zip <script> first%20".split(b" ")
-PARTS += [b"", b"con .txt", "花".encode() * 90, b"7" * 300, b"7" * 5000, b"x" * 256, b"x" * 7000]
-TEXTS = [
-    "",
-    "a",
-    "first",
-    "../x",
-    "x" * 5000,
-    "\ud800",
-    "a\0b",
-    "花" * 200,
-    "http://[::1",
-    "-1",
-    "NaN",
-    "\u202e",
-    "%s%n",
+PARTS = [
+    *b"first .. . %2e%2e a/b a%2fb %00 %ff%fe \xff %ed%a0%80 %0d%0a * 0001 -1 1e9 NUL samples.png after ~ %7e {id}".split(
+        b" "
+    ),
+    *b"samples-000001.png first.zip <script> first%20".split(b" "),
+    *[b"", b"con .txt", "花".encode() * 90, b"7" * 300, b"7" * 5000, b"x" * 256, b"x" * 7000],
 ]
-TEXTS += ["/etc/passwd", "9223372037", "9" * 18]
+TEXTS = [
+    *["", "a", "first", "../x", "x" * 5000, "\ud800", "a\0b", "花" * 200, "http://[::1", "-1", "NaN", "\u202e", "%s%n"],
+    *["/etc/passwd", "9223372037", "9" * 18],
+]
 VALUES = [None, True, False, 0, -1, 2**63, 10**400, 1e308, 0.5, [], {}, [[]], {"a": {"b": []}}, *TEXTS]
 HEADERS = rb"""Origin: http://[::1|Origin: null|Origin: http://evil.example|Origin: \xff|Origin: //|Origin:|Cookie: ;;=;
 Sec-Fetch-Site: cross-site|Sec-Fetch-Site: \xff|Sec-Fetch-Site: none|Cookie: otca_vote=\xff; a|Authorization: Bearer \xff\xfe
 Authorization: Bearer|Authorization: Basic OjpA|Authorization: Bearer a token|Range: bytes=5-|Range: bytes=-1|Range: \xff
 Range: bytes=9-1|Accept-Encoding: gzip, br;q=x|If-None-Match: *|If-Modified-Since: yesterday|Expect: 100-continue
 Expect: nothing|Upgrade: websocket|X-Forwarded-For: \xff"""
-HEADERS = HEADERS.replace(rb"\xff", b"\xff").replace(rb"\xfe", b"\xfe").replace(b"\n", b"|").split(b"|")
-HEADERS += [b"Content-Language: " + b"x" * 4000]
+HEADERS = [
+    *HEADERS.replace(rb"\xff", b"\xff").replace(rb"\xfe", b"\xfe").replace(b"\n", b"|").split(b"|"),
+    *[b"Content-Language: " + b"x" * 4000],
+]
 HOSTS = [*[b"localhost"] * 40, b"[::1", b"\xff", b"evil.example", b"", b"localhost:99999", b"127.0.0.1:x", b"a" * 300]
 KINDS = [*[b"application/json"] * 12, b"text/plain", b"application/json; charset=\xff", b"", b"multipart/form-data"]
 

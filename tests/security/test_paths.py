@@ -25,8 +25,10 @@ WRITTEN = [
     *(("OTCA_SaveLoRA", "filename"), ("OTCA_RewardVote", "votes"), ("OTCA_ScoreImages", "save_as")),
 ]
 # Texts that name no file: prompts, layers, words, addresses, variables, columns of the log, JSON.
-NO_PATHS = "prompt prompts negative_prompt evaluation_prompts questions name clip device lora_targets url token_variable".split()
-NO_PATHS += "scale extra function best_metric wandb_project good bad tag".split()
+NO_PATHS = [
+    *"prompt prompts negative_prompt evaluation_prompts questions name clip device lora_targets url token_variable".split(),
+    *"scale extra function best_metric wandb_project good bad tag".split(),
+]
 NEEDED = {  # for the input to be looked at
     "OTCA_RewardVote": {"learn": True},
     "OTCA_TCDWeights": {"proxy": "image_features"},
@@ -146,8 +148,10 @@ def test_a_link_out_of_the_input_folder_is_refused_and_among_models_it_is_the_us
 
 # --- names by chance --------------------------------------------------------------------------------------------------
 
-PARTS = [*".. . known deep link outside secret.txt mine.txt model_index.json ~ x C: D:".split(), ""]
-PARTS += ["NUL", "a ", "b.", "..%2f", "\uff0e\uff0e", "..\u2215", "$HOME", "%USERPROFILE%", "\\", "server", "?", "."]
+PARTS = [
+    *[*".. . known deep link outside secret.txt mine.txt model_index.json ~ x C: D:".split(), ""],
+    *["NUL", "a ", "b.", "..%2f", "\uff0e\uff0e", "..\u2215", "$HOME", "%USERPROFILE%", "\\", "server", "?", "."],
+]
 
 
 def names(count, roots, seed=0):
@@ -202,9 +206,11 @@ def windows(monkeypatch):
     return known
 
 
-ON_WINDOWS = ["", "/", "\\", "//", "\\\\", "\\\\server\\share\\", "\\\\?\\C:\\", "\\\\.\\", "C:", "C:\\", "D:/", "Z:\\"]
-ON_WINDOWS += ["c:/comfyui/models/", "C:\\ComfyUI\\models\\", "C:\\ComfyUI\\models\\..\\", "C:/ComfyUI/models/../../"]
-ON_WINDOWS += ["D:\\more models\\", "C:..\\"]
+ON_WINDOWS = [
+    *["", "/", "\\", "//", "\\\\", "\\\\server\\share\\", "\\\\?\\C:\\", "\\\\.\\", "C:", "C:\\", "D:/", "Z:\\"],
+    *["c:/comfyui/models/", "C:\\ComfyUI\\models\\", "C:\\ComfyUI\\models\\..\\", "C:/ComfyUI/models/../../"],
+    *["D:\\more models\\", "C:..\\"],
+]
 
 
 def test_on_windows_no_drive_share_or_step_upwards_leads_out(windows):

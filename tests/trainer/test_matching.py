@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from comfyui_otca.host.distributed import Share
+from comfyui_otca.tests.training import share_of
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit import sampled_steps
@@ -306,9 +306,7 @@ def test_it_is_the_same_however_many_processes_hold_the_samples(moved, loss, bat
     whole, metrics = gradient(moved, taken, advantages, settings)
     summed, value = torch.zeros_like(whole), 0.0
     for rows in (range(0, 3), range(3, 6)) if loss in GROUPED else (range(0, 2), range(2, 6)):
-        own = list(rows)
-        parts = {name: getattr(taken, name)[own] for name in ("latents", "final", "images", "log_probs", "groups")}
-        part, figures = gradient(moved, replace(taken, share=Share(rows, 6), **parts), advantages, settings)
+        part, figures = gradient(moved, share_of(taken, rows), advantages, settings)
         assert figures["update/sampled_share"] == metrics["update/sampled_share"]
         summed, value = summed + part, value + figures["loss"]
     assert_same(summed, whole)

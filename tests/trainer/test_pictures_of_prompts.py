@@ -248,11 +248,15 @@ def test_it_is_said_before_run(small_graph, tiny_folder, folder, family, entry, 
     assert [told in each.message and bool(each.fix) for each in problems] == ([True] if told else [])
 
 
+ENTRIES = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
+RUN = {
+    **{"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1},
+    "evaluation_prompts": "\n".join(map(json.dumps, ENTRIES)),
+}
+
+
 def test_it_trains_on_pictures_evaluates_with_them_and_resumes_to_the_bit(small_graph, tiny_folder, folder, tmp_path):
-    entries = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
-    run = {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1}
-    run["evaluation_prompts"] = "\n".join(map(json.dumps, entries))
-    graph = graph_of(small_graph, tiny_folder("flux-kontext"), folder, *entries, OTCA_TrainingRun=run)
+    graph = graph_of(small_graph, tiny_folder("flux-kontext"), folder, *ENTRIES, OTCA_TrainingRun=RUN)
     workflow = tmp_path / "workflow.json"
     workflow.write_text(json.dumps(graph))
     assert all(row["gradient_norm"] > 0 for row in whole_and_resumed(workflow, tmp_path))
@@ -264,12 +268,9 @@ def test_it_trains_on_pictures_evaluates_with_them_and_resumes_to_the_bit(small_
 
 def test_several_processes_train_and_evaluate_on_pictures_as_one_does(small_graph, tiny_folder, folder, tmp_path):
     """Equal texts, each with its own source, and a reward that compares with it. Of three processes each has parts of groups."""
-    entries = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
-    run = {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "evaluation_seeds": 1}
-    run["evaluation_prompts"] = "\n".join(map(json.dumps, entries))
     sampler = {"width": 32, "height": 32, "guidance": 3.5, "steps": 4, "group_size": 3, "batch_size": 1}
-    changes = {"OTCA_TrainingRun": run, "OTCA_SDESampler": sampler}
-    graph = graph_of(small_graph, tiny_folder("flux-kontext"), folder, *entries, **changes)
+    changes = {"OTCA_TrainingRun": RUN, "OTCA_SDESampler": sampler}
+    graph = graph_of(small_graph, tiny_folder("flux-kontext"), folder, *ENTRIES, **changes)
     graph["kept"] = {"class_type": "OTCA_RewardKept", "inputs": {"coefficient": 1.0}}
     [stack] = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack"]
     stack["reward_8"] = ["kept", 0]

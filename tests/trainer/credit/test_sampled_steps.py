@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.host.distributed import Share
+from comfyui_otca.tests.training import share_of
 from comfyui_otca.trainer import grpo
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit import sampled_steps
@@ -177,9 +177,7 @@ def test_it_is_the_same_however_many_processes_hold_the_samples(moved, rollout_o
     assert torch.equal(whole, again)
     summed = torch.zeros_like(whole)
     for rows in (range(0, 2), range(2, 6)):
-        own = list(rows)
-        parts = {name: getattr(taken, name)[own] for name in ("latents", "final", "images", "log_probs", "groups")}
-        part, figures = gradient(moved, replace(taken, share=Share(rows, 6), **parts), advantages, settings)
+        part, figures = gradient(moved, share_of(taken, rows), advantages, settings)
         assert figures["update/sampled_share"] == metrics["update/sampled_share"]
         summed += part
     assert (summed - whole).norm() <= 1e-5 * whole.norm()

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.trainer.families import test_pipelines
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 
 pytestmark = pytest.mark.anywhere
 
+still, noise_for = test_pipelines.still, test_pipelines.noise_for
 TEXTS = ["a red circle on a blue background", "a green square"]
 
 
@@ -24,12 +26,6 @@ def load(folder, device):
     return lambda: load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device=device, dtype="float32")
 
 
-@pytest.fixture(scope="module")
-def still(load, perturb):
-    """A model with a visible adapter, only to be looked at."""
-    return perturb(load())
-
-
 @pytest.fixture
 def video(small_settings, folder):
     """video(guidance=…): 5 frames; σ goes 1, 0.9, 0.75, 0.5, 0, so both networks of Wan 2.2 act."""
@@ -38,11 +34,6 @@ def video(small_settings, folder):
         return small_settings(**{**tiny.SIZES[folder.name], "guidance": 1.0, **changes})
 
     return settings
-
-
-def noise_for(model, settings, count=2):
-    shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    return torch.randn((count, *shape), generator=torch.Generator().manual_seed(11))
 
 
 def test_a_picture_is_a_video_of_one_frame(still):

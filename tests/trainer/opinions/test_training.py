@@ -79,13 +79,17 @@ def test_the_other_losses_take_pairs_too_and_an_evaluation_without_rewards_has_p
     assert (run / "samples.png").is_file()
 
 
-def test_levels_can_be_weighed_by_a_credit_node(folder_of, graph_of, otca):
-    graph = graph_of(folder_of(), {"TrainingRun": {"iterations": 1}})
-    credit = {"trajectories": ["2", 0], "w_min": 0.5, "floor": "affine", "normalize": "mean"}
-    graph["6"] = {"class_type": "OTCA_TCDWeights", "inputs": credit}
+def credited(graph, credit, **inputs):
+    """The graph with that credit between opinions and update."""
+    graph["6"] = {"class_type": credit, "inputs": {"trajectories": ["2", 0], **inputs}}
     fuse = {"scores": ["2", 2], "credit": ["6", 0], "mode": "weighted_sum", "std_scope": "group"}
     graph["7"] = {"class_type": "OTCA_WeightedFuse", "inputs": fuse}
     graph["4"]["inputs"]["advantages"] = ["7", 0]
+
+
+def test_levels_can_be_weighed_by_a_credit_node(folder_of, graph_of, otca):
+    graph = graph_of(folder_of(), {"TrainingRun": {"iterations": 1}})
+    credited(graph, "OTCA_TCDWeights", w_min=0.5, floor="affine", normalize="mean")
     [row] = rows(otca(graph, "run"))
     weights = [row[f"credit/step/{step}"] for step in range(4)]
     assert sum(weights) / 4 == pytest.approx(1, abs=1e-5) and max(weights) - min(weights) > 0.1
@@ -145,10 +149,7 @@ def measured(graph):
 
 
 def by_noise(graph):
-    graph["6"] = {"class_type": "OTCA_StepCredit", "inputs": {"trajectories": ["2", 0], "method": "noise_aware"}}
-    fuse = {"scores": ["2", 2], "credit": ["6", 0], "mode": "weighted_sum", "std_scope": "group"}
-    graph["7"] = {"class_type": "OTCA_WeightedFuse", "inputs": fuse}
-    graph["4"]["inputs"]["advantages"] = ["7", 0]
+    credited(graph, "OTCA_StepCredit", method="noise_aware")
 
 
 def best_of_nothing(graph):

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from comfyui_otca.host import paths
 from comfyui_otca.study.scoring import score_files
 from comfyui_otca.tests.tiny.video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
+from comfyui_otca.tests.trainer.rewards.test_published import cut
 from comfyui_otca.trainer.pictures import media
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score
@@ -290,11 +291,6 @@ Q = "language_model.layers.1.self_attn.q_proj.weight"
 
 def gone(folder, name):
     (folder / name).unlink()
-
-
-def cut(folder, name):
-    file = folder / name
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def pickled(folder, name):

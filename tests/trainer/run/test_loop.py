@@ -52,26 +52,6 @@ def workflow_file(small_graph, tmp_path):
     return path
 
 
-@pytest.fixture
-def otca(capsys):
-    """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
-
-    def run(*arguments):
-        record.open_runs.clear()
-        stopping.request.signal = None
-        code = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
-def copied(finished_run, tmp_path):
-    """A copy of the finished run."""
-    return shutil.copytree(finished_run, tmp_path / "run")
-
-
 def at(iteration, act):
     """A `say` that does so when that iteration is told."""
     return lambda line: act() if line.startswith(f"iteration {iteration}/") else None
