@@ -197,8 +197,7 @@ def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
         else:
             shutil.copyfile(source, path)
         path.chmod(0o755 if name in RUNS else 0o644)
-        digest = files.sha256(path)
-        described.files.append(Entry(path=name, bytes=path.stat().st_size, sha256=digest))
+        described.files.append(Entry(path=name, bytes=path.stat().st_size, sha256=files.sha256(path)))
 
 
 def settings_text(contents: Contents) -> str:

@@ -109,8 +109,7 @@ def bases(collected: contents.Contents) -> list[tuple[str, str, str]]:
     names += [model.name for model in collected.models if model.where in _BASES]
     rows = []
     for name in dict.fromkeys(names):
-        fits = (row for row in _KNOWN if re.search(row[0], name.lower()))
-        _, hub, limits = next(fits, ("", "", ""))
+        _, hub, limits = next((row for row in _KNOWN if re.search(row[0], name.lower())), ("", "", ""))
         rows.append((name, name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else hub, limits))
     return rows
 

@@ -77,8 +77,7 @@ def read_source(source: Path) -> list[Comparison]:
         raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.LINES}, or a pair file")
     table = [] if path.name == votes.LINES else list(rows(read_bytes(path) or b"", path))
     if table and not all(isinstance(row, dict) and "pictures" in row for _, row in table):
-        pairs = [_pair(path, place, row) for place, row in table]
-        return [pair for pair in pairs if pair]
+        return list(filter(None, (_pair(path, place, row) for place, row in table)))
     every = votes.read(votes.of_folder(source)) if is_voted else votes.read_lines(path)
     standing = [vote for vote in votes.standing(every) if vote.answer.order]
     return [Comparison(_pictures(path, vote.pictures), vote.answer.order) for vote in standing]

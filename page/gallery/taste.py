@@ -51,8 +51,7 @@ class Taste:
 
     def encoders(self) -> list[str]:
         """Names of those on this machine, the user's own first."""
-        named = paths.list_models("preprocessor_config.json")
-        return [*(name for name in named if name != OWN), OWN]
+        return [*(name for name in paths.list_models("preprocessor_config.json") if name != OWN), OWN]
 
     def told(self, gallery: Index, encoder: str) -> dict[str, Any]:
         """Tells its state, and has it go on: {encoder, encoders, scored, pairs, least: of those, agreement: [mean,

@@ -268,8 +268,15 @@ def test_two_processes_train_from_the_bundle_alone_are_killed_and_finish(places,
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(UNREACHABLE)
     (tmp_path / "home").mkdir()
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path / "site")}
-    environment |= {"PYTHON": sys.executable, "GPUS": "2", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(tmp_path / "site"),
+        "PYTHON": sys.executable,
+        "GPUS": "2",
+        "DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
 
     def start():
         output = (tmp_path / "output.txt").open("a")

@@ -51,8 +51,14 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
         assert data["node"] == node and results.last_results(node) == {kind: data}
     assert workflow.ui[FUSION]["otca_advantages"][0]["credit_node"] == CREDIT
     (run,) = workflow.ui[RUN]["otca_run"]
-    told = {"node": RUN, "run": "otca", "iteration": 1, "changes": [], "brake": None}
-    told |= {"drawn": lineage.advanced(workflow.graph)}
+    told = {
+        "node": RUN,
+        "run": "otca",
+        "iteration": 1,
+        "changes": [],
+        "brake": None,
+        "drawn": lineage.advanced(workflow.graph),
+    }
     assert run == {**told, "workflow_id": None, "made_by": lineage.fingerprint(workflow.graph, RUN)}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted([("otca.result", node, kind) for node, kind in kinds.items()] + [owner] * 2)

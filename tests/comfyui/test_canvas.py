@@ -35,8 +35,14 @@ OUR_TEMPLATES = """ours => {
 
 
 # The names that the user of this project gave, and plain words for the same.
-NAMES = {"Load Flow Model": "load model", "SDE Sampler": "sample groups", "Reward Stack": "score samples"}
-NAMES |= {"TCD Weights": "step credit", "MOCA Fuse": "combine rewards", "GRPO Step": "update: grpo"}
+NAMES = {
+    "Load Flow Model": "load model",
+    "SDE Sampler": "sample groups",
+    "Reward Stack": "score samples",
+    "TCD Weights": "step credit",
+    "MOCA Fuse": "combine rewards",
+    "GRPO Step": "update: grpo",
+}
 
 
 def with_numbers(name: str) -> list:

@@ -101,9 +101,15 @@ def typed(installation, everything, tmp_path_factory):
     base = tmp_path_factory.mktemp("typed")
     (base / "custom_nodes").mkdir()
     (base / "custom_nodes" / "stand_ins.py").symlink_to(STAND_INS)
-    known = {"COMFYUI_ARGUMENTS": f"--base-directory {base}", "OTCA_CUSTOM_NODES": "stand_ins", "OMP_NUM_THREADS": "1"}
-    known |= {"COMFYUI_PATH": str(installation.folder), "PYTHON": str(installation.python)}
-    known |= {"GPUS": "1", "RESTARTS": "0"}
+    known = {
+        "COMFYUI_ARGUMENTS": f"--base-directory {base}",
+        "OTCA_CUSTOM_NODES": "stand_ins",
+        "OMP_NUM_THREADS": "1",
+        "COMFYUI_PATH": str(installation.folder),
+        "PYTHON": str(installation.python),
+        "GPUS": "1",
+        "RESTARTS": "0",
+    }
     variables = ComfyUI.environment() | known
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(

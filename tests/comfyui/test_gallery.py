@@ -241,8 +241,17 @@ def test_everybody_can_use_it_in_the_sidebar(canvas, pictures, palette):
     canvas.page.evaluate("app.extensionManager.sidebarTab.toggleSidebarTab('otca-gallery')")
     canvas.page.wait_for_function(f"({TILES})() > 2")
     found = {"gallery": canvas.page.evaluate(AXE, ".otca-gallery")}
-    made = {"items": 8, "held_out": 2, "forwards": 900, "memory": 10**9, "said": ["8 pairs"], "learn_from": "pairs"}
-    made |= {"models": [["my_pictures", "the tiny model"]], "prompt": {}, "name": "my_pictures"}
+    made = {
+        "items": 8,
+        "held_out": 2,
+        "forwards": 900,
+        "memory": 10**9,
+        "said": ["8 pairs"],
+        "learn_from": "pairs",
+        "models": [["my_pictures", "the tiny model"]],
+        "prompt": {},
+        "name": "my_pictures",
+    }
     canvas.page.route("**/otca/gallery/workflow", lambda route: route.fulfill(json=made))
     for name in ("Opinions", "Train on these"):
         canvas.page.locator(".otca-gallery").get_by_role("button", name=name).click()

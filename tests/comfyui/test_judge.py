@@ -81,8 +81,20 @@ def test_it_is_held_out_in_a_headless_training(able, small_graph, tmp_path):
     place = able.installation
     environment = ComfyUI.environment() | {"OMP_NUM_THREADS": "1"}
     environment["COMFYUI_ARGUMENTS"] = f"--base-directory {tmp_path / 'base'}"
-    command = [place.python, ROOT, "train", tmp_path / "workflow.json", "--device", "cpu", "--output", tmp_path / "run"]
-    command += ["--comfyui", place.folder, "--custom-nodes", "tiny_judge"]
+    command = [
+        place.python,
+        ROOT,
+        "train",
+        tmp_path / "workflow.json",
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path / "run",
+        "--comfyui",
+        place.folder,
+        "--custom-nodes",
+        "tiny_judge",
+    ]
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     steps, evaluations = rows(tmp_path / "run"), rows(tmp_path / "run", "evaluation.jsonl")

@@ -113,8 +113,18 @@ def test_the_export_trains_without_the_server_to_the_same_bits(once, native, run
     native.page.keyboard.press("Escape")
 
     comfyui, run = native.comfyui, tmp_path / "run"
-    command = [comfyui.installation.python, ROOT, "train", exported, "--output", run]
-    command += ["--comfyui", comfyui.installation.folder, "--device", "cpu"]
+    command = [
+        comfyui.installation.python,
+        ROOT,
+        "train",
+        exported,
+        "--output",
+        run,
+        "--comfyui",
+        comfyui.installation.folder,
+        "--device",
+        "cpu",
+    ]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env=comfyui.environment(), stdout=log, stderr=log, cwd=tmp_path)
     try:

@@ -109,8 +109,12 @@ def test_away_and_back_with_all_it_learned(trained, accelerator):
     stays, leaves = (trained("flux", accelerator, matching={"old_policy": "gradual", **EPOCHS}).model for _ in range(2))
     assert leaves.leave() and leaves.device.type == "cpu"
     policy = leaves.policy
-    held = [*policy.trainable_parameters(), *policy.old, *policy.ema.shadow_params]
-    held += [value for state in policy.optimizer.state.values() for value in state.values()]
+    held = [
+        *policy.trainable_parameters(),
+        *policy.old,
+        *policy.ema.shadow_params,
+        *[value for state in policy.optimizer.state.values() for value in state.values()],
+    ]
     assert {tensor.device.type for tensor in held} == {"cpu"}
     rows = [conftest.iteration(model, "flux", 5, matching=EPOCHS)[0] for model in (stays, leaves)]
     assert rows[0] == rows[1] and leaves.device == torch.device(accelerator)

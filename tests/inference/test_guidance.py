@@ -121,8 +121,10 @@ number = st.floats(-3, 3, width=16)
 
 @given(st.lists(st.tuples(number, number), max_size=4), number)
 def test_the_composed_velocity_is_the_formulas(pairs, base):
-    velocities = {"base": torch.tensor(base, dtype=torch.float64)}
-    velocities |= {f"g{k}": torch.tensor(v, dtype=torch.float64) for k, (v, _) in enumerate(pairs)}
+    velocities = {
+        "base": torch.tensor(base, dtype=torch.float64),
+        **{f"g{k}": torch.tensor(v, dtype=torch.float64) for k, (v, _) in enumerate(pairs)},
+    }
     guides = [(f"g{k}", Guide("x", ((0, gamma),))) for k, (_, gamma) in enumerate(pairs)]
     compose, predict, asked = composition(velocities, guides)
     expected = base + sum(gamma * (v - base) for v, gamma in pairs)

@@ -28,8 +28,18 @@ def workflow(adapter):
     """workflow(guides=…): Load Flow Model and this node, which is "2"."""
 
     def make(**changes):
-        inputs = {"model": ["1", 0], "guides": f"{adapter} = 1.5", "prompts": PROMPTS, "guidance": 3.5, "seed": 3}
-        inputs |= {"steps": 3, "width": 40, "height": 40, "pictures": 2, **changes}
+        inputs = {
+            "model": ["1", 0],
+            "guides": f"{adapter} = 1.5",
+            "prompts": PROMPTS,
+            "guidance": 3.5,
+            "seed": 3,
+            "steps": 3,
+            "width": 40,
+            "height": 40,
+            "pictures": 2,
+            **changes,
+        }
         loader = {"model": "shapes-flux", "lora_rank": 4, "lora_alpha": 4.0, "seed": 0, "dtype": "auto"}
         graph = {
             "1": {"class_type": "OTCA_LoadFlowModel", "inputs": loader},
@@ -75,8 +85,17 @@ def test_the_model_can_be_trained_afterwards(small_graph, adapter, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     graph = small_graph()
     loader = next(node for node, entry in graph.items() if entry["class_type"] == "OTCA_LoadFlowModel")
-    inputs = {"model": [loader, 0], "guides": f"{adapter} = 2", "prompts": PROMPTS, "guidance": 3.5, "seed": 0}
-    inputs |= {"steps": 2, "width": 40, "height": 40, "pictures": 1}
+    inputs = {
+        "model": [loader, 0],
+        "guides": f"{adapter} = 2",
+        "prompts": PROMPTS,
+        "guidance": 3.5,
+        "seed": 0,
+        "steps": 2,
+        "width": 40,
+        "height": 40,
+        "pictures": 1,
+    }
     graph["90"] = {"class_type": "OTCA_ImplicitRewardGuidance", "inputs": inputs}
     guided, plain = Workflow(graph, NODE_CLASS_MAPPINGS), Workflow(small_graph(), NODE_CLASS_MAPPINGS)
     states = []

@@ -185,8 +185,15 @@ def test_linked_files_are_not_read(site, made, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(made.row(1, secret="SECRET").encode())
     folder = made("first", rows=0)
-    names = ["samples.png", "samples/000001.png", "train.log", "canvas.json", "evaluation.jsonl", "lora.safetensors"]
-    names += ["changes.jsonl"]
+    names = [
+        "samples.png",
+        "samples/000001.png",
+        "train.log",
+        "canvas.json",
+        "evaluation.jsonl",
+        "lora.safetensors",
+        "changes.jsonl",
+    ]
     for name in [*names, "metrics.jsonl", "workflow.json", "status.json"]:
         (folder / name).unlink(missing_ok=True)
         os.symlink(secret, folder / name)

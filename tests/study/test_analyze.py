@@ -143,8 +143,20 @@ def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, loa
     for name, tensor in trained.policy.trained_state().items():
         torch.testing.assert_close(fresh.policy.trained_state()[name], tensor)
     (tmp_path / "workflow.json").write_text(json.dumps(small_graph(source="stepwise_flow_grpo.json")))
-    arguments = ["analyze", str(tmp_path / "workflow.json"), "--iterations", "1", "--seed", "5", "--tweedie-steps", "2"]
-    arguments += ["--adapter", str(tmp_path / "lora.safetensors"), "--output", str(tmp_path / "a")]
+    arguments = [
+        "analyze",
+        str(tmp_path / "workflow.json"),
+        "--iterations",
+        "1",
+        "--seed",
+        "5",
+        "--tweedie-steps",
+        "2",
+        "--adapter",
+        str(tmp_path / "lora.safetensors"),
+        "--output",
+        str(tmp_path / "a"),
+    ]
     assert main(arguments) == 0
     content, _ = rows(tmp_path / "a")
     assert content["tweedie_steps"] == 2 and content["trained"] == [1, 2]

@@ -284,8 +284,20 @@ def test_another_evaluation_is_left_alone(asked, red, adapter, load_model, pertu
 def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside_the_pictures(tmp_path, red, capsys):
     red.write_text("def score(images, prompts):\n    return [prompt.metadata['worth'] for prompt in prompts]\n")
     prompts = tmp_path / "prompts.jsonl"
-    common = ["eval", "shapes-flux", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")]
-    common += ["--prompts", str(prompts), "--reward", "python:file=red.py"]
+    common = [
+        "eval",
+        "shapes-flux",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--output",
+        str(tmp_path / "out"),
+        "--prompts",
+        str(prompts),
+        "--reward",
+        "python:file=red.py",
+    ]
 
     def score(*rows):
         prompts.write_text("\n".join(map(json.dumps, rows)))
@@ -312,8 +324,22 @@ def test_equal_texts_about_different_pictures_are_prompts_of_their_own(tmp_path,
         Image.new("RGB", (32, 32), (light,) * 3).save(tmp_path / name)
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "make it blue", "image": name} for name in ("a.png", "b.png")]
-    command = ["eval", str(tiny_folder("flux-kontext")), "--prompts", str(prompts), "--reward", "kept"]
-    command += ["--seeds", "1", "--steps", "2", "--size", "32x32", "--output", str(tmp_path / "out")]
+    command = [
+        "eval",
+        str(tiny_folder("flux-kontext")),
+        "--prompts",
+        str(prompts),
+        "--reward",
+        "kept",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--size",
+        "32x32",
+        "--output",
+        str(tmp_path / "out"),
+    ]
 
     def evaluate(*some):
         prompts.write_text("\n".join(map(json.dumps, some)))

@@ -170,8 +170,10 @@ def qwen_image(image_token: str = ""):
     tokenizer = _qwen_tokenizer(**({"extra_special_tokens": {"image_token": image_token}} if image_token else {}))
     places = {}
     if image_token:
-        places = {"image_token_id": tokenizer.image_token_id}
-        places |= {"vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>")}
+        places = {
+            "image_token_id": tokenizer.image_token_id,
+            "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        }
     text = _qwen_config(tokenizer, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
     vision = dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, fullatt_block_indexes=[0]

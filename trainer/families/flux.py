@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from ..types import SamplerSettings
 
 
+def _guidance(model: PipelineModel, batch: int, guidance: float) -> Tensor | None:
+    """[B] as a distilled network takes it; None for one that takes none."""
+    if not model.transformer.config.guidance_embeds:
+        return None
+    return torch.full((batch,), guidance, device=model.device, dtype=torch.float32)
+
+
 class Flux(ImageModel):
     """`diffusers.FluxPipeline`, dev and schnell alike."""
 
@@ -52,7 +59,7 @@ class Flux(ImageModel):
             packed = self.transformer(
                 hidden_states=inputs,
                 timestep=self.times(levels),
-                guidance=self._guidance(batch, guidance),
+                guidance=_guidance(self, batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,
                 txt_ids=tokens.new_zeros(tokens.shape[1], 3),
@@ -61,11 +68,6 @@ class Flux(ImageModel):
             )[0]
         scale, packed = pipeline.vae_scale_factor, packed[:, : height * width // 4]
         return pipeline._unpack_latents(packed, height * scale, width * scale, scale).float()
-
-    def _guidance(self, batch: int, guidance: float) -> Tensor | None:
-        if not self.transformer.config.guidance_embeds:
-            return None
-        return torch.full((batch,), guidance, device=self.device, dtype=torch.float32)
 
 
 class FluxKontext(EditModel, Flux):
@@ -104,7 +106,7 @@ class Flux2(PipelineModel):
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(self.dtype)),
                 timestep=self.times(levels),
-                guidance=self._guidance(len(x), guidance),
+                guidance=_guidance(self, len(x), guidance),
                 encoder_hidden_states=tokens,
                 # Made in main memory by the pipeline, and the same for each sample.
                 txt_ids=devices.upload(pipeline._prepare_text_ids(tokens[:1]), x.device),
@@ -112,11 +114,6 @@ class Flux2(PipelineModel):
                 return_dict=False,
             )[0]
         return packed.mT.unflatten(-1, x.shape[-2:]).float()
-
-    def _guidance(self, batch: int, guidance: float) -> Tensor | None:
-        if not self.transformer.config.guidance_embeds:
-            return None
-        return torch.full((batch,), guidance, device=self.device, dtype=torch.float32)
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae, (mean, std) = self.pipeline.vae, self._latent_statistics()

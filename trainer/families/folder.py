@@ -59,8 +59,7 @@ def check_model_folder(path: Path) -> str:
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
             continue
-        shapes = tensors(path / component)
-        _check_layers(path / component / "config.json", len(shapes))
+        _check_layers(path / component / "config.json", len(tensors(path / component)))
     scheduler = path / SCHEDULER / "scheduler_config.json"
     if not read_object(scheduler):
         raise FlowModelError(f"{scheduler} says nothing. Fix: copy the whole model folder again")

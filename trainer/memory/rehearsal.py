@@ -242,8 +242,7 @@ class Rehearsal:
             negative_prompt=EXAMPLE,
         )
         with as_on_a_gpu():
-            condition = self.model.example(settings)
-            return condition.rows(torch.zeros(call.rows, dtype=torch.int64))
+            return self.model.example(settings).rows(torch.zeros(call.rows, dtype=torch.int64))
 
     def _embedded(self, texts: Sequence[str]) -> Condition:
         with torch.no_grad(), as_on_a_gpu(reads=True):

@@ -97,8 +97,7 @@ class ClipDirection(NetworkReward):
         values = features.new_zeros(len(prompts))
         if not applies:
             return values
-        chosen = [prompts[number] for number in applies]
-        scores = self._of(features[applies], images[applies], chosen)
+        scores = self._of(features[applies], images[applies], [prompts[number] for number in applies])
         return values.index_put((torch.tensor(applies, device=values.device),), scores)
 
     def _of(self, features: Tensor, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -55,8 +55,7 @@ class VideoAlign(VideoReward):
         fps: float = 0.0,
         **use,
     ):
-        folder = find(model)
-        super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(base, model)}, **use)
+        super().__init__(name, VideoAlignNetwork, find(model), {"base": find_base(base, model)}, **use)
         self.dimension, self.fps = dimension, fps
         self.reads_prompt = dimension == "ta"  # the network reads it after it has judged the others
 

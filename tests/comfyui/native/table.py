@@ -138,11 +138,13 @@ def in_front(found: dict[str, dict[str, str]]) -> str:
         row = (found[family][node].partition(":")[0].replace("not for it", "–") for family in found)
         rows.setdefault(tuple(row), []).append(node)
     nothing = rows.pop(("–",) * len(found), [])
-    lines = [f"| nodes | {' | '.join(found)} |", "|---|" + "---|" * len(found)]
-    lines += [
-        f"| {', '.join(rows[row])} | {' | '.join(row)} |" for row in sorted(rows, key=lambda r: (r.count("–"), r))
+    lines = [
+        f"| nodes | {' | '.join(found)} |",
+        "|---|" + "---|" * len(found),
+        *[f"| {', '.join(rows[row])} | {' | '.join(row)} |" for row in sorted(rows, key=lambda r: (r.count("–"), r))],
+        "",
+        f"None of these families: {', '.join(nothing)}.",
     ]
-    lines += ["", f"None of these families: {', '.join(nothing)}."]
     return "\n".join(["<!-- in front: begin -->", *lines, "<!-- in front: end -->"])
 
 

@@ -268,8 +268,12 @@ def test_a_reward_that_breaks_on_the_way_is_named(small_graph, tmp_path):
                 raise ZeroDivisionError("at the second look")
             return super().score(images, prompts)
 
-    node = {"RETURN_TYPES": ("OTCA_REWARD",), "FUNCTION": "build", "build": lambda self: (Breaks("brittle"),)}
-    node |= {"INPUT_TYPES": classmethod(lambda cls: {"required": {}})}
+    node = {
+        "RETURN_TYPES": ("OTCA_REWARD",),
+        "FUNCTION": "build",
+        "build": lambda self: (Breaks("brittle"),),
+        "INPUT_TYPES": classmethod(lambda cls: {"required": {}}),
+    }
     graph = small_graph(SMALL, "stepwise_flow_grpo.json")
     graph["4"] = {"class_type": "OTCA_Breaking", "inputs": {}}
     workflow = Workflow(graph, {**NODE_CLASS_MAPPINGS, "OTCA_Breaking": type("Breaking", (), node)})

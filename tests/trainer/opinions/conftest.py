@@ -65,8 +65,12 @@ def graph_of():
     """graph_of(folder, {class: {input: value}}, reward=True): two pairs an iteration on the embedded model, Matching Step."""
 
     def make(folder, changes=None, reward=True):
-        pairs = {"model": ["1", 0], "folder": str(folder), "pairs_per_iteration": 2, "index": 0, "shuffle": True}
-        pairs |= {
+        pairs = {
+            "model": ["1", 0],
+            "folder": str(folder),
+            "pairs_per_iteration": 2,
+            "index": 0,
+            "shuffle": True,
             "learn_from": "pairs",
             "held_out": 0.0,
             "seed": 0,
@@ -83,10 +87,21 @@ def graph_of():
             "advantages": ["2", 1],
             "loss": "dpo",
             "learning_rate": 1e-3,
+            "beta": 0.0,
+            "old_policy": "on_policy",
+            "sampled_steps": 2,
+            "kl_coefficient": 0.0,
         }
-        step |= {"beta": 0.0, "old_policy": "on_policy", "sampled_steps": 2, "kl_coefficient": 0.0}
-        run = {"model": ["4", 0], "report": ["4", 1], "run_name": "pairs", "iterations": 3, "checkpoint_every": 1}
-        run |= {"evaluate_every": 3, "evaluation_prompts": "a red circle on a blue background", "evaluation_seeds": 2}
+        run = {
+            "model": ["4", 0],
+            "report": ["4", 1],
+            "run_name": "pairs",
+            "iterations": 3,
+            "checkpoint_every": 1,
+            "evaluate_every": 3,
+            "evaluation_prompts": "a red circle on a blue background",
+            "evaluation_seeds": 2,
+        }
         nodes = {
             "1": (
                 "LoadFlowModel",

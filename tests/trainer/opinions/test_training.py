@@ -133,8 +133,19 @@ def wrong_size(graph):
 
 
 def beside_a_sampler(graph):
-    sampler = {"model": ["1", 0], "prompts": ["6", 0], "group_size": 2, "steps": 4, "width": 40, "height": 40}
-    sampler |= {"kind": "dance_sde", "eta": 0.5, "shift": 0.0, "guidance": 3.5, "seed": 0}
+    sampler = {
+        "model": ["1", 0],
+        "prompts": ["6", 0],
+        "group_size": 2,
+        "steps": 4,
+        "width": 40,
+        "height": 40,
+        "kind": "dance_sde",
+        "eta": 0.5,
+        "shift": 0.0,
+        "guidance": 3.5,
+        "seed": 0,
+    }
     prompts = {"prompts": "a", "prompts_per_iteration": 2, "index": 0, "shuffle": False, "seed": 0}
     graph["6"] = {"class_type": "OTCA_PromptDataset", "inputs": prompts}
     graph["7"] = {"class_type": "OTCA_SDESampler", "inputs": sampler}
@@ -142,8 +153,14 @@ def beside_a_sampler(graph):
 
 
 def measured(graph):
-    gain = {"model": ["1", 0], "trajectories": ["2", 0], "scores": ["2", 2]}
-    gain |= {"tweedie_steps": 1, "per_step": False, "fusion": "weighted_sum"}
+    gain = {
+        "model": ["1", 0],
+        "trajectories": ["2", 0],
+        "scores": ["2", 2],
+        "tweedie_steps": 1,
+        "per_step": False,
+        "fusion": "weighted_sum",
+    }
     graph["6"] = {"class_type": "OTCA_StepwiseGain", "inputs": gain}
     graph["4"]["inputs"]["advantages"] = ["6", 0]
 

@@ -80,8 +80,10 @@ def directly(model):
     def ask(question):
         said = []
         for level in LEVELS:
-            content = [{"type": "image", "image": tiny_judge.shade(level)}]
-            content += [{"type": "text", "text": f"{question}\n{instruction}"}]
+            content = [
+                {"type": "image", "image": tiny_judge.shade(level)},
+                {"type": "text", "text": f"{question}\n{instruction}"},
+            ]
             inputs = processor.apply_chat_template(
                 [{"role": "user", "content": content}],
                 **dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"),

@@ -87,8 +87,12 @@ def graph_with(small_graph, path):
 
 def test_nor_through_a_link_that_cannot_be_checked_beforehand(small_graph, tmp_path):
     """A file name that another node gives is judged when it comes."""
-    text = {"RETURN_TYPES": ("STRING",), "FUNCTION": "give", "give": lambda self: (str(tmp_path / "mine.py"),)}
-    text |= {"INPUT_TYPES": classmethod(lambda cls: {"required": {}})}
+    text = {
+        "RETURN_TYPES": ("STRING",),
+        "FUNCTION": "give",
+        "give": lambda self: (str(tmp_path / "mine.py"),),
+        "INPUT_TYPES": classmethod(lambda cls: {"required": {}}),
+    }
     graph = graph_with(small_graph, write(tmp_path, MARK))
     graph["71"] = {"class_type": "Text", "inputs": {}}
     graph["70"]["inputs"]["file"] = ["71", 0]

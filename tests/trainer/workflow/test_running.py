@@ -285,8 +285,10 @@ def test_one_instance_per_node_is_kept_and_the_prompt_that_it_gets_is_its_own(cl
 
 def test_graphs_deeper_than_the_stack_and_wide_as_diamonds(classes):
     # written out, the signature of a chain of diamonds would double at each of the 3000 links
-    graph = {"0": node("OTCA_Number", value=1, scale=0.0)}
-    graph |= {str(i): node("OTCA_Add", a=[str(i - 1), 0], b=[str(i - 1), 0]) for i in range(1, 3000)}
+    graph = {
+        "0": node("OTCA_Number", value=1, scale=0.0),
+        **{str(i): node("OTCA_Add", a=[str(i - 1), 0], b=[str(i - 1), 0]) for i in range(1, 3000)},
+    }
     workflow = Workflow(graph, classes)
     assert [len(ran(workflow, targets=["2999"])[0]) for _ in range(2)] == [3000, 0]
 
