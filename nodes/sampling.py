@@ -117,6 +117,12 @@ class SDESampler(Node):
         "fraction_after_window": number(
             SamplerSettings.fraction_after_window, 0.05, 1, step=0.05, label="share after window", advanced=True
         ).tip("How many of the steps after the window are taken. Below 1: fewer and larger ones."),
+        "stochastic_steps": integer(
+            SamplerSettings.stochastic_steps, 0, 1000, label="noisy steps of window", advanced=True
+        ).tip(
+            "How many steps of the window add noise and are trained, drawn anew in each iteration; the others are "
+            "deterministic. 0: all."
+        ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 

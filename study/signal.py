@@ -155,7 +155,7 @@ class _Measure:
         inputs = node.constants | linked
         self.prompts = node.links["prompts"]
         self.group_size, self.seed = inputs["group_size"], inputs["seed"]
-        settings = replace(SamplerSettings.from_inputs(inputs), ode_solver="euler")
+        settings = replace(SamplerSettings.from_inputs(inputs), ode_solver="euler", stochastic_steps=0)
         self.noiseless = settings.kind == "ode"
         self.settings = replace(settings, kind=KIND) if self.noiseless else settings
         self.sigmas = model.sigmas(self.settings)

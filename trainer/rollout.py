@@ -18,7 +18,7 @@ from ..host import devices, distributed
 from .families.base import Condition, FlowModel
 from .memo import Memo
 from .rewards.overlap import Overlap
-from .schedule import misfits, step_kinds, unequal_shares, untrainable
+from .schedule import misfits, step_kinds, stochastic_count, unequal_shares, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
 from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
 
@@ -38,7 +38,8 @@ def sample(
     """Samples a group of `group_size` trajectories for every prompt; each of several processes samples its share of them.
 
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
-    the other prompts of the iteration change a trajectory. Which weights sample the policy says (`Policy.samples_with`). With
+    the other prompts of the iteration change a trajectory. Where only some steps of the window are stochastic, the seed alone
+    says which, alike for all samples. Which weights sample the policy says (`Policy.samples_with`). With
     `settings.merge_adapter` the adapter is merged into them meanwhile, unless graphs are kept: those have to reach the adapter.
 
     `keep_graph`: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; not
@@ -58,6 +59,10 @@ def sample(
     sigmas = model.sigmas(settings)
     if misfit := untrainable(settings, sigmas):
         raise ValueError(str(misfit))
+    if settings.stochastic_steps:
+        steps = trained_steps(settings, sigmas)
+        order = torch.randperm(len(steps), generator=stream(seed, branch=(7,))).tolist()
+        settings = replace(settings, drawn=tuple(sorted(steps[n] for n in order[: settings.stochastic_steps])))
     condition = model.condition(prompts.texts, settings)
     share = share_of(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
@@ -228,7 +233,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
         return False
     # Decided once, wherever a window stands: the free memory changes from one iteration to the next, and updates with and
     # without kept graphs differ in rounding.
-    trained = sum(kind != "ode" for kind in step_kinds(settings))
+    trained = stochastic_count(settings)
     case = replace(settings, window=None), trained, samples, wish.unconditional_gradient
     if case not in decisions:
         decisions[case] = model.keeps_graphs(settings, samples * trained)

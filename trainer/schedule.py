@@ -60,12 +60,18 @@ def _falling(begin: float, steps: int, least: float) -> Tensor:
 
 
 def step_kinds(settings: SamplerSettings) -> list[str]:
-    """The sampler kind of each of the T transitions: `ode` outside the window, and for the last one.
+    """The sampler kind of each of the T transitions: `ode` outside the window or what was drawn of it, and for the last one.
 
     Its noise would never reach the picture, which is decoded from the last x̂0.
     """
     inside = range(settings.window[0] if settings.window else 0, min(settings.window_end, settings.transitions - 1))
-    return [settings.kind if j in inside else "ode" for j in range(settings.transitions)]
+    return [settings.kind if j in (settings.drawn or inside) else "ode" for j in range(settings.transitions)]
+
+
+def stochastic_count(settings: SamplerSettings) -> int:
+    """How many steps of a rollout add noise, as far as the settings say: T' at most."""
+    inside = sum(kind != "ode" for kind in step_kinds(settings))
+    return min(inside, settings.stochastic_steps or inside)
 
 
 def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
@@ -87,6 +93,9 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
         yield Misfit(
             "window_length", message, "set window_start and window_length to 0, and disconnect a MixGRPO Window"
         )
+    if settings.stochastic_steps > (inside := sum(kind != "ode" for kind in step_kinds(settings))):
+        message = f"stochastic_steps is {settings.stochastic_steps}, and {inside} steps of the window can add noise"
+        yield Misfit("stochastic_steps", message, "lower it, or 0 for all of them")
     if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
         message = (
             f"fraction_after_window is {settings.fraction_after_window:g}, but no window ends before the last step"

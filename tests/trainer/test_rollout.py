@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 
 from comfyui_otca.host import devices
 from comfyui_otca.tests.training import assert_recomputed
-from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer import rollout, schedule
 from comfyui_otca.trainer.credit.gains import is_final
+from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import KINDS
 from comfyui_otca.trainer.types import MEMORY_SHARE, OLD, THETA
@@ -109,6 +111,7 @@ def test_only_the_window_is_stochastic(still_model, sample, small_settings, chan
         ({"window": (3, 1)}, {}, r"window \(3, 1\) is stochastic, so nothing can be trained"),
         ({"fraction_after_window": 0.5}, {}, "fraction_after_window is 0.5, but no window ends before the last step"),
         ({"fraction_after_window": 0.5, "window": (1, 4)}, {}, "fraction_after_window is 0.5"),
+        ({"window": (1, 3), "stochastic_steps": 3}, {}, "stochastic_steps is 3, and 2 steps of the window.*lower it"),
         ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
         ({"width": 44}, {}, "multiples of 8"),
         ({"ode_solver": "heun"}, {}, "ode_solver must be one of .*, not 'heun'"),
@@ -126,6 +129,40 @@ def test_settings_that_train_nothing_are_refused_before_anything_is_sampled(
     monkeypatch.setattr(still_model, "velocity", None)
     with pytest.raises(ValueError, match=message):
         sample(still_model, small_settings(**changes), **options)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_some_steps_of_a_window_are_drawn_anew(still_model, sample, small_settings, count):
+    """Flow-Factory's configurations: noise at one, or two, of steps 1 … 3, and Euler's step everywhere else."""
+    settings = small_settings(steps=6, kind="flow_sde", eta=0.7, window=(1, 3), stochastic_steps=count)
+    assert schedule.stochastic_count(settings) == count
+    seen, rows = set(), torch.arange(6)
+    for seed in range(12):
+        taken = sample(still_model, settings, seed=seed)
+        seen.add(taken.trained)
+        assert [j for j, std in enumerate(taken.stds) if std > 0] == list(taken.trained)
+        assert taken.log_probs.shape == (6, count) and tcd(taken.latents, taken.final, taken.trained).raw.shape == (
+            6,
+            count,
+        )
+    assert seen == set(itertools.combinations((1, 2, 3), count)), "each choice has its turn"
+    with torch.no_grad():
+        v = [rollout.velocity_at(still_model, taken, step, rows).cpu() for step in range(6)]
+    x, s, noise = taken.latents, taken.sigmas, rollout.sampled_noise(taken)
+    for j in range(6):
+        dt, std = (
+            s[j + 1] - s[j],
+            0.7 * (s[j] / (1 - s[j])) ** 0.5 if j in taken.trained else 0.0,
+        )  # Flow-GRPO's, by hand
+        following = x[:, j] * (1 + std**2 / (2 * s[j]) * dt) + v[j] * (1 + std**2 * (1 - s[j]) / (2 * s[j])) * dt
+        if std:
+            added = noise[:, taken.trained.index(j)]
+            following += std * (-dt) ** 0.5 * added
+            density = -(added**2) / 2 - np.log(std * (-dt) ** 0.5) - np.log(2 * np.pi) / 2
+            got = taken.log_probs[:, taken.trained.index(j)]
+            torch.testing.assert_close(got, density.flatten(1).mean(1), rtol=0, atol=2e-6)
+        torch.testing.assert_close(x[:, j + 1], following, rtol=0, atol=1e-5)
+    assert sample(still_model, settings, seed=11, batch_size=2).trained == taken.trained
 
 
 # --- MixGRPO-Flash: fewer and better steps after the window ----------------------------------------------------------

@@ -20,7 +20,7 @@ from ...host import paths, search
 from ...host.access import permissions
 from ..policy.files import opened
 from ..prompts import PRESET, picture_names, read_prompts
-from ..schedule import step_kinds
+from ..schedule import stochastic_count
 from ..types import (
     CREDIT_ONLY,
     DATASET_NODE,
@@ -327,7 +327,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
     # Of `ode` every step is trained: the picture is noised again.
-    trained = settings.transitions if settings.kind == "ode" else sum(kind != "ode" for kind in step_kinds(settings))
+    trained = settings.transitions if settings.kind == "ode" else stochastic_count(settings)
     return Iteration(
         size=(settings.width, settings.height, settings.frames),
         samples=samples,
