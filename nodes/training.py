@@ -5,6 +5,7 @@ from ..host import devices, stopping
 from ..trainer.types import (
     GRADIENT_MODES,
     GRADIENT_PARTNERS,
+    KLS,
     LOSS_NAMES,
     MATCHING_LOSSES,
     OLD_POLICIES,
@@ -24,6 +25,12 @@ EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same 
 EMA_DECAY = number(
     UpdateSettings.ema_decay, 0, 0.99999, step=0.001, fine=True, label="averaging decay", advanced=True
 ).tip("Decay of the average that is saved; 0: none.")
+REFERENCE_GUIDANCE = number(
+    UpdateSettings.reference_guidance, 0, 100, step=0.1, label="guidance of untrained model", advanced=True
+).tip(
+    "Guidance of the untrained model in the KL term. With the sampler's guidance off, the trained model learns what guidance "
+    "did. 0: the same as the trained model's."
+)
 
 
 def learning_rate(default):
@@ -93,6 +100,11 @@ class GRPOStep(_Step):
             "The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
             "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move."
         ),
+        "kl": choice(KLS, label="form of KL", advanced=True).tip(
+            "What the pull is measured by. velocity: mean‖v − v_ref‖². transition: the KL of the step's Gaussians. "
+            "flow_grpo: that without √Δ in std, as Flow-GRPO's code. mean: mean‖Δμ‖², as Flow-Factory's x-based."
+        ),
+        "reference_guidance": REFERENCE_GUIDANCE,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
@@ -159,6 +171,7 @@ class MatchingStep(_Step):
             "dpo: at least this share of what the better sample gains stays, while the worse one is pushed away "
             "(Diffusion-SDPO). 0: off."
         ),
+        "reference_guidance": REFERENCE_GUIDANCE,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
@@ -233,6 +246,7 @@ class RewardGradientStep(_Step):
             "A small VAE of the same latents, such as taef1 for FLUX, through which the gradient goes in place of the large one: "
             "less memory. Scores are always of the real pictures. Only for models of Make Trainable."
         ),
+        "reference_guidance": REFERENCE_GUIDANCE,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 

@@ -25,7 +25,7 @@ from .statistics import Interval, area, clustered, holm, non_dominated, reached_
 
 VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
 
-_KL_WINDOW = 8  # iterations: each measures the divergence at another one of the trained steps
+_KL_WINDOW = 10  # iterations, of which at least one measures the divergence, each at another one of the trained steps
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.
 _ALIKE = 0.01
 
@@ -168,7 +168,7 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
 
 
 def divergence_of(lines: Sequence[Mapping], iteration: int) -> float:
-    """kl/reference, over the last iterations until this one. It is measured after each update."""
+    """kl/reference, over the last iterations until this one. It is measured after an update."""
     recent = [row for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
     values = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]
     return statistics.fmean(values) if values else 0.0 if iteration == 0 else math.nan

@@ -242,7 +242,7 @@ def test_methods_differ_in_the_method_alone(name):
     made = {"OTCA_CREDIT", "OTCA_ADVANTAGES"}
     method = {id for id, node in NODE_CLASS_MAPPINGS.items() if made & set(node.RETURN_TYPES)}
     method.add("OTCA_MixGRPOWindow")
-    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
+    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "kl", "objective"}
     own |= {"run_name", "filename"}
 
     def rest(name):

@@ -294,7 +294,6 @@ class _Backward(Passes):
         self.decoders = decoders or model.decoder
         self.trajectories, self.scores, self.settings = trajectories, scores, settings
         self.version = model.policy.version
-        self.condition = model.condition(trajectories.prompts, trajectories.settings)
         self.samples, self.spread = max(1, valid), spread
         self.guide, self.places = guide, list(trajectories.share.rows)
         self.usable = scores.usable if guide is None else scores.usable & guide.valid[self.places]
@@ -378,19 +377,18 @@ class _Backward(Passes):
 
     # the network
 
-    def velocity(self, x: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
-        """v of points x [N, …] at these steps, by as many calls as there are networks for them."""
-        model, settings, levels = self.model, self.trajectories.settings, self.sigmas[steps]
-        order, parts, begin = torch.argsort(levels, descending=True, stable=True), [], 0
-        condition = self.condition.rows(self.trajectories.groups[rows])
+    def velocity(self, x: Tensor, rows: Tensor, steps: Tensor, guidance: float = 0.0) -> Tensor:
+        """v of points x [N, …] at these steps, by as many calls as there are networks for them. `guidance` 0: the sampler's."""
+        model, settings = self.model, self.trajectories.settings.of_reference(guidance)
+        order, parts, begin = torch.argsort(levels := self.sigmas[steps], descending=True, stable=True), [], 0
+        condition = model.condition(self.trajectories.prompts, settings).rows(self.trajectories.groups[rows])
         for end in range(1, len(order) + 1):
             if end < len(order) and model.same_network(float(levels[order[begin]]), float(levels[order[end]])):
                 continue
             these = order[begin:end]
             self.on_step()
-            guidance = model.guidance_at(float(levels[these[0]]), settings)
-            there = devices.upload(these, x.device)  # [n] of the N
-            parts.append(model.velocity(x[there], levels[these], condition.rows(these), guidance))
+            there, strength = devices.upload(these, x.device), model.guidance_at(float(levels[these[0]]), settings)
+            parts.append(model.velocity(x[there], levels[these], condition.rows(these), strength))  # [n] of the N
             begin = end
         return torch.cat(parts)[devices.upload(order.argsort(), x.device)]
 
@@ -403,7 +401,9 @@ class _Backward(Passes):
         kl = None
         if self.kl_coefficient:
             with torch.no_grad(), self.model.policy.reference():
-                untrained = self.velocity(x.detach(), rows, steps)  # [N, C, (F,) h, w]
+                untrained = self.velocity(
+                    x.detach(), rows, steps, self.settings.reference_guidance
+                )  # [N, C, (F,) h, w]
             counts = devices.upload(self.usable[rows], x.device)  # [N]
             kl = divergence(velocity, untrained, counts).sum() / (self.samples * calls)
         return self.share(-(velocity * slope).sum(), {}, 1, kl, reported=torch.zeros(()))

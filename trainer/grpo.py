@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from .credit import sampled_steps
 from .credit.inverse_variance import Measured, StepNoise
 from .families.base import FlowModel
 from .groups import group_advantages
-from .rollout import beside, sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
+from .rollout import beside, sampled_noise, slopes, stored_log_prob_maps, trained_transition, velocity_at
+from .sde import SDES
 from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
@@ -141,6 +143,19 @@ def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     return sampled_steps.everywhere(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
+def kl_factor(trajectories: Trajectories, step: int, kl: str) -> float:
+    """The factor of mean‖v - v_ref‖² in a KL term. Two velocities at one point have means Δμ = ∂μ/∂v·(v - v_ref) apart, so that
+
+    `mean` is mean‖Δμ‖²; `transition` is mean‖Δμ‖²/(2·std²), the KL of the two Gaussians for each element; `flow_grpo` is what
+    that paper's code has in its place, mean‖Δμ‖²/(2·s²) with s = std/√Δ: the same for kinds that are not of an SDE.
+    """
+    settings, sigmas = trajectories.settings, trajectories.sigmas
+    slope, variance = slopes(settings, sigmas, step)[1], 2 * trajectories.stds[step] ** 2
+    length = sigmas[step] - sigmas[step + 1] if settings.kind in SDES else 1.0
+    forms = {"transition": slope**2 / variance, "flow_grpo": length * slope**2 / variance, "mean": slope**2}
+    return forms.get(kl, 1.0)
+
+
 class _Backward(Passes):
     """Accumulates the gradient of the loss over all steps that have one.
 
@@ -168,6 +183,9 @@ class _Backward(Passes):
             # A credit scales the log-ratio of the densities.
             stds = [trajectories.stds[step] for step in trained]
             self.scales = [scale / (2 * std**2) for scale, std in zip(self.scales, stds, strict=True)]
+        self.kl_factors = [kl_factor(trajectories, step, settings.kl) for step in trained]
+        guided = trajectories.settings.of_reference(settings.reference_guidance)
+        self.reference = replace(trajectories, settings=guided)
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
         self.measured = None
         if credit.measures is not None:
@@ -244,9 +262,10 @@ class _Backward(Passes):
             kl = None
             if self.kl_coefficient:
                 with torch.no_grad(), self.model.policy.reference():
-                    untrained = velocity_at(self.model, trajectories, step, rows)  # [N, C, (F,) h, w]
+                    untrained = velocity_at(self.model, self.reference, step, rows)  # [N, C, (F,) h, w]
                 # Of a sharded model, samples that are not valid are here too, to keep pace.
-                kl = divergence(velocity, untrained, stands_for * self.valid[there].to(stands_for)).mean()
+                counts = self.kl_factors[position] * stands_for * self.valid[there].to(stands_for)
+                kl = divergence(velocity, untrained, counts).mean()
             shares.append(self.share(loss, statistics, len(rows), kl))
         yield sum(shares[1:], shares[0])
 

@@ -19,7 +19,7 @@ from .credit import sampled_steps
 from .families.base import FlowModel
 from .groups import per_group
 from .rollout import beside, stream
-from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRollout, Trajectories
+from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRollout, SamplerSettings, Trajectories
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
 from .updates.optimizer import check_source, outcome, prepared, take_steps
@@ -229,9 +229,9 @@ class _Backward(Passes):
         level = beside(sigma, clean)  # [N, 1, 1, 1]
         x, levels = (1 - level) * clean + level * noise, self.levels[steps]  # [N, C, (F,) h, w], [N]
 
-        def predict() -> Tensor:
-            condition = self.model.condition(trajectories.prompts, self.sampler).rows(trajectories.groups[rows])
-            return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
+        def predict(sampler: SamplerSettings = self.sampler) -> Tensor:
+            condition = self.model.condition(trajectories.prompts, sampler).rows(trajectories.groups[rows])
+            return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), sampler))
 
         old = reference = None
         if self.kind.old and policy.old is not None:
@@ -239,7 +239,7 @@ class _Backward(Passes):
                 old = predict()
         if self.kind.reference or self.kl_coefficient:
             with torch.no_grad(), policy.reference():
-                reference = predict()
+                reference = predict(self.sampler.of_reference(settings.reference_guidance))
         velocity = predict()  # [N, C, (F,) h, w]
         if part.idle:
             yield 0.0 * velocity.sum()

@@ -174,6 +174,7 @@ KINDS: dict[str, Callable[..., Gaussian]] = {
 
 
 # What else is true of a kind, besides its function.
+SDES = frozenset({"flow_sde", "dance_sde"})  # of a coefficient s, and std = s·√Δ
 STAND_IN_AT_ONE = frozenset({"flow_sde"})  # its variance is infinite at σ = 1, where a stand-in takes its place
 LARGEST_ETA = {"cps": 1.0}  # of a kind that has one
 

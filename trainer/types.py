@@ -61,6 +61,7 @@ FUSION_WEIGHTS = ("in the sum", "in the solver")  # where the user's weights of 
 STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itself
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum", "weighted_advantages_per_group", "summed_advantages")
 GAIN_FUSIONS = WEIGHTED_FUSIONS[:3]  # of Stepwise Gain
+KLS = ("velocity", "transition", "flow_grpo", "mean")  # what a KL term of GRPO Step is a mean of: see `grpo.kl_factor`
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
@@ -221,6 +222,10 @@ class SamplerSettings:
         """The settings of the inputs of one of TRAJECTORY_NODES."""
         return cls.of_pairs(inputs) if class_type in GIVEN_NODES else cls.from_inputs(inputs)
 
+    def of_reference(self, guidance: float) -> SamplerSettings:
+        """The settings of the untrained model's calls for a KL term; 0: the same guidance as the policy's."""
+        return replace(self, guidance=guidance, guidance_2=0.0) if guidance else self
+
     @property
     def window_end(self) -> int:
         """The number of steps up to the window's end."""
@@ -249,6 +254,8 @@ class UpdateSettings:
     sampled_steps: int = 0  # of each sample; 0: all trained steps
     unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
     objective: str = "clipped"  # the loss: one of LOSS_NAMES
+    kl: str = "velocity"  # one of KLS
+    reference_guidance: float = 0.0  # of the untrained model in the KL term; 0: the policy's
 
 
 @dataclass(frozen=True)
@@ -268,6 +275,7 @@ class MatchingSettings:
     batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
     ema_decay: float = 0.0
     keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
+    reference_guidance: float = 0.0
 
 
 ARTEFACTS = OFF, WARN, STOP = "off", "warn", "stop"
@@ -290,6 +298,7 @@ class GradientSettings:
     max_grad_norm: float = 1.0
     batch_size: int = 0  # samples to one pass through network, decoder and rewards; 0: all
     ema_decay: float = 0.0
+    reference_guidance: float = 0.0
 
     epochs = 1  # of points that were visited on-policy
 

@@ -216,6 +216,10 @@ def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, sm
         return -2.0 * total / (len(made.sigmas) - 1)
 
     assert slope_along(toy, pulled / pulled.norm(), distance) == pytest.approx(pulled.norm().item(), rel=5e-3)
+    seen = set()
+    toy.guidance_at = lambda _, settings: seen.add((settings.guidance, torch.is_grad_enabled())) or settings.guidance
+    gradient_of(toy, made, scores, replace(settings, kl_coefficient=2.0, reference_guidance=4.5))
+    assert seen == {(3.5, True), (4.5, False), (3.5, False)}, "the last one measures the distance"
 
 
 def test_off_policy_it_follows_the_trajectory_that_the_policy_has_now(toy, small_settings, perturb):

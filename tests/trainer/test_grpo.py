@@ -18,6 +18,7 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
 from comfyui_otca.trainer.policy.policy import Average, LossScale
+from comfyui_otca.trainer.types import KLS
 from comfyui_otca.trainer.updates.optimizer import reference_divergence
 
 pytestmark = pytest.mark.anywhere
@@ -215,6 +216,57 @@ def test_kl_adds_its_gradient(moved, sample, batch):
     assert largest > 1e-3 * max(gradient.abs().max().item() for gradient in with_kl.values())
 
 
+@pytest.mark.parametrize("form", KLS)
+def test_forms_of_kl_are_those_of_others(moved, small_settings, batch, form):
+    """By the formulas of Flow-GRPO's paper and code, and Flow-Factory's, in float64."""
+    taken, advantages = batch(moved, small_settings(kind="flow_sde", eta=0.7, shift=3.0))
+    s, rows, expected = taken.sigmas, torch.arange(6), []
+    for step in taken.trained:
+        with torch.no_grad():
+            v = rollout.velocity_at(moved, taken, step, rows).double()
+            with moved.policy.reference():
+                v_ref = rollout.velocity_at(moved, taken, step, rows).double()
+        x, dt, spread = (
+            taken.latents[:, step].double(),
+            s[step + 1] - s[step],
+            0.7 * math.sqrt(s[step] / (1 - s[max(step, 1)])),
+        )
+        own, untrained = (
+            x * (1 + spread**2 / (2 * s[step]) * dt) + of * (1 + spread**2 * (1 - s[step]) / (2 * s[step])) * dt
+            for of in (v, v_ref)
+        )
+        gaussians = [torch.distributions.Normal(mean, spread * math.sqrt(-dt)) for mean in (own, untrained)]
+        kl = {
+            "velocity": (v - v_ref) ** 2,
+            "transition": torch.distributions.kl_divergence(*gaussians),
+            "flow_grpo": (own - untrained) ** 2 / (2 * spread**2),
+            "mean": (own - untrained) ** 2,
+        }
+        expected.append(kl[form].mean())
+    metrics = update(moved, taken, advantages, replace(STILL, kl_coefficient=2.0, kl=form))
+    assert metrics["kl/penalty"] == pytest.approx(torch.stack(expected).mean().item(), rel=1e-6)
+
+
+def test_a_guided_reference(load_model, perturb, small_settings, batch, tiny_folder):
+    """Guidance is trained away: v without it is drawn towards v⁻ + g·(v - v⁻) of the untrained model."""
+    model = perturb(load_model(tiny_folder("sd3")))
+    taken, advantages = batch(model, small_settings(width=32, height=32, guidance=1.0))
+    apart = []
+    for step in taken.trained:
+        x, sigma, words = (
+            taken.latents[:, step],
+            taken.sigmas[step],
+            [model.embeddings(t) for t in (taken.texts, [""] * 6)],
+        )
+        with torch.no_grad(), model.policy.reference():
+            towards, away = (model.velocity(x, sigma, text, 1.0) for text in words)
+        with torch.no_grad():
+            apart.append(model.velocity(x, sigma, words[0], 1.0) - (away + 4.5 * (towards - away)))
+    settings = replace(STILL, kl_coefficient=1.0, reference_guidance=4.5)
+    penalty = torch.stack(apart).square().mean().item()
+    assert update(model, taken, advantages, settings)["kl/penalty"] == pytest.approx(penalty, rel=1e-5)
+
+
 # --- off-policy -----------------------------------------------------------------------------------------------------
 
 
@@ -264,10 +316,14 @@ def test_stale_trajectories_use_their_stored_log_probs(model, sample, batch):
 def test_divergence_from_the_reference(model, sample, batch):
     taken, advantages = batch(model)
     assert update(model, taken, advantages, STILL)["kl/reference"] == 0.0
+    model.forwards.forget()
+    assert "kl/reference" not in update(model, taken, advantages, STILL), "nobody asked for it"
+    assert len(set(model.forwards.take().values())) == 1, "no call without gradient"
+    model.policy.version = 9  # the tenth is measured again
     metrics = update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3))
     assert metrics["kl/reference"] > 0
     # By hand, at the trained step and the samples (the first of each group) that it says it looks at.
-    rows, step = torch.tensor([0, 3]), taken.trained[model.policy.version % 3]
+    rows, step = torch.tensor([0, 3]), taken.trained[1]
     with torch.no_grad():
         velocity = rollout.velocity_at(model, taken, step, rows)
         with model.policy.reference():
@@ -275,7 +331,7 @@ def test_divergence_from_the_reference(model, sample, batch):
     assert metrics["kl/reference"] == pytest.approx((velocity - frozen).square().mean().item(), rel=1e-3)
     sizes = []
     model.velocity = lambda x, *rest, call=model.velocity: sizes.append(len(x)) or call(x, *rest)
-    one_by_one = reference_divergence(model, taken, model.policy.version, 1).mean().item()
+    one_by_one = reference_divergence(model, taken, 1, 1).mean().item()
     assert one_by_one == pytest.approx(metrics["kl/reference"], rel=1e-3)
     assert sizes == [1] * 4, "two prompts, each by the policy and by the reference"
 

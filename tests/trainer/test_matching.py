@@ -97,6 +97,7 @@ def assert_same(one, other, tolerance=1e-5):
 
 def plain_gradient(model, taken, advantages, settings, guidance=None):
     """A loop over the levels, and over samples or, where they are compared, groups: the loss of one of them at a time."""
+    away = settings.reference_guidance and replace(taken.settings, guidance=settings.reference_guidance)
     policy, z = model.policy, advantages.fused.advantage
     for parameter in policy.trainable_parameters():
         parameter.grad = None
@@ -116,14 +117,14 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
             noise = fresh_noise(settings.loss, taken, policy.version, [position] * len(unit), unit)
             clean = taken.final[unit]
             x = (1 - sigma) * clean + sigma * noise
-            condition = model.condition([taken.texts[row] for row in unit], guidance or taken.settings)
 
-            def velocity(x=x, sigma=sigma, condition=condition):
-                return model.velocity(x.to(model.device), sigma, condition, (guidance or taken.settings).guidance).cpu()
+            def velocity(asked=guidance or taken.settings, x=x, sigma=sigma, unit=unit):
+                condition = model.condition([taken.texts[row] for row in unit], asked)
+                return model.velocity(x.to(model.device), sigma, condition, asked.guidance).cpu()
 
             with torch.no_grad():
                 with policy.reference():
-                    reference = velocity()
+                    reference = velocity(away or guidance or taken.settings)
                 with policy.sampling():
                     old = velocity() if policy.old is not None else None
             own = velocity()
@@ -447,20 +448,24 @@ def test_all_weights_can_be_trained(load_model, sample, ode, judged):
     assert all(torch.equal(value, after[name]) for name, value in model.policy.trained_state().items())
 
 
-@pytest.mark.parametrize("guidance", [True, False])
-def test_guidance_on_or_off(load_model, perturb, small_settings, guidance, tiny_folder, batch):
-    """SD3 has classifier-free guidance: without it the conditional velocity is trained, at half the cost."""
+@pytest.mark.parametrize("guidance, away", [(True, 0.0), (False, 0.0), (False, 3.0)])
+def test_guidance_on_or_off(load_model, perturb, small_settings, guidance, away, tiny_folder, batch):
+    """SD3 has classifier-free guidance: without it the conditional velocity is trained, at half the cost.
+
+    With a KL term to the untrained model as it is guided, guidance is trained away.
+    """
     model = perturb(load_model(tiny_folder("sd3")))
     settings = small_settings(kind="ode", shared_noise=False, width=32, height=32, guidance=4.5)
     taken, advantages = batch(model, settings)
-    chosen = replace(STILL, guidance=guidance)
+    chosen = replace(STILL, guidance=guidance, kl_coefficient=float(away > 0), reference_guidance=away)
     expected = plain_gradient(model, taken, advantages, chosen, None if guidance else replace(settings, guidance=1.0))
     model.forwards.forget()
     own, _ = gradient(model, taken, advantages, chosen)
     assert_same(own, expected)
-    # five valid samples at four levels; for kl/reference two prompts' samples, by both policies, guided as sampled
+    # five valid samples at four levels, for the KL term by a guided reference too; for kl/reference two prompts' samples, by both
+    # policies, guided as sampled
     assert model.forwards.take() == {
-        "forwards/all": 20.0 * (1 + guidance) + 8,
+        "forwards/all": 20.0 * (1 + guidance + 2 * (away > 0)) + 8,
         "forwards/with_gradient": 20.0 * (1 + guidance),
     }
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 10
 DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
+MEASURED_EVERY = 10  # updates, where no KL term asks the reference anyway
 
 
 class NonFiniteUpdate(errors.Expected, RuntimeError):
@@ -97,13 +98,15 @@ def outcome(
     """Figures of any update that has taken so many optimizer steps since `started`."""
     staleness = model.policy.version - (steps > 0) - trajectories.policy_version
     if not (steps and DIVERGENCE in tally.notes):  # a last step that was not dropped has noted it
-        tally.note(DIVERGENCE, reference_divergence(model, trajectories, model.policy.version, settings.batch_size))
-    return {
+        _note_divergence(model, trajectories, settings, tally, model.policy.version)
+    figures = {
         "policy/staleness": float(staleness),
         "policy/skipped_updates": float(settings.epochs - steps),
-        "kl/reference": distributed.whole(tally.read()[DIVERGENCE]).mean().item(),
         "seconds/update": time.perf_counter() - started,
     }
+    if DIVERGENCE in tally.notes:
+        figures["kl/reference"] = distributed.whole(tally.read()[DIVERGENCE]).mean().item()
+    return figures
 
 
 def take_steps(
@@ -137,9 +140,7 @@ def take_steps(
                 tally.gradient_norms.append(0.0)
                 return epoch
             if epoch == settings.epochs - 1:
-                tally.note(
-                    DIVERGENCE, reference_divergence(model, trajectories, model.policy.version + 1, settings.batch_size)
-                )
+                _note_divergence(model, trajectories, settings, tally, model.policy.version + 1)
             if not _was_taken(model, settings, tally, most_skipped):
                 return epoch
     except NonFiniteUpdate:  # which has moved nothing
@@ -189,14 +190,21 @@ def _was_taken(model: FlowModel, settings: AnySettings, tally: Tally, most_skipp
     return True
 
 
+def _note_divergence(model, trajectories: Trajectories, settings: AnySettings, tally: Tally, version: int) -> None:
+    """Its two calls are for a curve alone: without a KL term they are made after the first and each tenth update."""
+    turn = version if settings.kl_coefficient else version // MEASURED_EVERY
+    if settings.kl_coefficient or version < 2 or version % MEASURED_EVERY == 0:
+        tally.note(DIVERGENCE, reference_divergence(model, trajectories, turn, settings.batch_size))
+
+
 @torch.no_grad()
-def reference_divergence(model: FlowModel, trajectories: Trajectories, version: int, batch_size: int = 0) -> Tensor:
+def reference_divergence(model: FlowModel, trajectories: Trajectories, turn: int, batch_size: int = 0) -> Tensor:
     """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample.
 
-    One number for each such sample of this process, on the device. The policy's `version` chooses the step; `batch_size` samples
-    at a time, 0: as many as were sampled at a time.
+    One number for each such sample of this process, on the device. `turn`, which counts up, chooses the step; `batch_size`
+    samples at a time, 0: as many as were sampled at a time.
     """
-    step = trajectories.trained[version % len(trajectories.trained)]
+    step = trajectories.trained[turn % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([number for number, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     size = batch_size or trajectories.settings.batch_size or max(1, len(first))

@@ -180,7 +180,7 @@ function rewardModel({ name, key }, color) {
       ],
       dots: errorBars(evaluations, name),
       marks: changes,
-      rest: learned(evaluations, name)?.ends ?? significant(mean.at(-1)), // the dots are to be judged by
+      rest: learned(evaluations, name)?.ends ?? significant(mean.filter(Number.isFinite).at(-1)), // the dots are to be judged by
     };
   };
 }
