@@ -25,6 +25,10 @@ EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same 
 EMA_DECAY = number(
     UpdateSettings.ema_decay, 0, 0.99999, step=0.001, fine=True, label="averaging decay", advanced=True
 ).tip("Decay of the average that is saved; 0: none.")
+PARTS = integer(UpdateSettings.parts, 1, 64, label="parts with a step each", advanced=True).tip(
+    "Parts of the samples, of whole groups, each with an optimizer step. The first is on-policy, the others have ratios to the "
+    "policy that sampled."
+)
 REFERENCE_GUIDANCE = number(
     UpdateSettings.reference_guidance, 0, 100, step=0.1, label="guidance of untrained model", advanced=True
 ).tip(
@@ -105,6 +109,11 @@ class GRPOStep(_Step):
             "flow_grpo: that without √Δ in std, as Flow-GRPO's code. mean: mean‖Δμ‖², as Flow-Factory's x-based."
         ),
         "reference_guidance": REFERENCE_GUIDANCE,
+        "parts": PARTS,
+        "clip_range_low": number(UpdateSettings.clip_range_low, 0, 1, step=1e-6, fine=True, advanced=True).tip(
+            "How far the ratio may fall below 1, where the advantage is negative; the clip range is for the other end then. "
+            "0: the same as the clip range."
+        ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
@@ -115,7 +124,7 @@ class GRPOStep(_Step):
 
         self._prepare(model, trajectories, prompt, node_id)
         settings = UpdateSettings(**options)
-        trained, samples = len(trajectories.trained), len(trajectories.groups)
+        trained, samples = len(trajectories.trained), -(-len(trajectories.groups) // settings.parts)
         at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step
         calls = trained if at_once else -(-trained * samples // settings.batch_size)
         metrics = grpo.update(model, trajectories, advantages, settings, stopping.progress(calls))
@@ -172,6 +181,7 @@ class MatchingStep(_Step):
             "(Diffusion-SDPO). 0: off."
         ),
         "reference_guidance": REFERENCE_GUIDANCE,
+        "parts": PARTS,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
@@ -181,7 +191,8 @@ class MatchingStep(_Step):
         from ..trainer.run.report import report
 
         self._prepare(model, trajectories, prompt, node_id)
-        settings, samples = MatchingSettings(**options), len(trajectories.groups)
+        settings = MatchingSettings(**options)
+        samples = -(-len(trajectories.groups) // settings.parts)  # to the first optimizer step
         levels = min(settings.sampled_steps or len(trajectories.trained), len(trajectories.trained))
         calls = -(-levels * samples // (settings.batch_size or samples))
         metrics = matching.update(model, trajectories, advantages, settings, stopping.progress(calls))

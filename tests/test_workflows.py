@@ -119,8 +119,11 @@ def test_trains(name, models, real_model, tmp_path, monkeypatch):
     monkeypatch.setenv("OTCA_MODELS", str(models))
     content = graph(name)
     assert not [problem for problem in Workflow(content, NODE_CLASS_MAPPINGS).validate() if problem.severity == "error"]
+    parts = max(node["inputs"].get("parts", 1) for node in content.values())
     for node in content.values():
         node["inputs"].update(SMALL.get(node["class_type"], {}))
+        if "prompts_per_iteration" in node["inputs"]:
+            node["inputs"]["prompts_per_iteration"] = parts  # of whole groups
         if node["inputs"].get("frames"):
             node["inputs"]["frames"] = 9
         if node["inputs"].get("window_start"):
@@ -133,7 +136,8 @@ def test_trains(name, models, real_model, tmp_path, monkeypatch):
             wanted = OTCA_VIDEO_REWARDS if "video" in name else OTCA_REWARDS
             for kind, names in zip(("reward/", "held_out/"), wanted, strict=True):
                 assert {key.split("/")[1] for key in row if key.startswith(kind)} == set(names.split())
-        assert row["gradient_norm"] > 0 and row["groups/masked_samples"] == 0
+        clipped = parts > 1 and row["clip/high"] + row["clip/low"] > 0  # all of the last part, perhaps
+        assert (row["gradient_norm"] > 0 or clipped) and row["groups/masked_samples"] == 0
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from .sde import SDES
 from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
-from .updates.optimizer import NonFiniteUpdate, check_source, outcome, prepared, take_steps
+from .updates.optimizer import NonFiniteUpdate, check_source, outcome, part_of, prepared, take_steps
 from .updates.passes import Part, Passes, divergence, networks, pack
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,12 @@ def update(
     settings: UpdateSettings,
     on_step: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Moves the policy by one optimizer step for each epoch, with gradients of all groups of all processes.
+    """Moves the policy by one optimizer step for each part in each epoch, with gradients of its groups of all processes.
 
     On-policy there is nothing to compare with: the old log-probs are the new ones, detached, so that ρ is exactly 1 and rollout
     and update may differ in batch shape.
-    Trajectories of an earlier policy use the log-probs that they were sampled with. A graph that the rollout kept serves one
-    backward pass; everything else is computed again, see `_take_graphs`.
+    Trajectories of an earlier policy, and parts after the first, use the log-probs that they were sampled with. A graph that the
+    rollout kept serves one backward pass; everything else is computed again, see `_take_graphs`.
 
     With `sampled_steps` K < T', only K steps of each sample are computed, drawn once for all epochs. A kept graph holds all
     steps of all samples already; it is not used then, so that the result does not depend on whether there was memory for it.
@@ -62,22 +63,28 @@ def update(
     _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
     trajectories = prepared(model, trajectories)
-    model.memo.keep(NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling))
+    once = settings.epochs * settings.parts == 1
+    model.memo.keep(NextRollout(settings.unconditional_gradient, uses_graphs=once and not sampling))
     weights = torch.ones_like(advantages.step_advantage)  # [B, T'] of the whole batch
     if sampling:
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
-    backward = _Backward(
-        model, trajectories, advantages, weights, settings, _take_graphs(trajectories, settings, sampling)
-    )
+    taking = partial(_take_graphs, trajectories, settings, sampling)  # nothing after the first call
+    passes = [
+        _Backward(model, trajectories, part_of(advantages, part, settings.parts), weights, settings, taking(), part > 0)
+        for part in range(settings.parts)
+    ]
+    backward = passes[0]
 
-    def one(epoch: int) -> None:
+    def one(number: int) -> None:
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        backward.accumulate((lambda: None) if epoch else on_step)
-        if backward.old is None:
-            backward.compare(backward.log_probs)
-            backward.old = backward.log_probs
+        own = passes[number % settings.parts]
+        own.tally = backward.tally
+        own.accumulate((lambda: None) if number else on_step)
+        if own.old is None:
+            own.compare(own.log_probs)
+            own.old = own.log_probs
 
     steps = take_steps(model, trajectories, settings, backward.tally, one)
     if backward.measured and steps:
@@ -88,8 +95,8 @@ def update(
     if settings.sampled_steps:
         pulls = _pull(advantages, settings) != 0
         metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
-    drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
-    if 5 * drift > clip and settings.epochs > 1 and not backward.compares_means:  # a divergence is no ratio
+    drift, clip = metrics.get("ratio/drift", 0.0), min(settings.clip_range, settings.clip_range_low or 1.0)
+    if 5 * drift > clip and not once and not backward.compares_means:  # a divergence is no ratio
         logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
     return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
@@ -109,6 +116,8 @@ def _check(model, trajectories: Trajectories, advantages: Advantages, settings: 
     check_source(trajectories, advantages)
     if misfit := next(refusals.of_ratios(trajectories.settings), None):
         raise ValueError(f"trajectories: {misfit}")
+    if misfit := next(refusals.of_parts(settings.parts, len(trajectories.prompts)), None):
+        raise ValueError(str(misfit))
     if sampling and model.policy.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
@@ -129,9 +138,9 @@ def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling:
     velocities, wasted = trajectories.kept.take(), None
     if sampling:
         wasted = f"sampled_steps = {settings.sampled_steps} computes other steps of every sample"
-    elif settings.epochs > 1:
+    elif settings.epochs * settings.parts > 1:
         # Later epochs compare with the first one's log-probs, which must have the update's batch shape, not the rollout's.
-        wasted = f"epochs = {settings.epochs} computes all steps again"
+        wasted = f"epochs = {settings.epochs} and parts = {settings.parts} compute all steps again"
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
     return velocities if fits and not wasted else []
@@ -164,9 +173,11 @@ class _Backward(Passes):
         log_probs: those of the pass, where `old` is None; NaN where nothing had to be computed.
         noise: what the rollout added, [B, T', C, (F,) h, w], where the policy's means are compared with the old one's too.
         kept: the rollout's velocities of each step, whose graphs are used instead of new forward passes.
+
+    `later`: of a part that comes after another's optimizer step, and so is off-policy.
     """
 
-    def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[Tensor] = ()):
+    def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[Tensor] = (), later=False):
         # A sample that is not valid does not count.
         total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
         super().__init__(model, total, settings.kl_coefficient)
@@ -190,7 +201,7 @@ class _Backward(Passes):
         self.measured = None
         if credit.measures is not None:
             self.measured, self.watching = Measured(len(trained), model.device, credit.measures), self._measuring
-        off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
+        off_policy = later or (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
         self.kept, self.old, self.noise = [] if off_policy else kept, None, None
         if off_policy:
             stored = trajectories.log_probs if self.spatial is None else stored_log_prob_maps(trajectories)
@@ -255,9 +266,10 @@ class _Backward(Passes):
                     ratio_of = log_prob + (moved if full else moved * (2 * gaussian.std**2))
                 means = {"divergence": moved.detach()} if self.compares_means else {}
             scale, loss_of = self.scales[position], LOSSES[settings.objective]
-            loss, statistics = loss_of(
-                scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means
-            )
+            clip = settings.clip_range
+            if settings.clip_range_low:
+                clip = torch.where(advantage < 0, settings.clip_range_low, clip)
+            loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, clip, weight, **means)
             statistics["weight"] = stands_for.mean()
             kl = None
             if self.kl_coefficient:

@@ -22,7 +22,7 @@ from .rollout import beside, stream
 from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRollout, SamplerSettings, Trajectories
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
-from .updates.optimizer import check_source, outcome, prepared, take_steps
+from .updates.optimizer import check_source, outcome, part_of, prepared, take_steps
 from .updates.passes import Part, Passes, divergence, networks, pack
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
@@ -42,7 +42,7 @@ def update(
     settings: MatchingSettings,
     on_step: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Moves the policy by one optimizer step for each epoch, with gradients of all samples of all processes.
+    """Moves the policy by one optimizer step for each part in each epoch, with gradients of its samples of all processes.
 
     The loss is the mean of `matching_loss` over all valid samples and all noise levels that they visited, each level weighted by
     its credit; with `sampled_steps` an unbiased estimate of it. Levels and noise are drawn once for all epochs, from the seed,
@@ -70,14 +70,17 @@ def update(
         trajectories.kept.take()  # of a rollout that knew nothing of this update
     model.memo.keep(NextRollout(uses_graphs=False))
     counts = drawn_levels(trajectories, advantages, settings, policy.version)
-    backward = _Backward(model, trajectories, advantages, counts, settings)
-    differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
+    parts = [counts * part_of(advantages, part, settings.parts).valid[:, None] for part in range(settings.parts)]
+    passes = [_Backward(model, trajectories, advantages, part, settings) for part in parts]
+    backward, differs, decay = passes[0], policy.old is not None, OLD_DECAYS[settings.old_policy]
 
-    def one(epoch: int) -> None:
-        backward.accumulate(
-            (lambda: None) if epoch else on_step
+    def one(number: int) -> None:
+        own = passes[number % settings.parts]
+        own.tally = backward.tally
+        own.accumulate(
+            (lambda: None) if number else on_step
         )  # after the first optimizer step a stop waits for the last
-        if settings.epochs > 1 or decay(policy.old_steps + 1):
+        if settings.epochs * settings.parts > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
     steps = take_steps(model, trajectories, settings, backward.tally, one)
@@ -114,7 +117,7 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
         )
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
         raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
-    misfits = []
+    misfits = [*refusals.of_parts(settings.parts, len(trajectories.prompts))]
     # By selection alone: where rewards failed, a later iteration may have pairs again.
     if advantages.most_of_a_group is not None:
         misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)

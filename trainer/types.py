@@ -255,6 +255,8 @@ class UpdateSettings:
     unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
     objective: str = "clipped"  # the loss: one of LOSS_NAMES
     kl: str = "velocity"  # one of KLS
+    parts: int = 1  # of the samples, with an optimizer step each in every epoch
+    clip_range_low: float = 0.0  # below a ratio of 1, where the advantage is negative; 0: clip_range
     reference_guidance: float = 0.0  # of the untrained model in the KL term; 0: the policy's
 
 
@@ -275,6 +277,7 @@ class MatchingSettings:
     batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
     ema_decay: float = 0.0
     keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
+    parts: int = 1
     reference_guidance: float = 0.0
 
 
@@ -300,7 +303,7 @@ class GradientSettings:
     ema_decay: float = 0.0
     reference_guidance: float = 0.0
 
-    epochs = 1  # of points that were visited on-policy
+    epochs = parts = 1  # of points that were visited on-policy
 
 
 AnySettings = UpdateSettings | MatchingSettings | GradientSettings

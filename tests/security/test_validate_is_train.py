@@ -212,6 +212,8 @@ REFUSED = [
     ([added("http", "RewardHTTP", **HTTP), sets("RewardStack", reward_8=["http", 0])], "RewardHTTP", "url", "port"),
     ([sets("SDESampler", kind="cps", eta=1.5)], "SDESampler", "eta", "cps"),
     ([sets("SDESampler", fraction_after_window=0.5)], "SDESampler", "fraction_after_window", "no window ends"),
+    ([sets("SDESampler", stochastic_steps=99)], "SDESampler", "stochastic_steps", "steps of the window can add noise"),
+    ([sets("GRPOStep", parts=64)], "GRPOStep", "parts", "whole groups"),
     (
         [sets("SDESampler", window_start=500, window_length=2)],
         *("SDESampler", "window_start", "nothing can be trained"),

@@ -18,7 +18,8 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
 from comfyui_otca.trainer.policy.policy import Average, LossScale
-from comfyui_otca.trainer.types import KLS
+from comfyui_otca.trainer.types import KLS, LOSS_NAMES
+from comfyui_otca.trainer.updates.losses import LOSSES, USES_DIVERGENCE
 from comfyui_otca.trainer.updates.optimizer import reference_divergence
 
 pytestmark = pytest.mark.anywhere
@@ -719,3 +720,64 @@ def test_dppo_differs_from_clipping_from_the_second_optimizer_step_on(load_model
     assert all(map(torch.equal, found["dppo", 1][1], found["clipped", 1][1]))
     assert found["dppo", 2][0] > 0
     assert not all(map(torch.equal, found["dppo", 2][1], found["clipped", 2][1]))
+
+
+# --- parts of a rollout, and a clip range with two ends ---------------------------------------------------------------
+
+
+def test_a_part_after_the_first_is_off_policy(model, load_model, perturb, batch):
+    """Two groups, two optimizer steps: the second group's ratios are to the policy that sampled, by stored log-probs."""
+    perturb(model)
+    taken, advantages = batch(model)
+    ends = UpdateSettings(learning_rate=1e-3, parts=2, max_grad_norm=1e9, clip_range=2e-5, clip_range_low=1e-5)
+    first = replace(ends, parts=1)
+
+    def alone(group):
+        member = taken.groups == group
+        silent = advantages.step_advantage * member[:, None]
+        return replace(advantages, valid=member, step_advantage=silent)
+
+    metrics = update(model, taken, advantages, ends)
+    assert model.policy.version == 1 and metrics["policy/skipped_updates"] == 0
+    other = perturb(load_model())
+    one = update(
+        other, replace(taken, model=other), alone(0), first
+    )  # makes the policy another version: the next is stale
+    two = update(other, replace(taken, model=other), alone(1), first)
+    assert one["ratio/mean"] == 1 != two["ratio/mean"] and two["policy/staleness"] == 1
+    for own, expected in zip(parameters(model), parameters(other), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-7)
+    for name in ("loss", "clip/high", "clip/low", "kl/approx"):
+        assert metrics[name] == pytest.approx((one[name] + two[name]) / 2, abs=1e-6), name
+    assert metrics["clip/high"] + metrics["clip/low"] > 0
+    with pytest.raises(ValueError, match="parts = 3.*the rollout has 2.*Fix"):
+        update(model, taken, advantages, replace(ends, parts=3))
+
+
+def test_a_part_without_a_gradient_skips_its_step_alone(model, batch):
+    taken, advantages = batch(model)
+    silent = replace(advantages, step_advantage=advantages.step_advantage * (taken.groups == 1)[:, None])
+    metrics = update(model, taken, silent, UpdateSettings(learning_rate=1e-3, parts=2))
+    assert metrics["policy/skipped_updates"] == 1 and metrics["gradient_norm"] > 0 and model.policy.version == 1
+
+
+@pytest.mark.parametrize("objective", LOSS_NAMES)
+def test_a_clip_range_with_two_ends(objective):
+    """Each end is that of the loss with one end alone, on its own sign of the advantage."""
+    log_ratio = torch.linspace(-0.5, 0.5, 41).repeat(2)
+    advantage = torch.tensor([1.0, -2.0]).repeat_interleave(41)
+    options = {"divergence": log_ratio.abs()} if objective in USES_DIVERGENCE else {}
+    low, high = 0.1, 0.3
+
+    def loss(clip, rows=slice(None)):
+        some = {name: value[rows] for name, value in options.items()}
+        zero = torch.zeros_like(log_ratio[rows])
+        return LOSSES[objective](log_ratio[rows], zero, advantage[rows], clip, torch.ones_like(zero), **some)[0]
+
+    both = loss(torch.where(advantage < 0, low, high))
+    assert both == pytest.approx(((loss(high, slice(41)) + loss(low, slice(41, None))) / 2).item(), rel=1e-6)
+    assert abs(both - loss(high)) > 1e-4
+    if objective == "clipped":  # as PPO with two ends has it
+        ratio = log_ratio.exp()
+        expected = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - low, 1 + high)).mean()
+        assert both == pytest.approx(expected.item(), rel=1e-6)

@@ -538,3 +538,25 @@ def test_ratios_need_a_sampler_with_noise(model, sample, ode, judged):
     ):
         with pytest.raises(ValueError, match="weighs steps by their noise, and the sampler ode adds none. Fix: "):
             method()
+
+
+@pytest.mark.parametrize("loss", KINDS)
+def test_a_part_after_the_first_asks_the_policy_that_sampled(model, load_model, perturb, batch, loss):
+    """Two groups, two optimizer steps: as two updates, of which the second has the policy before the first as the old one."""
+    perturb(model)
+    taken, advantages = batch(model)
+    settings = replace(STILL, loss=loss, learning_rate=1e-3)
+    metrics = update(model, taken, advantages, replace(settings, parts=2))
+    assert model.policy.version == 1 and model.policy.old_steps == 2 and model.policy.old is None
+    other = perturb(load_model())
+    for group in range(2):
+        model.policy.version, other.policy.version = 0, 0  # the same noise
+        member = advantages.valid & (taken.groups == group)
+        metrics_alone = update(other, replace(taken, model=other), replace(advantages, valid=member), settings)
+        if not group:
+            other.policy.old = [
+                weights.detach().clone() for weights in perturb(load_model()).policy.trainable_parameters()
+            ]
+    for own, expected in zip(model.policy.trainable_parameters(), other.policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-7)
+    assert (metrics["matching/moved"] > 0) == (metrics_alone["matching/moved"] > 0), "old and new are two, but of dpo"

@@ -16,6 +16,7 @@ from ..types import (
     LOAD_NODE,
     MATCHING_NODE,
     SELECTING_NODE,
+    STEP_NODE,
     STEP_NODES,
     TCD_NODE,
     TRAJECTORY_NODES,
@@ -177,6 +178,23 @@ def _selection(graph: CheckedGraph) -> Iterator[Problem]:
                 yield graph.misfit(node_id, misfit)
 
 
+def _groups(graph: CheckedGraph, node_id: str) -> tuple[str, str, int | None]:
+    """Node and input that say how many groups a rollout or given pictures have, and how many: None if that is not known yet."""
+    if graph.nodes[node_id].class_type in GIVEN_NODES:
+        return node_id, "pairs_per_iteration", graph.known(node_id, "pairs_per_iteration")
+    counting = graph.nodes[node_id].links["prompts"][0]
+    groups = graph.known(counting, "prompts_per_iteration") if counting in graph.nodes else None
+    return counting, "prompts_per_iteration", groups
+
+
+def _parts(graph: CheckedGraph) -> Iterator[Problem]:
+    """A group for each part of a rollout that gets an optimizer step."""
+    for step in graph.of(STEP_NODE, MATCHING_NODE):
+        counts = [groups for sampler in graph.samplers[step] if (groups := _groups(graph, sampler)[2]) is not None]
+        for misfit in refusals.of_parts(graph.values[step]["parts"], min(counts, default=64)):
+            yield graph.misfit(step, misfit)
+
+
 def _processes(graph: CheckedGraph) -> Iterator[Problem]:
     """A sample for each process of a training, and groups that stay whole where the update compares a group's samples."""
     if graph.processes == 1:
@@ -184,10 +202,7 @@ def _processes(graph: CheckedGraph) -> Iterator[Problem]:
     from ..updates.matching_losses import KINDS  # here, since it needs torch
 
     for node_id in graph.of(*TRAJECTORY_NODES):
-        counting, name = node_id, "pairs_per_iteration"
-        if graph.nodes[node_id].class_type not in GIVEN_NODES:
-            counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
-        groups = graph.known(counting, name) if counting in graph.nodes else None
+        counting, name, groups = _groups(graph, node_id)
         of_each = 2 if counting == node_id else graph.known(node_id, "group_size")
         if groups is None or of_each is None:
             continue
@@ -208,4 +223,4 @@ def _processes(graph: CheckedGraph) -> Iterator[Problem]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
 
 
-CHECKS = (_asked_again, _credit, _decoder, _followed, _noiseless, _processes, _selection, _update)
+CHECKS = (_asked_again, _credit, _decoder, _followed, _noiseless, _parts, _processes, _selection, _update)

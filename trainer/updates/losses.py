@@ -7,18 +7,19 @@ and one in USES_DIVERGENCE if it also takes how far the means are apart.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def clipped_objective(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: Any, weight: Tensor | float = 1.0
 ) -> tuple[Tensor, dict]:
     """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
 
     `log_prob`, `old_log_prob`, `advantage`: of one shape, any.
-    `clip`: c.
+    `clip`: c, a number, or a tensor with one for each entry.
     `weight`: of a shape that broadcasts to the others, how many entries each entry counts for, in the loss and all statistics.
 
     Returns:
@@ -33,7 +34,7 @@ def clipped_objective(
 
 
 def log_hinge(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: Any, weight: Tensor | float = 1.0
 ) -> tuple[Tensor, dict]:
     """loss = mean of max(0, ξ·|Ã| - Ã·log ρ) (PCPO, 2509.25774); as `clipped_objective`, with ξ = clip.
 
@@ -50,7 +51,7 @@ def dppo(
     log_prob: Tensor,
     old_log_prob: Tensor,
     advantage: Tensor,
-    clip: float,
+    clip: Any,
     weight: Tensor | float = 1.0,
     divergence: Tensor | float = 0.0,
 ) -> tuple[Tensor, dict]:

@@ -80,6 +80,13 @@ def check_source(trajectories: Trajectories, advantages: Advantages) -> None:
         )
 
 
+def part_of(advantages: Advantages, part: int, parts: int) -> Advantages:
+    """The advantages of one part alone: every so many-th group, whole."""
+    member = advantages.scores.groups % parts == part
+    alone = advantages.step_advantage.masked_fill(~member[:, None], 0.0)
+    return replace(advantages, valid=advantages.valid & member, step_advantage=alone)
+
+
 def prepared(model: FlowModel, trajectories: Trajectories) -> Trajectories:
     """The trajectories, once the model is where it computes and its gradient is not known to be wrong."""
     model.come_back()
@@ -101,7 +108,7 @@ def outcome(
         _note_divergence(model, trajectories, settings, tally, model.policy.version)
     figures = {
         "policy/staleness": float(staleness),
-        "policy/skipped_updates": float(settings.epochs - steps),
+        "policy/skipped_updates": float(settings.epochs * settings.parts - steps),
         "seconds/update": time.perf_counter() - started,
     }
     if DIVERGENCE in tally.notes:
@@ -117,38 +124,38 @@ def take_steps(
     backward: Callable[[int], None],
     most_skipped: int = MAX_SKIPPED_IN_A_ROW,
 ) -> int:
-    """Takes one optimizer step for each epoch, by what `backward(epoch)` leaves in the gradients of all processes.
+    """Takes one optimizer step for each part in each epoch, by what `backward(number)` leaves in the gradients of all processes.
 
     The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there. From
     the first one on no stop comes through (`stopping.whole`); where an error does, the policy's version says that it has moved.
 
     Returns:
-        The number of steps that were taken: fewer than `epochs` if a gradient was missing or not finite.
+        The number of steps that were taken: none where a gradient was missing, and none after one that was not finite.
 
     Raises:
         NonFiniteUpdate: after `most_skipped` updates in a row without a finite gradient.
     """
-    optimizer = model.policy.optimizer_for(settings)
+    optimizer, total, steps = model.policy.optimizer_for(settings), settings.epochs * settings.parts, 0
     try:
-        for epoch in range(settings.epochs):
+        for number in range(total):
             optimizer.zero_grad(set_to_none=True)
-            backward(epoch)
+            backward(number)
             tally.passes += 1
             if not model.policy.trains_shards:  # FSDP2 has added them up already
                 distributed.sum_gradients(model.policy.trainable_parameters())
             if not _take(model, optimizer, settings, tally):
-                tally.gradient_norms.append(0.0)
-                return epoch
-            if epoch == settings.epochs - 1:
+                continue
+            if number == total - 1:
                 _note_divergence(model, trajectories, settings, tally, model.policy.version + 1)
             if not _was_taken(model, settings, tally, most_skipped):
-                return epoch
+                break
+            steps += 1
     except NonFiniteUpdate:  # which has moved nothing
         raise
     except BaseException:
         model.policy.version += stopping.request.holds  # no line on record is of these weights
         raise
-    return settings.epochs
+    return steps
 
 
 def _take(model: FlowModel, optimizer, settings: AnySettings, tally: Tally) -> bool:

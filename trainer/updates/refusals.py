@@ -70,6 +70,13 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
     )
 
 
+def of_parts(parts: int, groups: int) -> Iterator[Misfit]:
+    """Checks that each part of a rollout has a group."""
+    if parts > groups:
+        message = f"parts = {parts}: an optimizer step takes whole groups, and the rollout has {groups}"
+        yield Misfit("parts", message, "as many prompts or more, or fewer parts")
+
+
 def of_gradients(connected: Iterable[str]) -> Misfit:
     """Says that no reward that is trained has a gradient, which Reward Gradient Step would follow."""
     names = ", ".join(connected) or "none is connected"
