@@ -3,6 +3,7 @@
 from ..canvas import payloads, results
 from ..host import devices, stopping
 from ..trainer.types import (
+    AWM_WEIGHTINGS,
     GRADIENT_MODES,
     GRADIENT_PARTNERS,
     KLS,
@@ -182,6 +183,16 @@ class MatchingStep(_Step):
         ),
         "reference_guidance": REFERENCE_GUIDANCE,
         "parts": PARTS,
+        "lowest_level": number(MatchingSettings.lowest_level, 0, 1, step=0.05, advanced=True).tip(
+            "The lowest noise level that is trained. 0: the loss's own; dgpo takes the noisiest 60 % of the steps then."
+        ),
+        "highest_level": number(MatchingSettings.highest_level, 0, 1, step=0.05, advanced=True).tip(
+            "The highest noise level that is trained. 1: any."
+        ),
+        "weighting": choice(AWM_WEIGHTINGS, label="weighting of awm", advanced=True).tip(
+            "awm: how its log-probability weighs error ℓ and level σ. ghuber: σ·ℓ^¼, as its authors. uniform: ℓ. t: σ·ℓ. "
+            "t**2: σ²·ℓ. huber: σ·√ℓ."
+        ),
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 

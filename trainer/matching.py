@@ -118,6 +118,8 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
         raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
     misfits = [*refusals.of_parts(settings.parts, len(trajectories.prompts))]
+    if not trained_levels(trajectories, settings).any():
+        misfits.append(refusals.of_range(settings, trajectories.sigmas))
     # By selection alone: where rewards failed, a later iteration may have pairs again.
     if advantages.most_of_a_group is not None:
         misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
@@ -144,26 +146,34 @@ def drawn_levels(
 
     - nft, awm: each sample draws its own, by its credit. (AWM's authors draw them stratified, without the first level, and
       alike for all samples of a pass; DiffusionNFT's take all but one.)
-    - dgpo: alike for all samples, from the noisiest 60 %: a group's members are compared at one point.
+    - dgpo: alike for all samples, from the noisiest 60 % unless a lowest level is set: a group is compared at one point.
     - dpo: alike for both members of a pair, every level with the same chance; only pairs train.
     """
-    valid, levels = advantages.valid, len(trajectories.trained)
+    valid = advantages.valid
     groups = advantages.scores.groups
     generator = sampled_steps.generator(trajectories.seed, version)
-    alike = torch.ones(1, levels)  # [1, T']
+    alike = trained_levels(trajectories, settings).float()[None]  # [1, T']
     if settings.loss == "dgpo":
-        alike[:, math.ceil(NOISIEST * levels) :] = 0.0
         pull, which = alike, torch.zeros_like(groups)  # [1, T'], [B]
     elif settings.loss == "dpo":
         valid = _of_pairs(advantages)
         pull, which = alike.repeat(int(groups.max()) + 1, 1), groups  # [P, T'], [B]
     else:
         size = advantages.step_advantage if advantages.by_step else advantages.credit.weights  # [B, T']
-        pull, which = sampled_steps.everywhere(size.abs(), valid), torch.arange(len(groups))
+        pull, which = sampled_steps.everywhere(size.abs(), valid) * alike, torch.arange(len(groups))
     drawn = (pull != 0).float()  # [1 or P or B, T']
     if settings.sampled_steps:
         drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
     return drawn[which] * valid[:, None]  # [B, T']
+
+
+def trained_levels(trajectories: Trajectories, settings: MatchingSettings) -> Tensor:
+    """[T'] bool: those of the range; of dgpo without a lowest one, the noisiest 60 % of all."""
+    sigmas = torch.tensor(trajectories.sigmas, dtype=torch.float64)[list(trajectories.trained)]
+    inside = (sigmas >= settings.lowest_level) & (sigmas <= settings.highest_level)
+    if settings.loss == "dgpo" and not settings.lowest_level:
+        inside[math.ceil(NOISIEST * len(inside)) :] = False
+    return inside
 
 
 def _of_pairs(advantages: Advantages) -> Tensor:
@@ -199,7 +209,7 @@ class _Backward(Passes):
 
     def __init__(self, model, trajectories, advantages, counts: Tensor, settings):
         has_level = counts.any(1)  # [B] of the whole batch
-        levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
+        levels = int(trained_levels(trajectories, settings).sum())
         total, computed = max(1, int(has_level.sum()) * levels), max(1, int((counts != 0).sum()))
         super().__init__(model, total, settings.kl_coefficient, computed)
         self.trajectories, self.settings, self.kind = trajectories, settings, KINDS[settings.loss]
@@ -261,6 +271,7 @@ class _Backward(Passes):
             weight=self.weight[rows, steps].to(sigma),
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
             keep_winner=settings.keep_winner,
+            weighting=settings.weighting,
         )
         kl = None
         if self.kl_coefficient and reference is not None:

@@ -63,6 +63,7 @@ WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum", "weighted_advantages_
 GAIN_FUSIONS = WEIGHTED_FUSIONS[:3]  # of Stepwise Gain
 KLS = ("velocity", "transition", "flow_grpo", "mean")  # what a KL term of GRPO Step is a mean of: see `grpo.kl_factor`
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
+AWM_WEIGHTINGS = ("ghuber", "uniform", "t", "t**2", "huber")  # of its log-probability by level and error
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 VIDEO_FRAMES = 8  # of a video, that a reward for pictures looks at
 FORMS = ("pairs", "pictures")  # in which My Pictures gives opinions: better and worse ones, or each picture alone
@@ -278,6 +279,9 @@ class MatchingSettings:
     ema_decay: float = 0.0
     keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
     parts: int = 1
+    lowest_level: float = 0.0  # of the noise levels that are trained; 0: the loss's own
+    highest_level: float = 1.0
+    weighting: str = "ghuber"  # awm: one of AWM_WEIGHTINGS
     reference_guidance: float = 0.0
 
 

@@ -105,11 +105,14 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
     rows = [row for row in range(len(z)) if advantages.valid[row]]
     units = [[row] for row in rows]
     if settings.loss == "dgpo":
-        positions = positions[: math.ceil(0.6 * len(taken.trained))]
         units = [[row for row in rows if taken.groups[row] == group] for group in range(len(taken.prompts))]
     if settings.loss == "dpo":
         members = [[row for row in rows if taken.groups[row] == group] for group in range(len(taken.prompts))]
         units = [[max(member, key=z.__getitem__), min(member, key=z.__getitem__)] for member in members]
+    if settings.loss == "dgpo" and not settings.lowest_level:
+        positions = positions[: math.ceil(0.6 * len(taken.trained))]
+    low, high = settings.lowest_level, settings.highest_level
+    positions = [position for position in positions if low <= taken.sigmas[taken.trained[position]] <= high]
     taking = sum(map(len, units))
     for position in positions:
         sigma = taken.sigmas[taken.trained[position]]
@@ -166,6 +169,22 @@ def test_the_gradient_is_the_plain_loops(moved, small_settings, ode, loss, kind,
     assert all(map(torch.equal, moved.policy.trainable_parameters(), before))
     assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
     assert metrics["kl/penalty"] > 0 and metrics["matching/residual"] > 0
+
+
+@pytest.mark.parametrize("loss", KINDS)
+def test_a_range_of_levels(moved, loss, batch):
+    """Of four levels all but the first; for dgpo the range takes the place of its own one."""
+    taken, advantages = batch(moved)
+    low, high = taken.sigmas[3] - 1e-6, taken.sigmas[1] + 1e-6
+    settings = replace(STILL, loss=loss, lowest_level=low, highest_level=high)
+    own, metrics = gradient(moved, taken, advantages, settings)
+    assert_same(own, plain_gradient(moved, taken, advantages, settings))
+    drawn = drawn_levels(taken, advantages, replace(settings, sampled_steps=1), 0)
+    assert not drawn[:, 0].any() and drawn[:, 1:].any() and ((drawn != 0).sum(1) <= 1).all()
+    with pytest.raises(
+        ValueError, match=r"lowest_level = 0.99, highest_level = 0.995: the levels are 1.00, .*Fix: a range"
+    ):
+        update(moved, taken, advantages, replace(settings, lowest_level=0.99, highest_level=0.995))
 
 
 @pytest.mark.parametrize("loss", KINDS)

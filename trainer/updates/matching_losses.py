@@ -36,6 +36,7 @@ def matching_loss(
     spatial: Tensor | None = None,
     clip: float | None = None,
     keep_winner: float = 0.0,
+    weighting: str = "ghuber",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean over samples of weight × the kind's loss, at x_σ = (1-σ)·x0 + σ·noise; without KL terms.
 
@@ -56,6 +57,7 @@ def matching_loss(
     `weight`: [B], how many samples each one counts for; None: 1.
     `spatial`: [B, h, w] or [B, F, h, w], how much each place of the latent counts, of mean 1; None: all alike.
     `clip`: c of the brake of `awm` and `dgpo`; None: the kind's own.
+    `weighting`: `awm`: one of AWM_WEIGHTINGS.
     `keep_winner`: `dpo`: μ of `loser_scale`, by which the loser's gradient is scaled; 0: it is not.
 
     Returns:
@@ -72,7 +74,7 @@ def matching_loss(
     samples = {"sigma": sigma, "advantage": advantage, "weight": weight, "groups": groups}
     numbers = {"beta": beta, "advantage_limit": advantage_limit, "clip": KINDS[kind].clip if clip is None else clip}
     _check(KINDS[kind], velocity, latents, samples, numbers, spatial)
-    point = _point(velocity, latents, samples, numbers, spatial, keep_winner)
+    point = _point(velocity, latents, samples, numbers, spatial, keep_winner, weighting)
     losses, statistics = KINDS[kind].loss(point)
     statistics |= {"residual": point.squared(point.residual), "moved": point.squared(point.residual - point.old)}
     return _mean(losses), {name: _mean(values.detach()) for name, values in statistics.items()}
@@ -95,6 +97,7 @@ class Point:
     clip: float  # c of the brake; 0 of a kind without one
     spatial: Tensor | None  # [B, 1, …]
     keep_winner: float
+    weighting: str
 
     @property
     def slope(self) -> Tensor:
@@ -133,10 +136,18 @@ def awm(point: Point) -> tuple[Tensor, dict]:
     """AWM (2509.25050): max(-A·ρ, -A·clip(ρ, 1-c, 1+c)), A clipped to ±A_max and divided by it, ρ = exp(logp - logp_old) with
 
     logp = -(σ/p)·((ℓ + 1e-10)^p - (1e-10)^p),  p = ¼, the same x0, noise and σ for both.
+
+    That is `ghuber`. Other weightings of logp: `uniform` -ℓ, `t` -σ·ℓ, `t**2` -σ²·ℓ, `huber` -σ·((ℓ + 1e-10)^½ - 1e-5).
     """
 
     def log_prob(apart: Tensor) -> Tensor:
-        return -point.sigma / POWER * ((point.squared(apart) + OFFSET) ** POWER - OFFSET**POWER)
+        squared, sigma = point.squared(apart), point.sigma
+        powers = {"uniform": 0, "t": 1, "t**2": 2}
+        if point.weighting in powers:
+            return -(sigma ** powers[point.weighting]) * squared
+        if point.weighting == "huber":
+            return -sigma * ((squared + OFFSET).sqrt() - OFFSET**0.5)
+        return -sigma / POWER * ((squared + OFFSET) ** POWER - OFFSET**POWER)
 
     advantage = point.advantage.clamp(-point.advantage_limit, point.advantage_limit) / point.advantage_limit
     ratio = (log_prob(point.residual) - log_prob(point.old)).exp()
@@ -254,6 +265,7 @@ def _point(
     numbers: dict[str, float],
     spatial: Tensor | None,
     keep_winner: float,
+    weighting: str,
 ) -> Point:
     def wide(values: Tensor) -> Tensor:
         return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -279,6 +291,7 @@ def _point(
         numbers["clip"],
         None if spatial is None else there(spatial).unsqueeze(1),
         keep_winner,
+        weighting,
     )
 
 

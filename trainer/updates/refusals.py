@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..types import GradientSettings, SamplerSettings
+from ..types import GradientSettings, MatchingSettings, SamplerSettings
 from ..workflow.problem import Misfit
 
 
@@ -68,6 +68,15 @@ def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_pe
     return Misfit(
         name, message, f"make {name} a multiple of {processes}, train with fewer processes, or take loss nft or awm"
     )
+
+
+def of_range(settings: MatchingSettings, sigmas: Sequence[float]) -> Misfit:
+    """Says that no noise level of the sampler is within the range of Matching Step."""
+    levels = ", ".join(f"{sigma:.2f}" for sigma in sigmas[:-1])
+    message = (
+        f"lowest_level = {settings.lowest_level:g}, highest_level = {settings.highest_level:g}: the levels are {levels}"
+    )
+    return Misfit("lowest_level", message, "a range with one of them, or more steps on SDE Sampler")
 
 
 def of_parts(parts: int, groups: int) -> Iterator[Misfit]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from comfyui_otca.trainer.credit.sampled_steps import drawn, everywhere, inclusion
+from comfyui_otca.trainer.types import AWM_WEIGHTINGS
 from comfyui_otca.trainer.updates.matching_losses import KINDS, loser_scale, matching_loss, pairs
 
 SHAPE = (6, 2, 3, 4)  # two groups of three
@@ -113,6 +114,21 @@ def test_loss_and_gradient_of_a_loop_over_samples(case, kind, clip, off_policy):
     found, plain = (gradient_of(value, case["velocity"]) for value in (loss, expected))
     assert plain.abs().max() > 0
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", AWM_WEIGHTINGS)
+def test_awms_weightings_are_flow_factorys(case, weighting):
+    options = {name: case[name] for name in ("velocity", "x0", "noise", "sigma", "advantage", "old")}
+    log_probs = []
+    for velocity in (case["velocity"], case["old"]):
+        error, t = ((velocity - (case["noise"] - case["x0"])) ** 2).mean((1, 2, 3)), case["sigma"]
+        forms = {"uniform": error, "t": error * t, "t**2": error * t**2, "huber": ((error + 1e-10) ** 0.5 - 1e-5) * t}
+        forms["ghuber"] = ((error + 1e-10) ** 0.25 - 1e-10**0.25) * t / 0.25
+        log_probs.append(-forms[weighting])
+    ratio = (log_probs[0] - log_probs[1]).exp()
+    expected = -(case["advantage"].clamp(-5, 5) / 5 * ratio).mean()  # all within the clip range of 1
+    own, _ = matching_loss("awm", **options, weighting=weighting)
+    assert own.item() == pytest.approx(expected.item(), rel=1e-9) and ratio.min() > 0 and (ratio - 1).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["awm", "dgpo"])
