@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.trainer.schedule import window_start
-from comfyui_otca.trainer.types import WINDOW_MODES
+from comfyui_otca.trainer.types import WINDOW_MODES, SamplerSettings
 
 cases = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -77,3 +79,12 @@ def test_a_window_that_has_no_place(steps, length):
 def test_unknown_mode():
     with pytest.raises(ValueError, match="mode must be one of .*, not 'frozen'"):
         window_start(0, 8, 4, mode="frozen")
+
+
+def test_a_third_of_the_steps_is_mix_grpo_flash():
+    """Its 0.4 is a share of the points: linspace over ⌊0.4·(n + 1)⌋ of them, for n steps behind a window of 4 in 25."""
+    for start in range(5):
+        behind = 25 - 4 - start
+        settings = SamplerSettings(steps=25, window=(start, 4), fraction_after_window=0.33)
+        assert settings.transitions - settings.window_end == math.floor(0.4 * (behind + 1)) - 1
+    assert SamplerSettings(steps=25, window=(0, 4), fraction_after_window=0.33).transitions == 4 + 7
