@@ -241,58 +241,55 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True)
-class UpdateSettings:
-    """How the policy is moved."""
+class StepSettings:
+    """The settings that all three updates have."""
 
     learning_rate: float
-    clip_range: float = 1e-4  # of the ratio; `log_hinge`: its margin; `dppo`: the KL τ from which entries are dropped
     kl_coefficient: float = 0.0
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
     epochs: int = 1
-    batch_size: int = 0  # samples of one step, or of several steps where there is room; 0: all samples of one step
+    batch_size: int = 0  # to one pass; 0: all samples of a step, or as many pairs as samples. Memory and speed only
     ema_decay: float = 0.0  # 0: no average is kept
-    sampled_steps: int = 0  # of each sample; 0: all trained steps
-    unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
-    objective: str = "clipped"  # the loss: one of LOSS_NAMES
-    kl: str = "velocity"  # one of KLS
     parts: int = 1  # of the samples, with an optimizer step each in every epoch
-    clip_range_low: float = 0.0  # below a ratio of 1, where the advantage is negative; 0: clip_range
     reference_guidance: float = 0.0  # of the untrained model in the KL term; 0: the policy's
 
 
 @dataclass(frozen=True)
-class MatchingSettings:
-    """How the policy is moved by clean samples alone, noised again. Fields that `UpdateSettings` has mean the same here."""
+class UpdateSettings(StepSettings):
+    """How the policy is moved."""
 
-    learning_rate: float
+    clip_range: float = 1e-4  # of the ratio; `log_hinge`: its margin; `dppo`: the KL τ from which entries are dropped
+    sampled_steps: int = 0  # of each sample; 0: all trained steps
+    unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
+    objective: str = "clipped"  # the loss: one of LOSS_NAMES
+    kl: str = "velocity"  # one of KLS
+    clip_range_low: float = 0.0  # below a ratio of 1, where the advantage is negative; 0: clip_range
+
+
+@dataclass(frozen=True)
+class MatchingSettings(StepSettings):
+    """How the policy is moved by clean samples alone, noised again."""
+
     loss: str = "nft"  # one of MATCHING_LOSSES
     beta: float = 0.0  # of the loss; 0: its own
     old_policy: str = "gradual"  # one of OLD_POLICIES
     sampled_steps: int = 4  # noise levels of each sample; 0: all that were visited
     kl_coefficient: float = 1e-4
     guidance: bool = True  # False: the velocity without classifier-free guidance is trained
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
-    epochs: int = 1
-    batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
-    ema_decay: float = 0.0
     keep_winner: float = 0.0  # dpo: μ of Diffusion-SDPO's factor. 0: none, as in graphs saved before a new node had it
-    parts: int = 1
     lowest_level: float = 0.0  # of the noise levels that are trained; 0: the loss's own
     highest_level: float = 1.0
     weighting: str = "ghuber"  # awm: one of AWM_WEIGHTINGS
-    reference_guidance: float = 0.0
 
 
 ARTEFACTS = OFF, WARN, STOP = "off", "warn", "stop"
 
 
 @dataclass(frozen=True)
-class GradientSettings:
-    """How the policy is moved along the gradient of the rewards. Fields that `UpdateSettings` has mean the same here."""
+class GradientSettings(StepSettings):
+    """How the policy is moved along the gradient of the rewards, by one optimizer step."""
 
-    learning_rate: float
     mode: str = "leap"  # one of GRADIENT_MODES
     steps: int = 1  # of each sample: levels (one_call), last steps (last_steps; 0: all), noises (low_variance), leaps
     kl_coefficient: float = 1.0
@@ -301,16 +298,7 @@ class GradientSettings:
     tile: int = 0  # side in pixels of the parts that the decoder's backward pass takes; 0: whole pictures
     also: str = "awm"  # one of GRADIENT_PARTNERS, if advantages are connected
     ratio: float = 1.0  # norm of that other gradient, in norms of the rewards'
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
-    batch_size: int = 0  # samples to one pass through network, decoder and rewards; 0: all
-    ema_decay: float = 0.0
-    reference_guidance: float = 0.0
 
-    epochs = parts = 1  # of points that were visited on-policy
-
-
-AnySettings = UpdateSettings | MatchingSettings | GradientSettings
 
 HALO = 8  # latent positions around a decoder's tile that are decoded with it
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...host import distributed
-from ..types import OLD, THETA, AnySettings
+from ..types import OLD, THETA, StepSettings
 from .adapters import TRAINED, Adapter, Adapters
 
 
@@ -303,7 +303,7 @@ class Policy:
 
     # -- optimizer and average -------------------------------------------------------------------------------------------
 
-    def optimizer_for(self, settings: AnySettings) -> torch.optim.Optimizer:
+    def optimizer_for(self, settings: StepSettings) -> torch.optim.Optimizer:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)

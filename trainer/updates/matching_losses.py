@@ -140,14 +140,11 @@ def awm(point: Point) -> tuple[Tensor, dict]:
     That is `ghuber`. Other weightings of logp: `uniform` -ℓ, `t` -σ·ℓ, `t**2` -σ²·ℓ, `huber` -σ·((ℓ + 1e-10)^½ - 1e-5).
     """
 
+    power, divisor = {"ghuber": (POWER, POWER), "huber": (0.5, 1.0)}.get(point.weighting, (1.0, 1.0))
+    level = point.sigma ** {"uniform": 0, "t**2": 2}.get(point.weighting, 1)
+
     def log_prob(apart: Tensor) -> Tensor:
-        squared, sigma = point.squared(apart), point.sigma
-        powers = {"uniform": 0, "t": 1, "t**2": 2}
-        if point.weighting in powers:
-            return -(sigma ** powers[point.weighting]) * squared
-        if point.weighting == "huber":
-            return -sigma * ((squared + OFFSET).sqrt() - OFFSET**0.5)
-        return -sigma / POWER * ((squared + OFFSET) ** POWER - OFFSET**POWER)
+        return -level / divisor * ((point.squared(apart) + OFFSET) ** power - OFFSET**power)
 
     advantage = point.advantage.clamp(-point.advantage_limit, point.advantage_limit) / point.advantage_limit
     ratio = (log_prob(point.residual) - log_prob(point.old)).exp()

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...host import devices, distributed, errors, stopping
 from ..families.base import FlowModel
 from ..rollout import velocity_at
-from ..types import Advantages, AnySettings, Trajectories
+from ..types import Advantages, StepSettings, Trajectories
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def prepared(model: FlowModel, trajectories: Trajectories) -> Trajectories:
 
 
 def outcome(
-    model: FlowModel, trajectories: Trajectories, settings: AnySettings, tally: Tally, steps: int, started: float
+    model: FlowModel, trajectories: Trajectories, settings: StepSettings, tally: Tally, steps: int, started: float
 ) -> dict[str, float]:
     """Figures of any update that has taken so many optimizer steps since `started`."""
     staleness = model.policy.version - (steps > 0) - trajectories.policy_version
@@ -119,7 +119,7 @@ def outcome(
 def take_steps(
     model: FlowModel,
     trajectories: Trajectories,
-    settings: AnySettings,
+    settings: StepSettings,
     tally: Tally,
     backward: Callable[[int], None],
     most_skipped: int = MAX_SKIPPED_IN_A_ROW,
@@ -158,7 +158,7 @@ def take_steps(
     return steps
 
 
-def _take(model: FlowModel, optimizer, settings: AnySettings, tally: Tally) -> bool:
+def _take(model: FlowModel, optimizer, settings: StepSettings, tally: Tally) -> bool:
     """Clips and applies the gradient; one that is not finite changes nothing. False without a gradient."""
     parameters = model.policy.trainable_parameters()
     if all(parameter.grad is None for parameter in parameters):
@@ -175,7 +175,7 @@ def _take(model: FlowModel, optimizer, settings: AnySettings, tally: Tally) -> b
     return True
 
 
-def _was_taken(model: FlowModel, settings: AnySettings, tally: Tally, most_skipped: int) -> bool:
+def _was_taken(model: FlowModel, settings: StepSettings, tally: Tally, most_skipped: int) -> bool:
     """Waits for the last step, and does what follows from it; one that was dropped is counted."""
     read, parameters = tally.read(), model.policy.trainable_parameters()
     norm = float(read["norm"])
@@ -197,7 +197,7 @@ def _was_taken(model: FlowModel, settings: AnySettings, tally: Tally, most_skipp
     return True
 
 
-def _note_divergence(model, trajectories: Trajectories, settings: AnySettings, tally: Tally, version: int) -> None:
+def _note_divergence(model, trajectories: Trajectories, settings: StepSettings, tally: Tally, version: int) -> None:
     """Its two calls are for a curve alone: without a KL term they are made after the first and each tenth update."""
     turn = version if settings.kl_coefficient else version // MEASURED_EVERY
     if settings.kl_coefficient or version < 2 or version % MEASURED_EVERY == 0:
