@@ -511,7 +511,10 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
     rows = advantages.valid.nonzero()[:, 0]
     parts = {name: getattr(taken, name)[rows] for name in ("latents", "final", "images", "log_probs", "groups")}
     few = replace(taken, share=replace(taken.share, rows=range(4), total=4), **parts)
-    alone = replace(advantages, step_advantage=advantages.step_advantage[rows], valid=advantages.valid[rows])
+    scores = replace(advantages.scores, groups=advantages.scores.groups[rows])
+    alone = replace(
+        advantages, step_advantage=advantages.step_advantage[rows], valid=advantages.valid[rows], scores=scores
+    )
     expected = update(model, few, alone, still)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6) and found["gradient_norm"] > 0
     for own, parameter in zip(gradient, model.policy.trainable_parameters(), strict=True):
