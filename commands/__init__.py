@@ -1,3 +1,12 @@
 """The commands of `otca`: modules of commands that belong together, and options.py for what they share."""
 
-MODULES = ("training", "proving", "bundle", "pictures", "pages", "judging", "compare")  # in the order of `otca --help`
+MODULES = (
+    "training",
+    "recipe",
+    "proving",
+    "bundle",
+    "pictures",
+    "pages",
+    "judging",
+    "compare",
+)  # in the order of `otca --help`
