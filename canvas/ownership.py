@@ -314,9 +314,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> Run:
     held, put = (_hold_free(asked[0]), _as_new) if own is None else (_go_on(own), _as_left)
     held.node, held.asked = node, asked
     inputs = lineage.constants(graph[node])  # what comes by a link is not known yet
-    names = RunSettings.__dataclass_fields__
     try:
-        run = Run(held, RunSettings(**{name: value for name, value in inputs.items() if name in names}), graph)
+        run = Run(held, RunSettings.from_inputs(inputs), graph)
         iteration, total = put(model, run), inputs.get("iterations")
         run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
         run.begin(iteration)

@@ -286,6 +286,12 @@ FLOW_FACTORY = {
     "scheduler.flow_shift": Setting("SDESampler.shift", 0.0, "none: the checkpoint's own"),
     "eval.eval_freq": Setting("TrainingRun.evaluate_every", 10),
     "eval.num_inference_steps": Setting("TrainingRun.evaluation_steps", 30),
+    "eval.resolution": Setting(
+        "TrainingRun.evaluation_width TrainingRun.evaluation_height", 1024, "[height, width]", _size("eval")
+    ),
+    "eval.height eval.width": apart("stand above `eval.resolution`"),
+    "eval.guidance_scale": Setting("TrainingRun.evaluation_guidance", 3.5),
+    "eval.num_frames": Setting("TrainingRun.evaluation_frames", 0),
     "eval.per_device_batch_size eval.seed": _MACHINE,
     "log.run_name": Setting(
         "TrainingRun.run_name", None, "null: the file's name", lambda value, values: value or values["name"]

@@ -12,7 +12,7 @@ from ..host.access.permissions import Want
 from ..host.access.wants import ACCOUNT, PROMPT_LINES, SECRET, Naming, figures_go_out
 from ..host.text import plain_name
 from ..trainer.types import ARTEFACTS, RunSettings
-from .inputs import Node, choice, complaint, dtype, integer, lines, socket, text
+from .inputs import Node, choice, complaint, dtype, integer, lines, number, socket, text
 from .training import TRAIN
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,18 @@ class TrainingRun(Node):
         "artefacts": choice(ARTEFACTS, RunSettings.artefacts, advanced=True).tip(
             "Compares each evaluation's pictures with the untrained model's: noise, clipped colours, grids. stop: ends the "
             "run, with its best adapter."
+        ),
+        "evaluation_width": integer(RunSettings.evaluation_width, 0, 8192, step=8, advanced=True).tip(
+            "Width of evaluations, in pixels. 0: the sampler's."
+        ),
+        "evaluation_height": integer(RunSettings.evaluation_height, 0, 8192, step=8, advanced=True).tip(
+            "Height of evaluations, in pixels. 0: the sampler's."
+        ),
+        "evaluation_guidance": number(RunSettings.evaluation_guidance, 0, 100, step=0.1, advanced=True).tip(
+            "Guidance scale of evaluations. 0: the sampler's."
+        ),
+        "evaluation_frames": integer(RunSettings.evaluation_frames, 0, 10001, advanced=True).tip(
+            "Frames of evaluations' videos, 4·k + 1. 0: the sampler's."
         ),
     }
     HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}

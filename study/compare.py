@@ -28,6 +28,7 @@ from ..trainer.prompts import lines
 from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
 from ..trainer.run.folder import EVALUATIONS, RunError, json_line, read_lines
+from ..trainer.types import RunSettings
 from ..trainer.workflow.running import Workflow
 from . import comparison, comparison_report, fairness, plots
 from .comparison import Outcome
@@ -245,7 +246,8 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         prompts, count = evaluation["prompts"], settings.evaluation_seeds
         model, how = loading.load_run(training.folder, training.workflow.node_classes)
-        how = replace(how, steps=fairness.evaluation_steps(training.workflow), batch_size=_BATCH)
+        evaluated = RunSettings.from_inputs(fairness.run_inputs(training.workflow)).evaluated(how)
+        how = replace(evaluated, batch_size=_BATCH)
         encoder = features.load(settings.features)
         texts = [prompt for prompt in prompts for _ in range(count)]
         seeds = [EVALUATION_SEED + seed for _ in prompts for seed in range(count)]

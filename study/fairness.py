@@ -10,6 +10,7 @@ from ..trainer.run.folder import RunError
 from ..trainer.run.loop import only
 from ..trainer.types import (
     DATASET_NODE,
+    EVALUATED,
     LOAD_NODE,
     MAKE_NODE,
     MODEL_NODES,
@@ -43,7 +44,7 @@ _EQUAL = {
         "guidance_2",
         "negative_prompt",
     ),
-    RUN_NODE: ("evaluation_steps",),
+    RUN_NODE: tuple(f"evaluation_{name}" for name in EVALUATED),
 }
 _SIZES = {DATASET_NODE: ("prompts_per_iteration",), SAMPLER_NODE: ("group_size", "steps")}  # of an iteration
 _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or without effect on what is compared

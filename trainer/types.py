@@ -308,6 +308,15 @@ def side_of(tile: int, scale: int) -> int:
     return max(2, tile // scale // 2 * 2)
 
 
+EVALUATED = (
+    "steps",
+    "width",
+    "height",
+    "guidance",
+    "frames",
+)  # settings of the sampler that evaluations may have apart
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """Intervals in iterations; evaluation prompts one per line, empty for those of the first iteration."""
@@ -322,6 +331,20 @@ class RunSettings:
     stop_after_decline: int = 0  # evaluations in a row; 0: never, as in graphs that were saved before a new node had 3
     wandb_project: str = ""  # empty: none
     artefacts: str = WARN  # what is done about them: one of ARTEFACTS
+    evaluation_width: int = 0  # of these, too, 0 is the sampler's own
+    evaluation_height: int = 0
+    evaluation_guidance: float = 0.0
+    evaluation_frames: int = 0
+
+    @classmethod
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> RunSettings:
+        """The settings of the inputs of Training Run."""
+        return cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
+
+    def evaluated(self, sampler: SamplerSettings) -> SamplerSettings:
+        """The settings of an evaluation, by those of the sampler."""
+        own = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED}
+        return replace(sampler, **{name: value for name, value in own.items() if value})
 
 
 @dataclass(frozen=True)

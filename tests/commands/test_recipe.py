@@ -35,6 +35,7 @@ train:
   kl_beta: 0.004
   clip_range: [-0.0002, 0.0002]
 scheduler: {{dynamics_type: CPS, noise_level: 0.8, num_sde_steps: 3, sde_steps: [0, 1, 2, 3, 4]}}
+eval: {{resolution: [1024, 512], guidance_scale: 5, eval_freq: 7}}
 log: {{colour: red}}
 rewards:
   - {{name: a, reward_model: PickScore, weight: 2.6, batch_size: 16, device: cuda, dtype: bfloat16}}
@@ -139,6 +140,14 @@ def test_grpo_is_carried_by_the_factors_of_the_page(carry):
         8,
     )
     assert graph["PromptDataset"]["prompts_per_iteration"] == 64
+    run = graph["TrainingRun"]
+    assert (run["evaluation_width"], run["evaluation_height"], run["evaluation_guidance"]) == (512, 1024, 5.0)
+    assert (run["evaluate_every"], run["evaluation_steps"], run["checkpoint_every"], run["run_name"]) == (
+        7,
+        30,
+        10,
+        "theirs",
+    )
     assert step["ema_decay"] == pytest.approx(0.9**0.25) and step["kl_coefficient"] == 0.004
     assert (step["clip_range"], step["learning_rate"]) == (2e-4, 1e-5)
     model = graph["LoadFlowModel"]

@@ -45,6 +45,7 @@ UNEQUAL = [
     ("OTCA_SDESampler", "group_size", 4),
     ("OTCA_SDESampler", "steps", 5),
     ("OTCA_TrainingRun", "evaluation_steps", 3),
+    ("OTCA_TrainingRun", "evaluation_width", 48),
 ]
 
 

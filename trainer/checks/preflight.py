@@ -12,6 +12,7 @@ downloaded; what a Python reward's file does, and what a reward's server answers
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,8 @@ from ..types import (
     STACK_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
+    RunSettings,
+    SamplerSettings,
     place_of,
 )
 from ..workflow.declared import CONVERSIONS, Node
@@ -276,7 +279,8 @@ def _videos(graph: CheckedGraph) -> Iterator[Problem]:
             model = graph.models.get(graph.model(sampler) or "")
             for name, (source, _) in rewards.items():
                 least = getattr(graph.workflow.node_class(source), "LEAST_FRAMES", 0)
-                frames = graph.settings(sampler).frames
+                runs = [graph.values[run].get("evaluation_frames") for run in graph.of(RUN_NODE)]
+                frames = min(graph.settings(sampler).frames, *filter(None, runs), math.inf)
                 if not (least and isinstance(model, Configuration)):
                     continue
                 if model.grid.time is None or frames < least:
@@ -378,6 +382,18 @@ def _sampler(graph: CheckedGraph) -> Iterator[Problem]:
         if merges and memory.get("quantize", "none") != "none":
             message = "the weights are quantized, and rounding to so few bits would lose the adapter"
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
+
+
+def _evaluations(graph: CheckedGraph) -> Iterator[Problem]:
+    """Sizes of evaluations apart from the sampler's fit the model, too."""
+    for run in graph.of(RUN_NODE):
+        settings = RunSettings.from_inputs(graph.values[run])
+        for sampler in graph.samplers[run] if settings.evaluate_every else ():
+            model = graph.models.get(graph.model(sampler) or "")
+            evaluated = settings.evaluated(graph.settings(sampler))
+            for misfit in model.checkpoint.misfits(evaluated) if isinstance(model, Configuration) else ():
+                if graph.values[run].get(name := f"evaluation_{misfit.input}"):
+                    yield graph.problem(run, name, misfit.message, misfit.fix)
 
 
 def _sizes(graph: CheckedGraph) -> Iterator[Problem]:
@@ -524,6 +540,7 @@ CHECKS = (
     _models,
     _starts,
     _sampler,
+    _evaluations,
     _sizes,
     _texts,
     _sources,

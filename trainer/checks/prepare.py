@@ -69,7 +69,7 @@ def prepare(
     taken = hold(folder, resume=resume, judge=functools.partial(_judge, workflow), take_over=take_over, say=say)
     if stopping.is_old(folder):
         (folder / stopping.STOP).unlink()
-    settings = RunSettings(**{name: inputs[name] for name in RunSettings.__dataclass_fields__ if name in inputs})
+    settings = RunSettings.from_inputs(inputs)
     return Prepared(workflow, taken, settings, int(inputs["iterations"]), problems, memory)
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..types import GRADIENT_NODE, HALO, MEMORY_SHARE, STEP_NODES, TRAJECTORY_NODES, side_of
+from ..types import EVALUATED, GRADIENT_NODE, HALO, MEMORY_SHARE, RUN_NODE, STEP_NODES, TRAJECTORY_NODES, side_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -163,6 +163,7 @@ class Iteration:
         alike: samples that share their noise, and so take the first trained step as one.
         prompts: that are read at once.
         references: pictures that a prompt works on, at most.
+        evaluated: size, and whether guidance is classifier-free, of evaluations; None: as here.
         steps, trained_steps: of a trajectory.
         batch, sampling_batch: samples to a pass of the update and of the rollout; never more than there are.
         guided: guidance is classifier-free, so that a sample has two rows in a pass.
@@ -190,6 +191,7 @@ class Iteration:
     rewards: tuple[Judge, ...] = ()
     pull: Pull | None = None
     references: int = 0
+    evaluated: tuple[Size, bool] | None = None
 
     @property
     def staying(self) -> int:
@@ -208,6 +210,9 @@ class Iteration:
 
     def ways(self, has_gpu: bool = True) -> Iterator[Way]:
         """Changes that help, from cheap to costly: only tiles change the result."""
+        if self.evaluated:
+            sets = tuple(((RUN_NODE,), f"evaluation_{name}", 0) for name in EVALUATED if name != "steps")
+            yield Way("evaluations of the training's size and guidance", {"evaluated": None}, sets=sets)
         judges = tuple(REWARDS)
         if self.rewards and has_gpu:
             offloaded = {"rewards": tuple(replace(j, offload=True) for j in self.rewards)}
@@ -461,6 +466,12 @@ class Case(ABC):
         for phase in held.steps_aside:
             if sum(phases[phase].values()) > room:
                 phases[phase] = phases[phase] | {"weights": 0}
+        if it and it.evaluated:
+            size, guided = it.evaluated
+            apart = replace(it, size=size, guided=guided, evaluated=None, keep_graph=False, pull=None)
+            evaluated = replace(self, iteration=apart).estimate(room).phases  # pyright: ignore[reportArgumentType] a data class
+            for phase in (SAMPLING, DECODING):
+                phases[phase] = max(phases[phase], evaluated[phase], key=lambda parts: sum(parts.values()))
         return Estimate(
             {phase: {name: size for name, size in parts.items() if size} for phase, parts in phases.items()}
         )

@@ -29,11 +29,13 @@ from ..types import (
     LOAD_NODE,
     MAKE_NODE,
     MATCHING_NODE,
+    RUN_NODE,
     STEP_NODE,
     STEP_NODES,
     TRAJECTORY_NODES,
     VIDEO_FRAMES,
     GradientSettings,
+    RunSettings,
     SamplerSettings,
 )
 from ..workflow import graph as api
@@ -326,10 +328,16 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
         judges.append(Judge(CLIP_JUDGE if None in sizes or not sizes else sum(filter(None, sizes)), offload=True))
     followed = [entry["class_type"] for entry in graph.values() if not entry["inputs"].get("held_out")]
     compares = pulls and VARIETY_NODE in followed  # whole groups in a pass
+    own = [
+        RunSettings.from_inputs(plain(entry["inputs"])) for entry in graph.values() if entry["class_type"] == RUN_NODE
+    ]
+    shown = own[0].evaluated(settings) if own and own[0].evaluate_every else settings
+    size, evaluated = ((how.width, how.height, how.frames) for how in (settings, shown))
+    guided, apart = (off is not None and max(how.guidance, how.guidance_2) > off for how in (settings, shown))
     # Of `ode` every step is trained: the picture is noised again.
     trained = settings.transitions if settings.kind == "ode" else stochastic_count(settings)
     return Iteration(
-        size=(settings.width, settings.height, settings.frames),
+        size=size,
         samples=samples,
         alike=group if settings.shared_noise else 1,
         prompts=samples // 2 if pairs else count,
@@ -338,7 +346,8 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
         trained_steps=max(1, trained),
         batch=max(step.get("batch_size") or samples, group if compares else 1),
         sampling_batch=settings.batch_size or samples,
-        guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
+        guided=guided,
+        evaluated=(evaluated, apart) if (evaluated, apart) != (size, guided) else None,
         both=step.get("unconditional_gradient", True),
         keep_graph=_keeps(sampler, step)
         if update["class_type"] == STEP_NODE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,7 +42,7 @@ def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Repor
 
 
 def evaluate(
-    model: FlowModel, report: Report, iteration: int, prompts: Sequence[str], seeds: int, steps: int, progress: Progress
+    model: FlowModel, report: Report, iteration: int, prompts: Sequence[str], how: RunSettings, progress: Progress
 ) -> tuple[dict, Tensor, list[str]]:
     """Samples every prompt with every seed, by the deterministic sampler, and scores the pictures by every reward that may be
     asked about them.
@@ -51,22 +50,20 @@ def evaluate(
     Several processes share the work, and all of them get the whole result.
 
     `report`: of the iteration before, whose sampler settings and rewards are taken.
-    `seeds`: how many.
-    `steps`: denoising steps; 0: as many as training takes.
+    `how`: with how many seeds, steps and pixels, and under which guidance.
     `progress`: gives, for a number of model calls, what is called before each of them, and may raise to stop.
 
     Returns:
         The row of evaluation.jsonl, the pictures [N, H, W, 3] or videos [N, F, H, W, 3], and the N prompts.
     """
-    numbers = [EVALUATION_SEED + number for number in range(seeds)]
+    numbers = [EVALUATION_SEED + number for number in range(how.evaluation_seeds)]
     pairs = [(text, seed) for seed in numbers for text in prompts]
     rows = distributed.rows(len(pairs))
     share = [pairs[row] for row in rows]
     most = -(-len(pairs) // distributed.world())
     share += pairs[:1] * (most - len(share))  # who has fewer keeps pace with the others
     texts = [text for text, _ in share]
-    settings = report.trajectories.settings
-    settings = replace(settings, steps=steps or settings.steps)
+    settings = how.evaluated(report.trajectories.settings)
     calls = rollout.model_calls(settings.steps, len(share), settings.batch_size)
     with model.forwards.apart() as counted:
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], progress(calls))

@@ -304,9 +304,8 @@ class Run:
     def evaluate(self, model: FlowModel, report: Report, iteration: int, progress: evaluation.Progress) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
         began, prompts = time.monotonic(), evaluation.prompts(self.settings, self.evaluations, report)
-        seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
         self.evaluating = iteration > 0  # the one before training can be made again
-        row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, progress)
+        row, images, captions = evaluation.evaluate(model, report, iteration, prompts, self.settings, progress)
         if self.settings.artefacts != OFF:
             row["artefacts"] = artefacts.figures(grids.stills(images), evaluation.grid_periods(model, images))
         noise = [row.get("noise") for row in (*self.evaluations[-1:], row)]

@@ -305,6 +305,17 @@ def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
     assert all("nothing is trained" in problem.message and "1e-4 to 3e-4" in problem.fix for problem in found)
 
 
+@pytest.mark.parametrize("name", ["evaluation_width", "evaluation_frames"])
+def test_what_evaluations_have_apart_fits_the_model(small_graph, name):
+    """shapes-flux makes pictures, with sides of a multiple of 8: its grid is asked about 52 and 5."""
+    values = {"evaluation_width": 44, "evaluation_frames": 5}
+    for every, named in ((1, [name]), (0, [])):
+        content = small_graph({"OTCA_TrainingRun": {name: values[name], "evaluate_every": every}})
+        problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
+        assert [problem.input for problem in problems if problem.severity == "error"] == named
+        assert all(problem.node_id == "12" and problem.fix for problem in problems if named)
+
+
 def test_a_size_far_from_the_models_own_is_warned_of(small_graph):
     """shapes-flux is made for 40 x 40; 80 x 80 has four times its pixels."""
     graph = small_graph()

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,26 @@ def test_settings_of_the_graph():
     assert (it.keep_graph, it.samples, it.trained_steps, it.copies, it.batch) == (True, 24, 7, 1, 24)
     case, _ = needs.read(changed("z_image", MakeTrainable={"memory": "low"}))
     assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
+
+
+def test_the_larger_of_training_and_evaluations_counts():
+    """Of three graphs, one samples as the other only evaluates."""
+
+    def of(size, guidance, **run):
+        sampler = {"width": size, "height": size, "guidance": guidance, "keep_graph": "off"}
+        case = needs.read(changed("qwen_image", SDESampler=sampler, TrainingRun=run))[0]
+        return case, case.needs.phases
+
+    apart = {"evaluation_width": 1024, "evaluation_height": 1024, "evaluation_guidance": 4.0}
+    (case, small), (_, large), (other, both) = of(512, 1.0), of(1024, 4.0), of(512, 1.0, **apart)
+    for phase in ("sampling", "decoding"):
+        assert both[phase] == large[phase] != small[phase]
+    assert both["the update"] == small["the update"] != large["the update"]
+    assert (case.iteration.evaluated, other.iteration.evaluated) == (None, ((1024, 1024, 1), True))
+    assert of(512, 1.0, evaluate_every=0, **apart)[1] == small
+    ways = [way for way in other.iteration.ways() if "evaluations" in way.words]
+    assert [name for _, name, value in ways[0].sets if not value] == [*apart, "evaluation_frames"]
+    assert replace(other, iteration=replace(other.iteration, **ways[0].iteration)).needs.phases == small
 
 
 def test_pictures_in_the_prompts_lines_are_counted(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from comfyui_otca.trainer.rewards.base import RewardError, refuse_groups_only, s
 from comfyui_otca.trainer.rewards.clip import ClipT
 from comfyui_otca.trainer.rewards.variety import Variety
 from comfyui_otca.trainer.run import evaluation
-from comfyui_otca.trainer.types import SamplerSettings
+from comfyui_otca.trainer.types import RunSettings, SamplerSettings
 
 GROUPS = [0, 1, 0, 2, 0, 1]
 
@@ -99,7 +99,9 @@ def evaluated(seeds):
             advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
         )
         model = SimpleNamespace(forwards=Forwards())
-        row, images, _ = evaluation.evaluate(model, report, 3, ["one", "other"], seeds, 0, lambda calls: lambda: None)
+        row, images, _ = evaluation.evaluate(
+            model, report, 3, ["one", "other"], RunSettings(evaluation_seeds=seeds), lambda calls: lambda: None
+        )
     finally:
         evaluation.rollout.generate = generate
     return row["rewards"], images

@@ -86,7 +86,7 @@ def test_what_stands_in_for_a_reward_is_kept_apart_and_nobody_is_asked(monkeypat
         advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
     )
     model = SimpleNamespace(forwards=Forwards())
-    row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], 1, 0, lambda calls: lambda: None)
+    row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], RunSettings(), lambda calls: lambda: None)
     check_evaluation(row)
     assert row["rewards"].keys() == {"plain"} and row["learned"].keys() == {"vote"}
     assert row["learned"]["vote"]["mean"] == row["rewards"]["plain"]["mean"] == 0.5

@@ -23,7 +23,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed, whole_and_resumed
 from comfyui_otca.trainer import grpo, rollout
-from comfyui_otca.trainer.policy.files import read_metadata, write_tensors
+from comfyui_otca.trainer.policy.files import read_metadata, read_tensors, write_tensors
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, held, record
 from comfyui_otca.trainer.run import folder as run_folder
@@ -694,6 +694,17 @@ def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path,
         changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
         assert train(small_workflow({"OTCA_TrainingRun": changes}), tmp_path / str(chosen)) == 0
     assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
+
+
+def test_evaluations_may_be_larger_and_guided_otherwise_than_training(small_workflow, tmp_path, monkeypatch):
+    shown, generate = [], rollout.generate
+    monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: shown.append(s) or generate(m, t, s, *rest))
+    apart = {"evaluation_width": 48, "evaluation_height": 56, "evaluation_guidance": 2.0, "evaluation_steps": 3}
+    changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, **apart}
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), tmp_path) == 0
+    assert {(s.width, s.height, s.guidance, s.steps, s.frames, s.shift) for s in shown} == {(48, 56, 2.0, 3, 1, 0.0)}
+    pictures = read_tensors(tmp_path / "samples" / "before.safetensors")["images"]
+    assert pictures.shape[1:] == (56, 48, 3), "and training goes on at its own size"
 
 
 def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path):
