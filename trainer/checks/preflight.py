@@ -31,6 +31,7 @@ from ..memory.native import Architecture, architecture_of
 from ..policy.files import find, read_metadata
 from ..prompts import PRESET, PromptError, lines, read_prompts
 from ..rewards import RewardError
+from ..rewards.base import judges_of
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
@@ -497,6 +498,22 @@ def applying(graph: CheckedGraph) -> Iterator[Problem]:
                 yield problem if trained and trained <= idle else replace(problem, severity="warning")
 
 
+def _judged_by(graph: CheckedGraph) -> Iterator[Problem]:
+    """Rewards that a prompt's line names are in the stack."""
+    for stack in graph.of(STACK_NODE):
+        rewards = _announced(graph.nodes, graph.values, stack).values()
+        names = {reward[0] for reward in rewards if reward}
+        for node_id, input, prompts in _read(graph, *graph.of(DATASET_NODE)) if None not in rewards else ():
+            try:
+                unknown = {name for prompt in prompts for name in judges_of(prompt) or ()} - names
+            except RewardError as error:
+                yield graph.misfit(node_id, Misfit(input, *_parted(error)))
+                continue
+            for name in sorted(unknown)[:1]:
+                message = f"judged_by names {name!r}, and {graph.titles([stack])} has no reward of that name"
+                yield graph.misfit(node_id, Misfit(input, message, f"one of {', '.join(sorted(names))}"))
+
+
 # Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.
 EDIT_KINDS = ("flux", "flux2", "qwen_image", "krea2")
 
@@ -545,5 +562,6 @@ CHECKS = (
     _texts,
     _sources,
     applying,
+    _judged_by,
     *method.CHECKS,
 )

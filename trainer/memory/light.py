@@ -11,14 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...host.errors import parts
-from ..types import DATASET_NODE, MAKE_NODE, STEP_NODES, TRAJECTORY_NODES
+from ..types import DATASET_NODE, MAKE_NODE, RUN_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..workflow import graph as api
 from . import needs, own
 from .case import GB, REWARDS, TIGHT, Machine, Way
 from .native import NativeCase
 
 FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
-COUNTED = {MAKE_NODE, DATASET_NODE, *TRAJECTORY_NODES, *STEP_NODES, *REWARDS}  # nodes whose values are read here
+COUNTED = {
+    MAKE_NODE,
+    DATASET_NODE,
+    RUN_NODE,
+    *TRAJECTORY_NODES,
+    *STEP_NODES,
+    *REWARDS,
+}  # nodes whose values are read here
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ...host import distributed, stopping
 from ...host.devices import Resident
 from ..networks import RewardError
 from ..networks.network import Network, shared
-from ..types import FAILED, LEFT_OUT, VIDEO_FRAMES, Scores
+from ..types import FAILED, LEFT_OUT, VIDEO_FRAMES, Scores, metadata_of, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +276,20 @@ def check_paths(reward: Reward, images: Tensor, prompts: Sequence[str], groups: 
         )
 
 
+def judges_of(prompt: str) -> list[str] | None:
+    """The names of the rewards that a prompt's line asks for, as {"prompt": …, "judged_by": ["text"]}; None: all of the stack.
+
+    Raises:
+        RewardError: it has no names there.
+    """
+    named = metadata_of(prompt).get("judged_by")
+    named = named.replace(",", " ").split() if isinstance(named, str) else named
+    if not (named is None or isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        fix = 'names of rewards, as "judged_by": ["text"]'
+        raise RewardError(f"{place_of(prompt)}: judged_by = {named!r} is not a list of names. Fix: {fix}")
+    return named
+
+
 def _column(
     reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0, groups: Sequence[int] | None = None
 ) -> Tensor:
@@ -284,6 +298,13 @@ def _column(
     `first`: the number of the first sample, for the log.
     `groups`: the number of each sample's group, for a GroupReward.
     """
+    named = [judges_of(prompt) for prompt in prompts]
+    if rows := [row for row, names in enumerate(named) if names is not None and reward.name not in names]:
+        column, rest = torch.full((len(prompts),), LEFT_OUT), sorted({*range(len(prompts))} - {*rows})
+        if rest:
+            whole = None if groups is None else [groups[row] for row in rest]
+            column[rest] = _column(reward, images[rest], [prompts[row] for row in rest], first, whole)
+        return column
     try:
         reward.come_back()
         with torch.no_grad():

@@ -305,6 +305,20 @@ def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
     assert all("nothing is trained" in problem.message and "1e-4 to 3e-4" in problem.fix for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("judged_by", "says"),
+    [('["sharpness"]', []), ('"sharpness"', []), ("[]", []), ('["text"]', ["names 'text'"]), ("3", ["not a list of names"])],
+)  # fmt: skip
+def test_rewards_that_a_line_names_are_in_the_stack(small_graph, judged_by, says):
+    line = f'{{"prompt": "a red circle", "judged_by": {judged_by}}}'
+    content = small_graph({"OTCA_PromptDataset": {"prompts": line, "file": ""}})
+    problems = [
+        problem for problem in preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS)) if problem.severity == "error"
+    ]
+    assert [problem.input for problem in problems] == ["prompts"] * len(says)
+    assert all(word in problem.message and problem.fix for word, problem in zip(says, problems, strict=True))
+
+
 @pytest.mark.parametrize("name", ["evaluation_width", "evaluation_frames"])
 def test_what_evaluations_have_apart_fits_the_model(small_graph, name):
     """shapes-flux makes pictures, with sides of a multiple of 8: its grid is asked about 52 and 5."""

@@ -21,6 +21,7 @@ from comfyui_otca.trainer.rewards.base import (
     score,
     score_stack,
 )
+from comfyui_otca.trainer.types import LEFT_OUT, Prompt
 
 IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
 GROUPS = torch.tensor([0, 0, 1])
@@ -109,6 +110,20 @@ def test_what_compares_groups_judges_no_other_pictures():
     refuse_groups_only([plain], "Nothing")
     with pytest.raises(RewardError, match="Stepwise Gain asks every reward.*'ranks' may not.*Fix: "):
         refuse_groups_only([plain, ranks], "Stepwise Gain")
+
+
+def test_a_prompts_line_says_which_rewards_judge_it():
+    """The others are not asked, and what they do not judge they leave out."""
+    prompts = [Prompt("a sign", {"judged_by": ["first"]}), "plain", Prompt("a cat", {"judged_by": "second, ranks"})]
+    first, second, ranks = Fixed([1.0, 2.0], "first"), Fixed([7.0, 8.0], "second"), Ranks()
+    scores = score_stack([first, second, ranks], IMAGES, prompts, torch.tensor([0, 1, 2]))
+    gone = LEFT_OUT
+    assert scores.values[:, :2].tolist() == [[1.0, gone], [2.0, 7.0], [gone, 8.0]] and scores.values[0, 2] == gone
+    assert [asked for _, asked in first.asked] == [["a sign", "plain"]] and len(first.asked[0][0]) == 2
+    assert ranks.asked[0][1:] == (["plain", "a cat"], [1, 2])
+    for wrong in (3, [1]):
+        with pytest.raises(RewardError, match="judged_by = .* is not a list of names. Fix: "):
+            score_stack([first], IMAGES[:1], [Prompt("a", {"judged_by": wrong})], torch.tensor([0]))
 
 
 def test_held_out_rewards_are_kept_apart(caplog):
