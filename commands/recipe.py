@@ -189,6 +189,12 @@ FLOW_FACTORY = {
     "train.num_inner_epochs": Setting("GRPOStep.epochs MatchingStep.epochs", 1),
     "train.num_inference_steps": Setting("SDESampler.steps", 10, run=True),
     "train.guidance_scale": Setting("SDESampler.guidance", 3.5),
+    "train.guidance_scale_2": Setting(
+        "SDESampler.guidance_2", None, "null is 0: the first", lambda value, _: value or 0.0
+    ),
+    "train.condition_image_size train.auto_resize eval.condition_image_size eval.auto_resize": lost(
+        "pictures to edit have the size that the model's pipeline gives them"
+    ),
     "train.seed": Setting("SDESampler.seed PromptDataset.seed LoadFlowModel.seed", 42, "other random numbers"),
     "train.learning_rate": Setting("GRPOStep.learning_rate MatchingStep.learning_rate", 1e-5),
     "train.adam_weight_decay": lost(_ADAM, 1e-4, (1e-4,)),
@@ -291,6 +297,7 @@ FLOW_FACTORY = {
     ),
     "eval.height eval.width": apart("stand above `eval.resolution`"),
     "eval.guidance_scale": Setting("TrainingRun.evaluation_guidance", 3.5),
+    "eval.guidance_scale_2": lost("as in training"),
     "eval.num_frames": Setting("TrainingRun.evaluation_frames", 0),
     "eval.per_device_batch_size eval.seed": _MACHINE,
     "log.run_name": Setting(
@@ -427,7 +434,7 @@ def recipe(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output {output} is there already. Fix: name another file")
     of_code = path.suffix == ".py"
     try:
-        content = _Code(path).config(name) if of_code else yaml.safe_load(_text(path))
+        content = _Code(path).config(name) if of_code else yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, SyntaxError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Fix: name the file that their trainer takes") from error
     config = _flat(content) if isinstance(content, dict) else {}
@@ -452,7 +459,7 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         entries if isinstance(entries, list) else [entries] for entries in (config.pop(key, []) for key in REWARD_KEYS)
     )
     settings = {name: setting for names, setting in table.items() for name in names.split()}
-    values = {name: setting.default for name, setting in settings.items()} | {"name": name} | config
+    values = {name: setting.default for name, setting in settings.items()} | config | {"name": name}
     trainer = values.get("train.trainer_type", "grpo")
     if trainer not in ("grpo", "grpo-guard", *LOSSES):
         raise ValueError(
@@ -467,6 +474,7 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
     units = values.get("train.advantage_aggregation") != "gdpo" and len(trained) > 1  # raw scores are added up
     lines, rewards = [], {}
     for number, entry in enumerate([*trained, *judged]):
+        entry = entry if isinstance(entry, dict) else {"reward_model": entry}
         kind = str(entry.get("reward_model"))
         node, unit, why = REWARDS.get(kind.lower(), ("", 1, "no node of ours"))
         lines += [f"reward {kind}: {why}"] * bool(why)
@@ -488,11 +496,16 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
                 workflow.set(f"{node}.{key}", inputs[key])
             else:
                 lines.append(f"reward {inputs['reward_model']}: {key} = {inputs[key]!r}: no such input")
-    for name in values.keys() - {"name"}:
+    for name in [*values][:-1]:  # without our own name
         setting, value = settings.get(name, lost("not known", None, ())), values[name]
         if setting.of and trainer not in setting.of.split():
             setting = lost(f"here with {setting.of} alone", None, (value,) if name not in config else ())
-        result = setting.carry(value, values)
+        try:
+            result = setting.carry(value, values)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"{name} = {value!r} cannot be carried over: {error}. Fix: write a number there"
+            ) from error
         if isinstance(result, Lost):
             lines.append(f"{name} = {value!r}{'' if name in config else ' (its default)'}: {result.why}")
             result = result.value
@@ -506,14 +519,6 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _text(path: Path) -> str:
-    from ..host.files import read_bytes
-
-    if (content := read_bytes(path)) is None:
-        raise FileNotFoundError(f"{path} is not there. Fix: name a Flow-Factory YAML or a flow_grpo Python file")
-    return content.decode("utf-8")
 
 
 def _flat(values: Mapping, before: str = "") -> dict[str, Any]:
@@ -542,8 +547,8 @@ class _Code:
     def __init__(self, path: Path):
         """`path`: the file; the one called base.py beside it is what it calls base."""
         base = path.with_name("base.py")
-        parts = [("", part) for part in ast.parse(_text(path)).body]
-        parts += [("base.", part) for part in ast.parse(_text(base)).body] if base.exists() else []
+        parts = [("", part) for part in ast.parse(path.read_text(encoding="utf-8")).body]
+        parts += [("base.", part) for part in ast.parse(base.read_text(encoding="utf-8")).body] if base.exists() else []
         self.path, self.calls, self.numbers = path, 0, {}
         self.functions = {before + part.name: part for before, part in parts if isinstance(part, ast.FunctionDef)}
 
@@ -553,7 +558,9 @@ class _Code:
         if not isinstance(config, dict):
             message = f"--name {name}: {self.path} has no such configuration"
             raise ValueError(f"{message}. Fix: one of {', '.join(self.functions)}")
-        rewards = [{"reward_model": kind, "weight": weight} for kind, weight in config.pop("reward_fn", {}).items()]
+        named = config.pop("reward_fn", {})
+        named = named if isinstance(named, dict) else {named: 1}
+        rewards = [{"reward_model": kind, "weight": weight} for kind, weight in named.items()]
         return self.numbers | config | {"rewards": rewards}
 
     def call(self, name: str) -> Any:
@@ -589,7 +596,7 @@ class _Code:
                 }
             case ast.BinOp() if type(node.op) in _ARITHMETIC:
                 sides = [self.value(side, names) for side in (node.left, node.right)]
-                plain = all(isinstance(side, int | float) and abs(side) <= MOST for side in sides) and sides[1]
+                plain = all(isinstance(side, int | float) and 0 < abs(side) <= MOST for side in sides)
                 return _ARITHMETIC[type(node.op)](*sides) if plain else text
             case ast.Call(ast.Name("int"), [argument]):
                 number = self.value(argument, names)
