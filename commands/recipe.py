@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,18 +99,15 @@ def _noisy(values: Values) -> list[int]:
 
 def _window(value: Any, values: Values) -> Any:
     steps = _noisy(values)
-    if not steps or len(steps) >= values["train.num_inference_steps"] - 1:
-        return 0
-    window = min(steps), max(steps) - min(steps) + 1
-    return window if window[1] == len(steps) else Lost("here steps in a row", window)
+    every = len(steps) in (0, values["train.num_inference_steps"] - 1)
+    window = (0, 0) if every else (min(steps), max(steps) - min(steps) + 1)
+    return window if every or window[1] == len(steps) else Lost("here steps in a row", window)
 
 
 def _sampled(value: Any, values: Values) -> Any:
-    if value in (None, len(_noisy(values))) or values["scheduler.dynamics_type"] == "ODE":
-        return 0
-    return Lost(
-        f"there so many of {len(_noisy(values))} steps have noise; here all have it, and so many are trained", value
-    )
+    count = 0 if values["scheduler.dynamics_type"] == "ODE" else len(_noisy(values))
+    why = f"there so many of {count} steps have noise; here all have it, and so many are trained"
+    return Lost(why, value) if count and value not in (None, count) else 0
 
 
 def _updates(values: Values) -> float:
@@ -329,6 +327,7 @@ FLOW_GRPO = {
     "resolution": Setting("SDESampler.width SDESampler.height", 768),
     "dataset": lost(_PROMPTS, "", ()),
     "prompt_fn": lost("prompts are lines of a file", "imagenet_animals", ("general_ocr",)),
+    "prompt_fn_kwargs": lost("prompts are lines of a file", None, (None, {})),
     "sample.num_steps": Setting("SDESampler.steps", 40),
     "sample.eval_num_steps": Setting("TrainingRun.evaluation_steps", 40),
     "sample.guidance_scale": Setting("SDESampler.guidance", 4.5),
@@ -434,10 +433,9 @@ def recipe(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output {output} is there already. Fix: name another file")
     of_code = path.suffix == ".py"
     try:
-        content = _Code(path).config(name) if of_code else yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = _Code(path).config(name) if of_code else _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, SyntaxError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Fix: name the file that their trainer takes") from error
-    config = _flat(content) if isinstance(content, dict) else {}
     if not any(setting.startswith("train.") for setting in config):
         raise ValueError(f"{path} has no part called train. Fix: name the file that their trainer takes")
     workflow, lines = carried(config, FLOW_GRPO if of_code else FLOW_FACTORY, name)
@@ -452,7 +450,6 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
     """The workflow of a configuration, and a line for each value that is not carried over as it is."""
     from ..host import paths
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer.workflow.reading import read_workflow
     from ..trainer.workflow.running import Workflow
 
     trained, judged = (
@@ -465,7 +462,7 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         raise ValueError(
             f"train.trainer_type {trainer!r} has no node here. Fix: one of grpo, grpo-guard, {', '.join(LOSSES)}"
         )
-    graph = read_workflow(paths.ASSETS.parent / "workflows" / "api" / "otca_flux.json")
+    graph = Workflow.load(paths.ASSETS.parent / "workflows" / "api" / "otca_flux.json", NODE_CLASS_MAPPINGS).graph
     template = {
         node["class_type"]: graph.pop(id_) for id_, node in [*graph.items()] if "OTCA_Reward" in node["class_type"]
     }
@@ -521,9 +518,9 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _flat(values: Mapping, before: str = "") -> dict[str, Any]:
+def _flat(values: Any, before: str = "") -> dict[str, Any]:
     flat = {}
-    for name, value in values.items():
+    for name, value in values.items() if isinstance(values, dict) else ():
         inner = isinstance(value, dict) and name not in REWARD_KEYS
         flat |= _flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
     return flat
@@ -541,68 +538,61 @@ _ARITHMETIC: Mapping[type, Callable] = {
 class _Code:
     """Functions of Python files that build a configuration by assignments. They are read, and nothing of them runs.
 
-    What is not a literal, a name, arithmetic or one of these functions is kept as its text. `numbers`: of plain names.
+    What is not a literal, a name, arithmetic or one of these functions is kept as its text.
     """
 
     def __init__(self, path: Path):
         """`path`: the file; the one called base.py beside it is what it calls base."""
-        base = path.with_name("base.py")
-        parts = [("", part) for part in ast.parse(path.read_text(encoding="utf-8")).body]
-        parts += [("base.", part) for part in ast.parse(base.read_text(encoding="utf-8")).body] if base.exists() else []
-        self.path, self.calls, self.numbers = path, 0, {}
+        files = {"": path, "base.": path.with_name("base.py")}
+        parts = [
+            (before, part)
+            for before, file in files.items()
+            if file.exists()
+            for part in ast.parse(file.read_text(encoding="utf-8")).body
+        ]
         self.functions = {before + part.name: part for before, part in parts if isinstance(part, ast.FunctionDef)}
+        self.aliases: dict[str, str] = {}  # of `config.train = train = …`
+        self.calls = 0
 
-    def config(self, name: str) -> dict[str, Any]:
-        """The configuration that a function makes."""
-        config = self.call(name) if name in self.functions else None
-        if not isinstance(config, dict):
-            message = f"--name {name}: {self.path} has no such configuration"
-            raise ValueError(f"{message}. Fix: one of {', '.join(self.functions)}")
+    def config(self, function: str) -> dict[str, Any]:
+        """The configuration that a function makes, as a YAML file has it."""
+        if function not in self.functions:
+            raise ValueError(
+                f"--name {function} is not a function of the file. Fix: one of {', '.join(self.functions)}"
+            )
+        config = {name.removeprefix("config."): value for name, value in self.names(function).items()}
         named = config.pop("reward_fn", {})
         named = named if isinstance(named, dict) else {named: 1}
-        rewards = [{"reward_model": kind, "weight": weight} for kind, weight in named.items()]
-        return self.numbers | config | {"rewards": rewards}
+        return config | {"rewards": [{"reward_model": kind, "weight": weight} for kind, weight in named.items()]}
 
-    def call(self, name: str) -> Any:
+    def names(self, function: str) -> dict[str, Any]:
+        """Names with their values, as `config.train.beta`, of a function and of those that it calls for its own."""
         self.calls += 1
         if self.calls > MOST_CALLS:
-            raise ValueError(f"{name} and its functions call each other too often. Fix: name a plain configuration")
+            raise ValueError(f"{function} and others call each other too often. Fix: name a plain configuration")
         names: dict[str, Any] = {}
-        for part in self.functions[name].body:
-            value = self.value(getattr(part, "value", None), names)
-            for target in getattr(part, "targets", ()):
-                holder = self.value(target.value, names) if isinstance(target, ast.Attribute) else names
-                if isinstance(holder, dict):
-                    holder[getattr(target, "attr", None) or ast.unparse(target)] = value
-            if isinstance(part, ast.Return):
-                self.numbers |= {name: value for name, value in names.items() if isinstance(value, int | float)}
-                return value
-        return None
+        for part in self.functions[function].body:
+            if isinstance(part, ast.Assign):
+                value, (key, *others) = ast.unparse(part.value), map(ast.unparse, part.targets)
+                self.aliases |= dict.fromkeys(others, key)
+                if value.removesuffix("()") in self.functions:
+                    names |= self.names(value.removesuffix("()"))
+                elif not value.endswith("ConfigDict()"):
+                    names[self.full(key)] = self.value(part.value, names)
+        return names
 
-    def value(self, node: ast.AST | None, names: Mapping[str, Any]) -> Any:
-        text = ast.unparse(node) if node else ""
-        match node:
-            case ast.Constant():
-                return node.value
-            case ast.Name():
-                return names.get(text, text)
-            case ast.Attribute():
-                holder = self.value(node.value, names)
-                return holder.get(node.attr, text) if isinstance(holder, dict) else text
-            case ast.Dict():
-                return {
-                    self.value(key, names): self.value(value, names)
-                    for key, value in zip(node.keys, node.values, strict=True)
-                }
-            case ast.BinOp() if type(node.op) in _ARITHMETIC:
-                sides = [self.value(side, names) for side in (node.left, node.right)]
-                plain = all(isinstance(side, int | float) and 0 < abs(side) <= MOST for side in sides)
-                return _ARITHMETIC[type(node.op)](*sides) if plain else text
-            case ast.Call(ast.Name("int"), [argument]):
-                number = self.value(argument, names)
-                return int(number) if isinstance(number, int | float) else text
-            case ast.Call(args=[], keywords=[]) if (called := ast.unparse(node.func)) in self.functions:
-                return self.call(called)
-            case ast.Call() if text.endswith("ConfigDict()"):
-                return {}
-        return text
+    def full(self, name: str) -> str:
+        head, dot, rest = name.partition(".")
+        return self.aliases.get(head, head) + dot + rest
+
+    def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        text = self.full(ast.unparse(node))
+        if text in names:
+            return names[text]
+        with contextlib.suppress(ValueError):  # it is no literal
+            return ast.literal_eval(node)
+        sides = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "args", [])
+        work = int if text.startswith("int(") else _ARITHMETIC.get(type(getattr(node, "op", None)))
+        numbers = [self.value(side, names) for side in sides] if work else [""]
+        plain = all(isinstance(number, int | float) and 0 < abs(number) <= MOST for number in numbers)
+        return work(*numbers) if work and plain else text

@@ -222,8 +222,8 @@ def test_of_python_values_are_read_and_nothing_runs(carry, tmp_path):
         (GRPO.replace("interval: 4", "interval: 0"), (), "yaml", "train.ema_decay = 0.9 cannot be carried over: "),
         (GRPO.replace("lora_rank: 32", "lora_rank: few"), (), "yaml", "lora_rank"),
         ("- 1", (), "yaml", "has no part called train. Fix: "),
-        (CODE, ("--name", "nosuch"), "py", "has no such configuration. Fix: one of start, pickscore"),
-        (CODE, ("--name", "get_config"), "py", "has no such configuration. Fix: "),
+        (CODE, ("--name", "nosuch"), "py", "--name nosuch is not a function of the file. Fix: one of start, pickscore"),
+        (CODE, ("--name", "get_config"), "py", "has no part called train. Fix: "),
         ("def f():\n    x = f()\n    y = f()\n    return x", ("--name", "f"), "py", "call each other too often. Fix: "),
     ],
 )  # fmt: skip
