@@ -335,7 +335,7 @@ def gradient_places() -> np.ndarray:
     figure = new_figure(5.6, 3.0)
     axis = figure.subplots()
     for number, mode in enumerate(gradient.MODES):
-        still = GradientSettings(0.0, mode, steps=2, kl_coefficient=0.0)
+        still = GradientSettings(0.0, mode=mode, steps=2, kl_coefficient=0.0)
         shares = gradient.update(shapes_flux(), own, scored, still)[1].credit.raw.mean(0)
         places = np.arange(len(shares)) + 0.2 * (number - 1.5)
         axis.bar(places, 100 * shares, 0.2, label=f"{mode}, steps = 2", color=COLORS[number])

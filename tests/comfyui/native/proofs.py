@@ -316,7 +316,7 @@ def resume(family: str, mode: str = "", **options) -> dict:
             taken = made.sample(seed=seed)
             if mode:
                 scores = score_stack([Contrast("contrast")], taken.images, taken.prompts, taken.groups)
-                gradient.update(made.model, taken, scores, GradientSettings(1e-2, mode, ema_decay=0.5))
+                gradient.update(made.model, taken, scores, GradientSettings(1e-2, mode=mode, ema_decay=0.5))
             else:
                 made.update(taken)
 
@@ -405,7 +405,9 @@ def followed(family: str, mode: str, stand_in: bool = False, tile: int = 0, size
     vae, taken = tiny.build(family, seed=9).vae if stand_in else None, made.sample()
     scores = score_stack([reward], taken.images, taken.prompts, taken.groups)
     velocity, steps = model.velocity, {"last_steps": 0, "low_variance": 2}.get(mode, 1)
-    follows = GradientSettings(0.0, mode, steps, 0.0, tile=tile, max_grad_norm=1e9, batch_size=1)
+    follows = GradientSettings(
+        0.0, mode=mode, steps=steps, kl_coefficient=0.0, tile=tile, max_grad_norm=1e9, batch_size=1
+    )
 
     def noted(x: Tensor, sigma: Tensor, condition, guidance: float) -> Tensor:
         if torch.is_grad_enabled():

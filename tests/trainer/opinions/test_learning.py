@@ -108,7 +108,7 @@ def test_nobody_agrees_more_than_by_chance_before_training_and_it_rises_with_it(
     for index in range(6):
         taken = learning.take(told, model, SETTINGS, **HOW | {"index": index, "count": 1})
         matching.update(
-            model, *taken, MatchingSettings(3e-3, "dpo", old_policy="on_policy", sampled_steps=0, keep_winner=0.5)
+            model, *taken, MatchingSettings(3e-3, loss="dpo", old_policy="on_policy", sampled_steps=0, keep_winner=0.5)
         )
     assert learning.agreement(model, planned, SETTINGS, 0)["opinions/agreement"] == 1.0
 
