@@ -46,7 +46,6 @@ from ..types import (
     STEP_NODES,
     TRAJECTORY_NODES,
     RunSettings,
-    SamplerSettings,
     place_of,
 )
 from ..workflow.declared import CONVERSIONS, Node
@@ -507,7 +506,7 @@ def _judged_by(graph: CheckedGraph) -> Iterator[Problem]:
             try:
                 unknown = {name for prompt in prompts for name in judges_of(prompt) or ()} - names
             except RewardError as error:
-                yield graph.misfit(node_id, Misfit(input, *_parted(error)))
+                yield graph.misfit(node_id, Misfit(input, *parted(error)))
                 continue
             for name in sorted(unknown)[:1]:
                 message = f"judged_by names {name!r}, and {graph.titles([stack])} has no reward of that name"
