@@ -80,7 +80,10 @@ def _size(part: str) -> Callable[[Any, Values], tuple]:
 
 
 def _kl(value: Any, values: Values) -> Any:
-    if value and values["train.kl_type"] == "x-based":
+    of_means = values["train.kl_type"] == "x-based"
+    if "grpo" in values["train.trainer_type"]:
+        return value, None, "mean" if of_means else "velocity"
+    if value and of_means:
         return Lost("of the latents there, 0.003 to 0.033 of ours by step: look for your own", value / 100)
     return value / 5 if values["train.trainer_type"] == "awm" else value
 
@@ -104,12 +107,6 @@ def _window(value: Any, values: Values) -> Any:
     return window if every or window[1] == len(steps) else Lost("here steps in a row", window)
 
 
-def _sampled(value: Any, values: Values) -> Any:
-    count = 0 if values["scheduler.dynamics_type"] == "ODE" else len(_noisy(values))
-    why = f"there so many of {count} steps have noise; here all have it, and so many are trained"
-    return Lost(why, value) if count and value not in (None, count) else 0
-
-
 def _updates(values: Values) -> float:
     """Optimizer steps of a rollout."""
     batches, each_of = values["sample.num_batches_per_epoch"], values["train.gradient_accumulation_steps"]
@@ -125,7 +122,6 @@ def _fraction(value: Any, values: Values) -> Any:
 _MACHINE = apart("of the machine or the log, not of the training")
 _PROMPTS = "name its list by `--set PromptDataset.file=…`"
 _WANDB = lost("**Training Run** `wandb_project` sends figures out: set it yourself", None, (None, "none"))
-_ONE_STEP = "here one optimizer step of all samples"
 _ADAM = "fixed here"
 _OF_FLUX = (
     "attn.to_k attn.to_q attn.to_v attn.to_out.0 attn.add_k_proj attn.add_q_proj attn.add_v_proj attn.to_add_out "
@@ -182,8 +178,8 @@ FLOW_FACTORY = {
     "train.per_device_batch_size": Setting("SDESampler.batch_size GRPOStep.batch_size MatchingStep.batch_size", 1),
     "train.group_size": Setting("SDESampler.group_size", 1),
     "train.unique_sample_num_per_epoch": Setting("PromptDataset.prompts_per_iteration", 8),
-    "train.gradient_step_per_epoch": lost(_ONE_STEP, 2, (1,)),
-    "train.gradient_accumulation_steps": lost(_ONE_STEP, "auto", ("auto",)),
+    "train.gradient_step_per_epoch": Setting("GRPOStep.parts MatchingStep.parts", 2, "each of some of the groups"),
+    "train.gradient_accumulation_steps": lost("`train.gradient_step_per_epoch` says it", "auto", ("auto",)),
     "train.num_inner_epochs": Setting("GRPOStep.epochs MatchingStep.epochs", 1),
     "train.num_inference_steps": Setting("SDESampler.steps", 10, run=True),
     "train.guidance_scale": Setting("SDESampler.guidance", 3.5),
@@ -231,15 +227,11 @@ FLOW_FACTORY = {
         lambda value, values: "batch" if value and values["train.advantage_aggregation"] == "sum" else "group",
     ),
     "train.clip_range": Setting(
-        "GRPOStep.clip_range",
+        "GRPOStep.clip_range GRPOStep.clip_range_low",
         1e-4,
-        "[-x, x] is x",
+        "[-y, x] is x and y",
         lambda value, _: (
-            value
-            if not isinstance(value, list)
-            else value[1]
-            if value[0] == -value[1]
-            else Lost("here one number for both sides", value[1])
+            (value[1], 0.0 if value[0] == -value[1] else -value[0]) if isinstance(value, list) else (value, 0.0)
         ),
         "grpo grpo-guard",
         run=True,
@@ -247,9 +239,9 @@ FLOW_FACTORY = {
     "train.adv_clip_range": lost("**GRPO Step** clips no advantage, **Matching Step** at 5", 5.0, ()),
     "train.kl_type": apart("see `train.kl_beta`", "x-based"),
     "train.kl_beta": Setting(
-        "GRPOStep.kl_coefficient MatchingStep.kl_coefficient",
+        "GRPOStep.kl_coefficient MatchingStep.kl_coefficient GRPOStep.kl",
         0,
-        "v-based: 1, with awm 1/5; x-based: 1/100 and a warning",
+        "**GRPO Step**: 1, `kl` is velocity (v-based) or mean (x-based). Else v-based 1, awm 1/5; x-based 1/100 and a warning",
         _kl,
         run=True,
     ),
@@ -259,9 +251,23 @@ FLOW_FACTORY = {
     "train.num_train_timesteps": Setting(
         "MatchingStep.sampled_steps", 0, "null is 0: all", lambda value, _: value or 0
     ),
-    "train.time_sampling_strategy train.time_shift train.timestep_range train.weighting_scheme "
-    "train.logit_mean train.logit_std": lost("the sampler's own levels are trained, the noisiest 90 % (dgpo: 60 %)"),
-    "train.awm_weighting train.ghuber_power train.kl_weight train.ema_kl_beta": lost("awm as its authors have it"),
+    "train.time_sampling_strategy train.time_shift train.weighting_scheme train.logit_mean train.logit_std": lost(
+        "the levels are those of the sampler's steps"
+    ),
+    "train.timestep_range": Setting(
+        "MatchingStep.lowest_level MatchingStep.highest_level",
+        None,
+        "x is 1 - x and 1; [x, y] is 1 - y and 1 - x. Not named: 0.9, of dpo 0.99, of dgpo 0.6",
+        lambda value, values: (
+            (1 - value[1], 1 - value[0])
+            if isinstance(value, list)
+            else (1 - (value or {"dpo": 0.99, "dgpo": 0.6}.get(values["train.trainer_type"], 0.9)), 1.0)
+        ),
+    ),
+    "train.awm_weighting": Setting(
+        "MatchingStep.weighting", "Uniform", "in small letters", lambda value, _: value.lower(), "awm", True
+    ),
+    "train.ghuber_power train.kl_weight train.ema_kl_beta": lost("awm as its authors have it"),
     "train.use_shared_noise train.clip_dsm train.clip_kl train.switch_ema_ref train.kl_cfg train.use_ema_ref "
     "train.ema_ref_max_decay train.ema_ref_ramp_rate train.ema_ref_device": lost("dgpo as its authors have it"),
     "scheduler.dynamics_type": Setting(
@@ -283,7 +289,12 @@ FLOW_FACTORY = {
         "SDESampler.window_start SDESampler.window_length", None, "null: all but the last", _window
     ),
     "scheduler.num_sde_steps": Setting(
-        "GRPOStep.sampled_steps", 1, "there so many have noise, here the whole window", _sampled
+        "SDESampler.stochastic_steps",
+        1,
+        "null, all of them, and ODE: 0",
+        lambda value, values: (
+            0 if values["scheduler.dynamics_type"] == "ODE" or value in (None, len(_noisy(values))) else value
+        ),
     ),
     "scheduler.seed": apart("the sampler has one seed"),
     "(noise_of_a_group)": Setting("SDESampler.shared_noise", False, "each sample has its own first noise"),
@@ -363,10 +374,12 @@ FLOW_GRPO = {
     "train.adam_epsilon": lost(_ADAM, 1e-8, (1e-8,)),
     "train.max_grad_norm": lost(_ADAM, 1.0, (1,)),
     "train.gradient_accumulation_steps": Setting(
-        "",
+        "GRPOStep.parts",
         1,
-        f"{_ONE_STEP}; there `num_batches_per_epoch` / it",
-        lambda _, values: None if _updates(values) == 1 else Lost(_ONE_STEP),
+        "`num_batches_per_epoch` / it",
+        lambda _, values: (
+            int(parts) if (parts := _updates(values)) >= 1 and parts % 1 == 0 else Lost("no whole number of steps", 1)
+        ),
     ),
     "train.num_inner_epochs": Setting("GRPOStep.epochs", 1),
     "train.cfg": lost("trained as it is sampled", True, (True,)),
@@ -374,12 +387,11 @@ FLOW_GRPO = {
     "train.clip_range": Setting("GRPOStep.clip_range", 1e-4),
     "train.timestep_fraction": Setting("StepCredit.timestep_fraction", 1.0, "all but the last step: 1", _fraction),
     "train.beta": Setting(
-        "GRPOStep.kl_coefficient",
+        "GRPOStep.kl_coefficient GRPOStep.kl",
         0.0,
-        "0.12 on average over 10 steps, 0.003 to 0.49 by step",
-        lambda value, _: (
-            Lost("0.12 of it on average over 10 steps at η 0.7: look for your own", 0.12 * value) if value else 0.0
-        ),
+        "1, and `kl` is flow_grpo",
+        lambda value, _: (value, "flow_grpo"),
+        run=True,
     ),
     "train.lora_path": Setting("LoadFlowModel.start_from", None, carry=lambda value, _: value or ""),
     "train.ema": Setting(

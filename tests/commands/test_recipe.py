@@ -33,7 +33,7 @@ train:
   ema_update_interval: 4
   kl_type: v-based
   kl_beta: 0.004
-  clip_range: [-0.0002, 0.0002]
+  clip_range: [-0.0001, 0.0002]
 scheduler: {{dynamics_type: CPS, noise_level: 0.8, num_sde_steps: 3, sde_steps: [0, 1, 2, 3, 4]}}
 eval: {{resolution: [1024, 512], guidance_scale: 5, eval_freq: 7}}
 log: {{colour: red}}
@@ -132,7 +132,7 @@ def test_grpo_is_carried_by_the_factors_of_the_page(carry):
         0,
     )
     assert (sampler["width"], sampler["height"], sampler["group_size"], sampler["steps"]) == (768, 512, 18, 10)
-    assert (sampler["window_start"], sampler["window_length"], step["sampled_steps"]) == (0, 5, 3)
+    assert (sampler["window_start"], sampler["window_length"], sampler["stochastic_steps"]) == (0, 5, 3)
     assert (sampler["shared_noise"], sampler["guidance"], sampler["batch_size"], step["batch_size"]) == (
         False,
         3.5,
@@ -149,7 +149,8 @@ def test_grpo_is_carried_by_the_factors_of_the_page(carry):
         "theirs",
     )
     assert step["ema_decay"] == pytest.approx(0.9**0.25) and step["kl_coefficient"] == 0.004
-    assert (step["clip_range"], step["learning_rate"]) == (2e-4, 1e-5)
+    assert (step["clip_range"], step["clip_range_low"], step["learning_rate"]) == (2e-4, 1e-4, 1e-5)
+    assert (step["kl"], step["parts"]) == ("velocity", 2)
     model = graph["LoadFlowModel"]
     assert (model["lora_rank"], model["lora_alpha"], model["dtype"], model["path"]) == (32, 64, "bfloat16", SD3)
     assert (graph["WeightedFuse"]["mode"], graph["WeightedFuse"]["std_scope"]) == ("weighted_sum", "batch")
@@ -163,11 +164,14 @@ def test_grpo_is_carried_by_the_factors_of_the_page(carry):
     assert (rewards["RewardPickScore"]["batch_size"], rewards["RewardPickScore"]["dtype"]) == (16, "bfloat16")
 
 
+def test_a_kl_of_means_and_a_clip_range_alike_on_both_sides(carry):
+    step = carry(GRPO.replace("v-based", "x-based").replace("[-0.0001, 0.0002]", "[-0.0002, 0.0002]"))[0]["GRPOStep"]
+    assert (step["kl"], step["clip_range"], step["clip_range_low"]) == ("mean", 2e-4, 0)
+
+
 def test_what_no_node_says_is_named_with_its_value_and_why(carry):
     _, lines = carry(GRPO)
-    assert lines["train.gradient_step_per_epoch = 2"] == "here one optimizer step of all samples"
     assert lines["train.adv_clip_range = 5.0 (its default)"].startswith("GRPO Step clips no advantage")
-    assert lines["scheduler.num_sde_steps = 3"].startswith("there so many of 5 steps have noise")
     assert lines["log.colour = 'red'"] == "not known" and lines["reward CLIP"] == "crop = 3: no such input"
     assert "train.kl_beta = 0.004" not in lines and "model.model_type = 'sd3-5'" not in lines
 
@@ -184,7 +188,8 @@ def test_a_loss_of_matching_step_takes_its_own_settings(carry):
         0,
     )
     assert graph["RewardPickScore"]["coefficient"] == 1 and graph["WeightedFuse"]["std_scope"] == "group"
-    assert "train.timestep_range = 0.5" in lines and "train.off_policy = True" not in lines
+    assert (step["lowest_level"], step["highest_level"], step["parts"]) == (0.5, 1.0, 2)
+    assert "train.off_policy = True" not in lines
 
 
 @pytest.mark.parametrize(("loss", "beta", "kl"), [("awm", 0, 0.1), ("dpo", 2000, 0.5), ("dgpo", 100, 0.5)])
@@ -205,10 +210,10 @@ def test_of_python_values_are_read_and_nothing_runs(carry, tmp_path):
         512,
         16,
     )
-    assert step["kl_coefficient"] == pytest.approx(0.0048) and step["ema_decay"] == pytest.approx(0.9**0.25)
+    assert (step["kl_coefficient"], step["kl"], step["parts"]) == (0.04, "flow_grpo", 2)
+    assert step["ema_decay"] == pytest.approx(0.9**0.25)
     assert (graph["LoadFlowModel"]["lora_rank"], graph["LoadFlowModel"]["lora_alpha"]) == (32, 64)
     assert graph["StepCredit"]["timestep_fraction"] == 1
-    assert lines["train.gradient_accumulation_steps = 4"] == "here one optimizer step of all samples"
     assert lines["dataset = \"os.path.join(os.getcwd(), 'dataset/pickscore')\""].startswith("name its list")
 
 
@@ -249,7 +254,7 @@ def test_a_published_configuration_trains(text, options, suffix, carry, real_mod
         "SDESampler.group_size=2",
         "SDESampler.width=32",
         "SDESampler.height=32",
-        "PromptDataset.prompts_per_iteration=1",
+        "PromptDataset.prompts_per_iteration=2",
     )
     small += ("TrainingRun.evaluate_every=0", "LoadFlowModel.dtype=float32")
     text = text.replace("eval_rewards: {name: c, reward_model: OCR}", "")
