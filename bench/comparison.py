@@ -213,10 +213,11 @@ def vipo(graph: Graph) -> None:
     changed(spatial=spatial, fusion={"credit": ["spatial", 0]})(graph)
 
 
-def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Callable[[Graph], None]:
+def following(mode: str, steps: int, variety: float = 0.0, fuse: str = "", **inputs: Any) -> Callable[[Graph], None]:
     """Reward gradients: two deterministic samples of each of eight prompts, in five steps; neither credit nor fusion.
 
     `variety`: coefficient of Variety among the rewards; 0: it is not there.
+    `fuse`: the node by which their gradients are fused; "": they are added.
     """
 
     def change(graph: Graph) -> None:
@@ -234,6 +235,9 @@ def following(mode: str, steps: int, variety: float = 0.0, **inputs: Any) -> Cal
         if variety:
             graph["variety"] = node("RewardVariety", model="scenes-clip", coefficient=variety)
             graph["stack"]["inputs"]["reward_5"] = ["variety", 0]
+        if fuse:
+            graph["fuse"] = node(fuse, scores=["stack", 0], std_scope="group")
+            graph["update"]["inputs"] |= {"advantages": ["fuse", 0], "also": "credit"}
 
     return change
 
@@ -242,7 +246,8 @@ FOLLOWED: dict[str, Callable[[Graph], None]] = {
     "one_call": following("one_call", 2),
     "last_2_steps": following("last_steps", 2),
     "leap": following("leap", 1),
-    "leap_variety": following("leap", 1, variety=0.5),
+    **{f"leap_variety_{variety}": following("leap", 1, variety) for variety in (0.1, 0.2, 0.5)},
+    **{f"leap_min_norm_{variety}": following("leap", 1, variety, "MinNormFuse") for variety in (0.25, 0.5, 1.0)},
 }
 METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),

@@ -15,7 +15,8 @@ follow() {
         --features scenes-clip --seeds 3 --learning-rates 1e-3
 }
 follow "$output/modes" "$output/methods/one_call.json" "$output/methods/leap.json"
-follow "$output/variety" "$output/methods/leap_variety.json"
+follow "$output/variety" "$output"/methods/leap_variety_*.json
+follow "$output/fused" "$output/methods/leap.json" "$output"/methods/leap_min_norm_*.json
 long() {
     folder=$1
     shift
