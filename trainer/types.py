@@ -203,7 +203,7 @@ class SamplerSettings:
     ode_solver: str = "euler"  # one of ODE_SOLVERS
     fraction_after_window: float = 1.0  # of the steps that follow the window, how many are taken
     stochastic_steps: int = 0  # of the window, drawn anew for each rollout; 0: all of them
-    drawn: tuple[int, ...] = ()  # which ones were drawn; empty: none yet
+    drawn: tuple[int, ...] | None = None  # which ones were drawn; None: none yet
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
