@@ -199,7 +199,7 @@ def _pictures(folder: Path) -> dict[str, Any]:
 
 
 def _picture(path: Path, words: str) -> dict[str, str] | None:
-    image = opened(path) if path.is_file() else None
+    image = opened(path) if path.exists() else None
     return in_page(image, words) if image else None
 
 

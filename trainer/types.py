@@ -343,8 +343,12 @@ class RunSettings:
 
     def evaluated(self, sampler: SamplerSettings) -> SamplerSettings:
         """The settings of an evaluation, by those of the sampler."""
-        own = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED}
-        return replace(sampler, **{name: value for name, value in own.items() if value})
+        return replace(sampler, **self.of_their_own("steps"))
+
+    def of_their_own(self, *more: str) -> dict[str, Any]:
+        """What evaluations have that the sampler has not, by the names of EVALUATED: of pictures, and of `more`."""
+        own = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED if name != "steps" or name in more}
+        return {name: value for name, value in own.items() if value}
 
 
 @dataclass(frozen=True)

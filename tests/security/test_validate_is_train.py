@@ -318,13 +318,19 @@ ELSEWHERE = {
     "_class_problems: None, None, message, '', 'warning'": "test_unknown_classes_that_nothing_needs_are_left_out",
     "_decoder: refusals.of_decoder()": "test_a_decoder_needs_a_model_that_comfyui_loaded",
     "_evaluations: name, misfit.message, misfit.fix": "test_what_evaluations_have_apart_fits_the_model",
-    "_judged_by: Misfit(input, *_parted(error))": "test_rewards_that_a_line_names_are_in_the_stack",
+    "_judged_by: Misfit(input, *parted(error))": "test_rewards_that_a_line_names_are_in_the_stack",
+    """_judged_by: Misfit(input, message, f"one of {', '.join(sorted(trained))}, or take its line out")""": (
+        "test_rewards_that_a_line_names_are_in_the_stack"
+    ),
     """_judged_by: Misfit(input, message, f"one of {', '.join(sorted(names))}")""": (
         "test_rewards_that_a_line_names_are_in_the_stack"
     ),
     "_followed: 'scores', message, fix": "test_a_reward_without_a_gradient_beside_one_that_has_it_is_only_watched",
     "_followed: refusals.of_gradients(follows)": "test_rewards_none_of_which_has_a_gradient_are_named",
     "_gradient_settings: misfit": "test_what_the_gradient_has_no_use_for",
+    "_idle: name, message, fix": "test_inputs_that_change_nothing_are_warned_of",
+    "_update: misfit": "test_credit_alone_is_checked_as_what_it_says",
+    "_update: 'lowest_level', message, 'a lower one, or a higher highest_level'": "test_levels_have_a_range",
     "_models: model": "test_a_damaged_configuration_is_a_refusal",
     "_own_encoder: name, message, fix": "test_a_judge_that_is_the_models_own_text_encoder_is_not_alone",
     **dict.fromkeys(

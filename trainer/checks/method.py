@@ -115,8 +115,24 @@ def _update(graph: CheckedGraph) -> Iterator[Problem]:
         tcd = set(graph.of(TCD_NODE))
         weighing = [id_ for id_, method in methods.items() if id_ in tcd or method in CREDITS and method != "uniform"]
         if guided and weighing:
-            misfits = refusals.of_drawing(graph.values[step]["mode"], graph.titles(weighing))
-            yield from (graph.misfit(step, misfit) for misfit in misfits)
+            for misfit in refusals.of_drawing(graph.values[step]["mode"], graph.titles(weighing)):
+                yield graph.misfit(step, misfit)
+        values = {"lowest_level": 0.0, "highest_level": 1.0} | graph.values[step]
+        if kind == MATCHING_NODE and values["lowest_level"] >= values["highest_level"]:
+            message = f"lowest_level = {values['lowest_level']} is not below highest_level = {values['highest_level']}"
+            yield graph.problem(step, "lowest_level", message, "a lower one, or a higher highest_level")
+
+
+def _idle(graph: CheckedGraph) -> Iterator[Problem]:
+    """Inputs of a step that only count beside another one."""
+    for step in graph.of(*STEP_NODES):
+        values, links = graph.values[step], graph.nodes[step].links
+        idle = {"also": "connect advantages"} if values.get("also") == CREDIT_ONLY and "advantages" not in links else {}
+        if values.get("reference_guidance") and not values.get("kl_coefficient", "linked"):
+            idle["reference_guidance"] = "a kl_coefficient above 0"
+        for name, fix in idle.items():
+            message = f"{name} = {values[name]} changes nothing here"
+            yield replace(graph.problem(step, name, message, fix), severity="warning")
 
 
 def _credit_only(graph: CheckedGraph, step: str) -> bool:
@@ -223,4 +239,4 @@ def _processes(graph: CheckedGraph) -> Iterator[Problem]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
 
 
-CHECKS = (_asked_again, _credit, _decoder, _followed, _noiseless, _parts, _processes, _selection, _update)
+CHECKS = (_asked_again, _credit, _decoder, _followed, _idle, _noiseless, _parts, _processes, _selection, _update)

@@ -501,16 +501,24 @@ def _judged_by(graph: CheckedGraph) -> Iterator[Problem]:
     """Rewards that a prompt's line names are in the stack."""
     for stack in graph.of(STACK_NODE):
         rewards = _announced(graph.nodes, graph.values, stack).values()
-        names = {reward[0] for reward in rewards if reward}
+        names, trained = (
+            {reward[0] for reward in rewards if reward and not (held and reward[1])} for held in (False, True)
+        )
         for node_id, input, prompts in _read(graph, *graph.of(DATASET_NODE)) if None not in rewards else ():
             try:
-                unknown = {name for prompt in prompts for name in judges_of(prompt) or ()} - names
+                judges = [set(named) for prompt in prompts if (named := judges_of(prompt)) is not None]
+                unknown = set().union(*judges) - names
             except RewardError as error:
                 yield graph.misfit(node_id, Misfit(input, *parted(error)))
                 continue
             for name in sorted(unknown)[:1]:
                 message = f"judged_by names {name!r}, and {graph.titles([stack])} has no reward of that name"
                 yield graph.misfit(node_id, Misfit(input, message, f"one of {', '.join(sorted(names))}"))
+            if not all(unknown or named & trained for named in judges):
+                message = "judged_by of a prompt names no reward that is trained on, so that nothing is learned from it"
+                yield graph.misfit(
+                    node_id, Misfit(input, message, f"one of {', '.join(sorted(trained))}, or take its line out")
+                )
 
 
 # Kinds of published models that ComfyUI loads, by `memory.native`, whose prompts may name pictures.

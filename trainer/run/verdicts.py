@@ -35,8 +35,8 @@ def comparable(before: Mapping, after: Mapping) -> bool:
 
 
 def same_beginnings(before: Mapping, after: Mapping) -> bool:
-    """Whether the pictures of both evaluations began with the same noise, for the same prompts."""
-    return all(before.get(name) == after.get(name) for name in ("prompts", "noise"))
+    """Whether the pictures of both evaluations began with the same noise, for the same prompts, and are of one kind."""
+    return all(before.get(name) == after.get(name) for name in ("prompts", "noise", "own"))
 
 
 def differences(before: Mapping, after: Mapping, name: str) -> list[float]:
@@ -217,14 +217,15 @@ def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> f
 
     A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
     standard deviation there. A reward that was the same for all samples then has no unit and is left out. Where an evaluation's
-    noise has changed since then, it is since the first one with this noise.
+    noise or kind of picture has changed since then, it is since the first one like it.
     """
     if metric != keys.EVALUATION_SUM:
         mean = row["rewards"].get(keys.evaluated(metric), {}).get("mean")
         return mean if measured(mean) else None
     first = next((other for other in evaluations if other["iteration"] == 0), None)
-    if first and first.get("noise") != row.get("noise"):
-        first = next(other for other in evaluations if other.get("noise") == row.get("noise"))
+    kinds = [(other.get("noise"), other.get("own")) for other in (*evaluations, row)]
+    if first and kinds[evaluations.index(first)] != kinds[-1]:
+        first = next(other for other, kind in zip(evaluations, kinds, strict=False) if kind == kinds[-1])
     if first is None or not comparable(first, row):
         return None
     trained = {

@@ -297,6 +297,30 @@ def test_credit_alone_is_checked_as_what_it_says(small_graph, mode, method, name
     assert sorted(problem.input for problem in followed(small_graph, step, n20=credit, n21=fusion)) == named
 
 
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        ({"also": "credit"}, ["also"]),
+        ({"reference_guidance": 4.5, "kl_coefficient": 0.0}, ["reference_guidance"]),
+        ({"reference_guidance": 4.5}, []),
+    ],
+)
+def test_inputs_that_change_nothing_are_warned_of(small_graph, inputs, named):
+    problems = followed(small_graph, {"OTCA_RewardGradientStep": inputs})
+    assert [(problem.input, problem.severity) for problem in problems] == [(name, "warning") for name in named]
+    assert all("changes nothing" in problem.message and problem.fix for problem in problems)
+
+
+@pytest.mark.parametrize(("lowest", "highest", "named"), [(0.9, 0.1, ["lowest_level"]), (0.1, 0.9, [])])
+def test_levels_have_a_range(small_graph, lowest, highest, named):
+    levels = {"lowest_level": lowest, "highest_level": highest}
+    content = small_graph(
+        {"OTCA_MatchingStep": levels, "OTCA_TrainingRun": {"evaluation_prompts": ""}}, "matching.json"
+    )
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
+    assert [problem.input for problem in problems if problem.severity == "error"] == named
+
+
 @pytest.mark.parametrize(("rate", "told"), [(0.0, ["learning_rate"]), (1e-6, [])])
 def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
     content = small_graph({"OTCA_GRPOStep": {"learning_rate": rate}})
@@ -307,7 +331,7 @@ def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
 
 @pytest.mark.parametrize(
     ("judged_by", "says"),
-    [('["sharpness"]', []), ('"sharpness"', []), ("[]", []), ('["text"]', ["names 'text'"]), ("3", ["not a list of names"])],
+    [('["sharpness"]', []), ('"sharpness"', []), ("[]", ["no reward that is trained"]), ('["text"]', ["names 'text'"]), ("3", ["not a list of names"])],
 )  # fmt: skip
 def test_rewards_that_a_line_names_are_in_the_stack(small_graph, judged_by, says):
     line = f'{{"prompt": "a red circle", "judged_by": {judged_by}}}'

@@ -105,18 +105,19 @@ def train(small_graph, tmp_path):
 def test_it_ends_when_its_budget_is_used_up_and_goes_on_with_a_larger_one(train, capsys):
     folder = train(150, "short")
     history = rows(folder)
-    # 2 groups of 3: the first step once a group, as its noise is shared, 3 more steps, and 2 samples twice for the divergence
-    # from the reference; a backward pass through 3 of the 4 steps, whose graphs were kept.
-    assert [cost(each, "forwards") for each in history] == [2 + 3 * 6 + 4 + 2 * (2 + 2 * 6)] * 3, "52, 104, 156"
+    # 2 groups of 3: the first step once a group, as its noise is shared, 3 more steps, and after the first update 2 samples twice
+    # for the divergence from the reference; a backward pass through 3 of the 4 steps, whose graphs were kept.
+    each = 2 + 3 * 6 + 2 * (2 + 2 * 6)
+    assert [cost(row, "forwards") for row in history] == [each + 4, each, each, each], "52, 100, 148, 196"
     assert "seconds/used" not in history[0] and all(each["seconds/used"] > 0 for each in history[1:])
-    assert [each["iteration"] for each in rows(folder, "evaluation.jsonl")] == [0, 2, 3], "at a half, and at the end"
+    assert [each["iteration"] for each in rows(folder, "evaluation.jsonl")] == [0, 2, 4], "at a half, and at the end"
     written = json.loads((folder / "status.json").read_text())
     assert (written["status"], written["reason"]) == ("finished", "its budget of 150 forwards is used up")
     assert "its budget of 150 forwards is used up" in capsys.readouterr().out
-    assert len(rows(train(150, "short"))) == 3, "resumed, it trains no further"
+    assert len(rows(train(150, "short"))) == 4, "resumed, it trains no further"
 
     train(300, "short")
     whole = train(300, "whole")
     assert untimed(folder) == untimed(whole)
-    assert len(rows(whole)) == 6, "312 of 300"
+    assert len(rows(whole)) == 7, "340 of 300"
     assert untimed(folder, "evaluation.jsonl")[-1] == untimed(whole, "evaluation.jsonl")[-1]

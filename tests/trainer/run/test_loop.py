@@ -705,6 +705,8 @@ def test_evaluations_may_be_larger_and_guided_otherwise_than_training(small_work
     assert {(s.width, s.height, s.guidance, s.steps, s.frames, s.shift) for s in shown} == {(48, 56, 2.0, 3, 1, 0.0)}
     pictures = read_tensors(tmp_path / "samples" / "before.safetensors")["images"]
     assert pictures.shape[1:] == (56, 48, 3), "and training goes on at its own size"
+    own = {"width": 48, "height": 56, "guidance": 2.0}
+    assert [row["own"] for row in rows(tmp_path, "evaluation.jsonl")] == [own, own], "what a verdict compares by"
 
 
 def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path):

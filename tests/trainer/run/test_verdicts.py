@@ -178,15 +178,16 @@ def test_pairs_without_a_score_are_left_out():
     assert warning([], rows) == warning([], read_back)
 
 
-def test_evaluations_that_began_with_other_noise_are_not_compared():
+@pytest.mark.parametrize("change", [{"noise": "seed and prompt"}, {"own": {"width": 64}}])
+def test_evaluations_that_began_otherwise_are_not_compared(change):
     old = [evaluation(0, [0.0, 1.0], [1.0, 1.0]), evaluation(5, [2.0, 3.0], [0.0, 0.0])]
     new = [evaluation(10, [1.0, 2.0], [1.0, 1.0]), evaluation(15, [4.0, 5.0], [1.0, 1.0])]
-    new = [row | {"noise": "seed and prompt"} for row in new]
+    new = [row | change for row in new]
     for row in (*old, *new):
         row["rewards"]["clip_t"]["std"] = 0.5
     assert verdicts.comparable(*old) and verdicts.comparable(*new) and not verdicts.comparable(old[1], new[0])
     rows = [*old, *new]
-    # In standard deviations: until then since before training, from then on since the first with this noise.
+    # In standard deviations: until then since before training, from then on since the first that began so.
     assert [verdicts.metric_value(rows, row, keys.EVALUATION_SUM) for row in rows] == [0.0, 4.0, 0.0, 6.0]
 
 
