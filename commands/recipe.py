@@ -9,6 +9,7 @@ import argparse
 import ast
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from . import options
 from .options import SET, arg, command
 
+MOST_BYTES = 256 * 1024  # of a configuration file
 MOST_CALLS = 100  # of functions of a configuration file, which may call each other
 MOST = 1e12  # what arithmetic in one may come to
 
@@ -27,6 +29,10 @@ class Lost(NamedTuple):
 
     why: str
     value: Any = None
+
+
+class Text(str):
+    """An expression of a Python file that is not computed, as it stands there."""
 
 
 class Setting(NamedTuple):
@@ -67,6 +73,7 @@ def _targets(value: Any, values: Values) -> Any:
     if value == "all":
         return Lost("here the layers that adapters of this model usually have", "")
     of_flux = "flux.1" in str(values["model.model_name_or_path"]).lower()
+    value = value.rpartition(".")[2] if isinstance(value, str) and value.endswith(".default") else value
     listed = (_OF_FLUX.split() if of_flux else []) if value == "default" else value
     return ", ".join(listed) if isinstance(listed, list) else listed
 
@@ -178,8 +185,17 @@ FLOW_FACTORY = {
     "train.per_device_batch_size": Setting("SDESampler.batch_size GRPOStep.batch_size MatchingStep.batch_size", 1),
     "train.group_size": Setting("SDESampler.group_size", 1),
     "train.unique_sample_num_per_epoch": Setting("PromptDataset.prompts_per_iteration", 8),
-    "train.gradient_step_per_epoch": Setting("GRPOStep.parts MatchingStep.parts", 2, "each of some of the groups"),
-    "train.gradient_accumulation_steps": lost("`train.gradient_step_per_epoch` says it", "auto", ("auto",)),
+    "train.gradient_step_per_epoch": Setting(
+        "GRPOStep.parts MatchingStep.parts",
+        2,
+        "each of some of the groups; 1 where `train.gradient_accumulation_steps` is a number",
+        lambda value, values: value if values["train.gradient_accumulation_steps"] == "auto" else 1,
+    ),
+    "train.gradient_accumulation_steps": lost(
+        "a number is of calls there, and stands above `train.gradient_step_per_epoch`: set parts by it",
+        "auto",
+        ("auto",),
+    ),
     "train.num_inner_epochs": Setting("GRPOStep.epochs MatchingStep.epochs", 1),
     "train.num_inference_steps": Setting("SDESampler.steps", 10, run=True),
     "train.guidance_scale": Setting("SDESampler.guidance", 3.5),
@@ -205,7 +221,14 @@ FLOW_FACTORY = {
         lambda value, values: 0.0 if values["train.off_policy"] else value ** (1 / values["train.ema_update_interval"]),
     ),
     "train.ema_update_interval": apart("see `train.ema_decay`", 10),
-    "train.ema_decay_schedule": apart("the average has no warm-up here", "power"),
+    "train.ema_decay_schedule": Setting(
+        "",
+        "power",
+        "the average has no warm-up here; with `off_policy` it is the pace",
+        lambda value, values: (
+            None if value == "constant" or values["train.off_policy"] else Lost("the average has no warm-up here")
+        ),
+    ),
     "train.off_policy": Setting(
         "MatchingStep.old_policy",
         False,
@@ -444,13 +467,21 @@ def recipe(arguments: argparse.Namespace) -> int:
     if output.exists():
         raise ValueError(f"--output {output} is there already. Fix: name another file")
     of_code = path.suffix == ".py"
+    if of_code != (arguments.name is not None):
+        which = "name its function" if of_code else "leave it out"
+        raise ValueError(f"--name belongs to a Python file, and {path} is {'one' if of_code else 'none'}. Fix: {which}")
     try:
-        config = _Code(path).config(name) if of_code else _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, SyntaxError) as error:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"has more than {MOST_BYTES // 1024} kB")
+        content = path.read_text(encoding="utf-8")
+        code = _Code(path, content) if of_code else None
+        config = code.config(name) if code else _flat(yaml.safe_load(content))
+    except (OSError, UnicodeError, yaml.YAMLError, SyntaxError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Fix: name the file that their trainer takes") from error
     if not any(setting.startswith("train.") for setting in config):
         raise ValueError(f"{path} has no part called train. Fix: name the file that their trainer takes")
     workflow, lines = carried(config, FLOW_GRPO if of_code else FLOW_FACTORY, name)
+    lines += code.unread if code else []
     options.change(workflow, arguments.set)
     workflow.save(output)
     print(f"{output}: what {path} trains, as a workflow; not carried over as it is:", *lines, sep="\n  ")
@@ -509,6 +540,8 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         setting, value = settings.get(name, lost("not known", None, ())), values[name]
         if setting.of and trainer not in setting.of.split():
             setting = lost(f"here with {setting.of} alone", None, (value,) if name not in config else ())
+        if isinstance(value, Text) and setting.here:
+            setting = lost("it is not computed", None, ())
         try:
             result = setting.carry(value, values)
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -523,7 +556,7 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
             inputs, result if isinstance(result, tuple) else (result,) * len(inputs), strict=False
         ):
             if converted is not None and workflow.find(address.partition(".")[0]):
-                workflow.set(address, converted)
+                workflow.set(address, round(converted, 9) if isinstance(converted, float) else converted)
     return workflow, [line.replace("*", "").replace("`", "") for line in sorted(lines)]
 
 
@@ -553,15 +586,13 @@ class _Code:
     What is not a literal, a name, arithmetic or one of these functions is kept as its text.
     """
 
-    def __init__(self, path: Path):
-        """`path`: the file; the one called base.py beside it is what it calls base."""
-        files = {"": path, "base.": path.with_name("base.py")}
-        parts = [
-            (before, part)
-            for before, file in files.items()
-            if file.exists()
-            for part in ast.parse(file.read_text(encoding="utf-8")).body
-        ]
+    def __init__(self, path: Path, content: str):
+        """`path`: the file of that content; the one called base.py beside it is what it calls base."""
+        files = {"": content}
+        if re.search(r"\bbase\.", content):
+            files["base."] = path.with_name("base.py").read_text(encoding="utf-8")
+        parts = [(before, part) for before, text in files.items() for part in ast.parse(text).body]
+        self.unread: list[str] = []
         self.functions = {before + part.name: part for before, part in parts if isinstance(part, ast.FunctionDef)}
         self.aliases: dict[str, str] = {}  # of `config.train = train = …`
         self.calls = 0
@@ -572,7 +603,8 @@ class _Code:
             raise ValueError(
                 f"--name {function} is not a function of the file. Fix: one of {', '.join(self.functions)}"
             )
-        config = {name.removeprefix("config."): value for name, value in self.names(function).items()}
+        names = self.names(function).items()
+        config = {name.removeprefix("config."): value for name, value in names if "." in name or name in FLOW_GRPO}
         named = config.pop("reward_fn", {})
         named = named if isinstance(named, dict) else {named: 1}
         return config | {"rewards": [{"reward_model": kind, "weight": weight} for kind, weight in named.items()]}
@@ -584,7 +616,10 @@ class _Code:
             raise ValueError(f"{function} and others call each other too often. Fix: name a plain configuration")
         names: dict[str, Any] = {}
         for part in self.functions[function].body:
-            if isinstance(part, ast.Assign):
+            if not isinstance(part, ast.Assign | ast.Return | ast.Pass | ast.Import | ast.ImportFrom):
+                if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)):
+                    self.unread.append(f"{function}, line {part.lineno}: {ast.unparse(part).splitlines()[0]}: not read")
+            elif isinstance(part, ast.Assign):
                 value, (key, *others) = ast.unparse(part.value), map(ast.unparse, part.targets)
                 self.aliases |= dict.fromkeys(others, key)
                 if value.removesuffix("()") in self.functions:
@@ -607,4 +642,4 @@ class _Code:
         work = int if text.startswith("int(") else _ARITHMETIC.get(type(getattr(node, "op", None)))
         numbers = [self.value(side, names) for side in sides] if work else [""]
         plain = all(isinstance(number, int | float) and 0 < abs(number) <= MOST for number in numbers)
-        return work(*numbers) if work and plain else text
+        return work(*numbers) if work and plain else Text(text)

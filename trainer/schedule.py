@@ -94,7 +94,9 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
             "window_length", message, "set window_start and window_length to 0, and disconnect a MixGRPO Window"
         )
     if settings.stochastic_steps > (inside := sum(kind != "ode" for kind in step_kinds(settings))):
-        message = f"stochastic_steps is {settings.stochastic_steps}, and {inside} steps of the window can add noise"
+        message = (
+            f"stochastic_steps is {settings.stochastic_steps}, and so many steps of the window can add noise: {inside}"
+        )
         yield Misfit("stochastic_steps", message, "lower it, or 0 for all of them")
     if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
         message = (

@@ -217,12 +217,43 @@ def test_of_python_values_are_read_and_nothing_runs(carry, tmp_path):
     assert lines["dataset = \"os.path.join(os.getcwd(), 'dataset/pickscore')\""].startswith("name its list")
 
 
+def test_of_python_what_is_not_read_is_named_with_its_line(carry):
+    more = """    for step in range(3):
+        config.sample.num_steps = step
+    config.sample.update({"num_steps": 11})
+    config.train.clip_range *= 2
+    config.pretrained.model = os.environ.get("MODEL")
+    n = 3
+    return config"""
+    code = CODE.replace("    return config\ndef get_config", f"{more}\ndef get_config")
+    graph, lines = carry(code, "--name", "pickscore", suffix="py")
+    assert len([name for name in lines if name.startswith("pickscore, line")]) == 4, "open(…) is one of them"
+    assert "for step in range(3)" in "".join(f"{name}: {line}" for name, line in lines.items())
+    assert graph["SDESampler"]["steps"] == 10 and graph["GRPOStep"]["clip_range"] == 1e-4
+    assert lines["pretrained.model = \"os.environ.get('MODEL')\""] == "it is not computed"
+    assert graph["LoadFlowModel"]["path"] != "os.environ.get('MODEL')" and not any(
+        name.startswith("n =") for name in lines
+    )
+
+
+def test_steps_by_hand_and_an_average_that_warms_up_are_named(carry):
+    by_hand = GRPO.replace("gradient_step_per_epoch: 2", "gradient_accumulation_steps: 4\n  ema_decay_schedule: linear")
+    graph, lines = carry(by_hand.replace("target_modules: default", "target_modules: transformer.default"))
+    assert graph["GRPOStep"]["parts"] == 1 and graph["LoadFlowModel"]["lora_targets"] == ""
+    assert lines["train.gradient_accumulation_steps = 4"].startswith("a number is of calls there")
+    assert lines["train.ema_decay_schedule = 'linear'"] == "the average has no warm-up here"
+
+
 @pytest.mark.parametrize(
     ("text", "options", "suffix", "words"),
     [
         (NFT.replace("nft\n", "crd\n"), (), "yaml", "'crd' has no node here. Fix: one of grpo, "),
         (NFT.replace("PickScore", "vllm"), (), "yaml", "no reward of it has a node here. Fix: "),
         ("a: [", (), "yaml", "cannot be read: "),
+        ("[" * 50_000, (), "yaml", "cannot be read: "),
+        ("#" * 300_000, (), "yaml", "has more than 256 kB"),
+        (NFT, ("--name", "f"), "yaml", "--name belongs to a Python file, and "),
+        (CODE, (), "py", "Fix: name its function"),
         ("def f(:", ("--name", "f"), "py", "cannot be read: "),
         (GRPO.replace("interval: 4", "interval: 0"), (), "yaml", "train.ema_decay = 0.9 cannot be carried over: "),
         (GRPO.replace("lora_rank: 32", "lora_rank: few"), (), "yaml", "lora_rank"),
