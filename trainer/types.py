@@ -346,7 +346,7 @@ class RunSettings:
         return replace(sampler, **self.of_their_own("steps"))
 
     def of_their_own(self, *more: str) -> dict[str, Any]:
-        """What evaluations have that the sampler has not, by the names of EVALUATED: of pictures, and of `more`."""
+        """The values of EVALUATED that evaluations have apart from the sampler: those of pictures, and `more` by their names."""
         own = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED if name != "steps" or name in more}
         return {name: value for name, value in own.items() if value}
 

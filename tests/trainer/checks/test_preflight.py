@@ -331,8 +331,14 @@ def test_a_training_that_moves_nothing_is_warned_of(small_graph, rate, told):
 
 @pytest.mark.parametrize(
     ("judged_by", "says"),
-    [('["sharpness"]', []), ('"sharpness"', []), ("[]", ["no reward that is trained"]), ('["text"]', ["names 'text'"]), ("3", ["not a list of names"])],
-)  # fmt: skip
+    [
+        ('["sharpness"]', []),
+        ('"sharpness"', []),
+        ("[]", ["no reward that is trained"]),
+        ('["text"]', ["names 'text'"]),
+        ("3", ["not a list of names"]),
+    ],
+)
 def test_rewards_that_a_line_names_are_in_the_stack(small_graph, judged_by, says):
     line = f'{{"prompt": "a red circle", "judged_by": {judged_by}}}'
     content = small_graph({"OTCA_PromptDataset": {"prompts": line, "file": ""}})
