@@ -111,7 +111,11 @@ def test_only_the_window_is_stochastic(still_model, sample, small_settings, chan
         ({"window": (3, 1)}, {}, r"window \(3, 1\) is stochastic, so nothing can be trained"),
         ({"fraction_after_window": 0.5}, {}, "fraction_after_window is 0.5, but no window ends before the last step"),
         ({"fraction_after_window": 0.5, "window": (1, 4)}, {}, "fraction_after_window is 0.5"),
-        ({"window": (1, 3), "stochastic_steps": 3}, {}, "stochastic_steps is 3, and so many steps of the window can add noise: 2.*lower it"),
+        (
+            {"window": (1, 3), "stochastic_steps": 3},
+            {},
+            "stochastic_steps is 3, and so many steps of the window can add noise: 2.*lower it",
+        ),
         ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
         ({"width": 44}, {}, "multiples of 8"),
         ({"ode_solver": "heun"}, {}, "ode_solver must be one of .*, not 'heun'"),
