@@ -121,9 +121,11 @@ def _updates(values: Values) -> float:
 
 
 def _fraction(value: Any, values: Values) -> Any:
-    if int(values["sample.num_steps"] * value) == values["sample.num_steps"] - 1:
-        return 1.0
-    return Lost("all but the last have noise here, and of these as many are drawn at random", value)
+    return (
+        1.0
+        if int(values["sample.num_steps"] * value) == values["sample.num_steps"] - 1
+        else Lost("all but the last have noise here, and of these as many are drawn at random", value)
+    )
 
 
 _MACHINE = apart("of the machine or the log, not of the training")
@@ -468,23 +470,25 @@ def recipe(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--output {output} is there already. Fix: name another file")
     of_code = path.suffix == ".py"
     if of_code != (arguments.name is not None):
-        which = "name its function" if of_code else "leave it out"
-        raise ValueError(f"--name belongs to a Python file, and {path} is {'one' if of_code else 'none'}. Fix: {which}")
+        fix = f"name the function of {path} by it" if of_code else f"leave it out with {path}"
+        raise ValueError(f"--name belongs to a Python file, and only to that. Fix: {fix}")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"has more than {MOST_BYTES // 1024} kB")
-        content = path.read_text(encoding="utf-8")
+        content = text_of(path)
         code = _Code(path, content) if of_code else None
         config = code.config(name) if code else _flat(yaml.safe_load(content))
-    except (OSError, UnicodeError, yaml.YAMLError, SyntaxError, RecursionError) as error:
+    except (UnicodeError, yaml.YAMLError, SyntaxError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Fix: name the file that their trainer takes") from error
     if not any(setting.startswith("train.") for setting in config):
         raise ValueError(f"{path} has no part called train. Fix: name the file that their trainer takes")
     workflow, lines = carried(config, FLOW_GRPO if of_code else FLOW_FACTORY, name)
-    lines += code.unread if code else []
     options.change(workflow, arguments.set)
     workflow.save(output)
-    print(f"{output}: what {path} trains, as a workflow; not carried over as it is:", *lines, sep="\n  ")
+    print(
+        f"{output}: what {path} trains, as a workflow; not carried over as it is:",
+        *lines,
+        *(code.unread if code else ()),
+        sep="\n  ",
+    )
     print(f"next: otca validate {output}")
     return 0
 
@@ -560,6 +564,16 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
     return workflow, [line.replace("*", "").replace("`", "") for line in sorted(lines)]
 
 
+def text_of(path: Path) -> str:
+    """The text of a configuration file. Raises Damaged: it is too large, or no file; ValueError: it is not there."""
+    from ..host.files import read_bytes
+
+    content = read_bytes(path, MOST_BYTES, "name the file that their trainer takes")
+    if content is None:
+        raise ValueError(f"{path} is not there. Fix: copy it there, as their repository has it")
+    return content.decode("utf-8")
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -590,7 +604,7 @@ class _Code:
         """`path`: the file of that content; the one called base.py beside it is what it calls base."""
         files = {"": content}
         if re.search(r"\bbase\.", content):
-            files["base."] = path.with_name("base.py").read_text(encoding="utf-8")
+            files["base."] = text_of(path.with_name("base.py"))
         parts = [(before, part) for before, text in files.items() for part in ast.parse(text).body]
         self.unread: list[str] = []
         self.functions = {before + part.name: part for before, part in parts if isinstance(part, ast.FunctionDef)}
@@ -615,10 +629,9 @@ class _Code:
         if self.calls > MOST_CALLS:
             raise ValueError(f"{function} and others call each other too often. Fix: name a plain configuration")
         names: dict[str, Any] = {}
-        for part in self.functions[function].body:
+        for part in self.functions[function].body[bool(ast.get_docstring(self.functions[function])) :]:
             if not isinstance(part, ast.Assign | ast.Return | ast.Pass | ast.Import | ast.ImportFrom):
-                if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)):
-                    self.unread.append(f"{function}, line {part.lineno}: {ast.unparse(part).splitlines()[0]}: not read")
+                self.unread.append(f"{function}, line {part.lineno}: {ast.unparse(part).splitlines()[0]}: not read")
             elif isinstance(part, ast.Assign):
                 value, (key, *others) = ast.unparse(part.value), map(ast.unparse, part.targets)
                 self.aliases |= dict.fromkeys(others, key)
