@@ -44,7 +44,7 @@ _EQUAL = {
         "guidance_2",
         "negative_prompt",
     ),
-    RUN_NODE: tuple(f"evaluation_{name}" for name in EVALUATED),
+    RUN_NODE: tuple(f"evaluation_{name}" for name in ("steps", *EVALUATED)),
 }
 _SIZES = {DATASET_NODE: ("prompts_per_iteration",), SAMPLER_NODE: ("group_size", "steps")}  # of an iteration
 _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or without effect on what is compared

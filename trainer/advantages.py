@@ -117,6 +117,7 @@ def fuse(
     step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
     advantages = Advantages(step_advantage, limited * after, fused, valid, scores, credit, metrics, method, seconds)
+    strength = strength if method == "moca" else torch.zeros_like(strength)
     return replace(advantages, exploration=strength, compared=tuple(before.tolist()))
 
 

@@ -123,9 +123,9 @@ def update(
     """
     started, policy = time.perf_counter(), model.policy
     scores = watched(scores)
-    guide, advantages = (advantages, None) if settings.also == CREDIT_ONLY else (None, advantages)
     decoders = _decoders(model, decoder)
-    _check(model, trajectories, scores, settings, advantages, guide)
+    _check(model, trajectories, scores, settings, advantages)
+    guide, advantages = (advantages, None) if settings.also == CREDIT_ONLY else (None, advantages)
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
@@ -173,22 +173,23 @@ def _decoders(model: FlowModel, decoder: VAE | None) -> Decoders:
     return functools.partial(model.decoder, vae=decoder)
 
 
-def _check(model, trajectories, scores: Scores, settings: GradientSettings, advantages, guide) -> None:
+def _check(model, trajectories: Trajectories, scores: Scores, settings: GradientSettings, advantages) -> None:
     misfits = [*refusals.of_gradient_settings(settings, trajectories.settings.transitions)]
     if advantages is not None and settings.also == "grpo":
         misfits += refusals.of_ratios(trajectories.settings)
     misfits += refusals.of_levels(settings, trajectories.sigmas)
-    credit = (advantages or guide).credit if advantages or guide else None
-    if credit is not None and credit.measures is not None:
-        misfits.append(refusals.of_measuring(f"the credit {credit.method}", "Reward Gradient Step"))
-    if guide is not None:
-        if guide.credit.ratio_scale:
-            misfits.append(refusals.of_credit(f"the credit {guide.credit.method}", "Reward Gradient Step"))
-        if (guide.credit.weights != guide.credit.weights[:, :1]).any():
-            misfits += refusals.of_drawing(settings.mode, f"the credit {guide.credit.method}")
+    adds = advantages is not None and settings.also != CREDIT_ONLY
+    if advantages is not None:
+        credit, name = advantages.credit, f"the credit {advantages.credit.method}"
+        if credit.measures is not None:
+            misfits.append(refusals.of_measuring(name, "Reward Gradient Step"))
+        if credit.ratio_scale and not adds:
+            misfits.append(refusals.of_credit(name, "Reward Gradient Step"))
+        if (credit.weights != credit.weights[:, :1]).any() and not adds:
+            misfits += refusals.of_drawing(settings.mode, name)
     if misfits:
         raise ValueError(str(misfits[0]))
-    if model.policy.is_sharded and (advantages is not None or len(model.experts) > 1):
+    if model.policy.is_sharded and (adds or len(model.experts) > 1):
         raise ValueError(
             "model: processes that share out its weights have to call it equally often, and Reward Gradient Step does not "
             "with advantages, or with two networks. Fix: train an adapter without Model Memory's shard, or disconnect advantages"
@@ -294,6 +295,10 @@ class _Backward(Passes):
         self.decoders = decoders or model.decoder
         self.trajectories, self.scores, self.settings = trajectories, scores, settings
         self.version = model.policy.version
+        # Settings and texts of the trained model's calls, and of the untrained one's, which may have a guidance of its own.
+        walk, guided = trajectories.settings, trajectories.settings.of_reference(settings.reference_guidance)
+        self.trained = walk, model.condition(trajectories.prompts, walk)
+        self.untrained = self.trained if guided is walk else (guided, model.condition(trajectories.prompts, guided))
         self.samples, self.spread = max(1, valid), spread
         self.guide, self.places = guide, list(trajectories.share.rows)
         self.usable = scores.usable if guide is None else scores.usable & guide.valid[self.places]
@@ -314,10 +319,9 @@ class _Backward(Passes):
         self.chunks = [part.rows for part in pack(wanted[:, None], [0], settings.batch_size or len(wanted), groups)]
         self.mode = MODES[settings.mode]
         self.solves = guide is not None and guide.method in SOLVERS
-        self.compared = scores.coefficients
-        if guide is not None and self.solves:
-            scales = dict(zip(guide.scores.names, guide.compared, strict=True))
-            self.compared = tuple(scales.get(name, 1.0) for name in scores.names)
+        own = zip(guide.scores.names, guide.compared, strict=True) if guide is not None and self.solves else ()
+        scales = dict(zip(scores.names, scores.coefficients, strict=True)) | dict(own)
+        self.compared = tuple(scales[name] for name in scores.names)
         self.often = None if guide is None else self._often(guide.credit)
 
     def _often(self, credit: StepCredit) -> Tensor | None:
@@ -329,8 +333,9 @@ class _Backward(Passes):
         weights = credit.weights[self.places].float()
         often[:, list(credit.trained)] = weights / weights.mean(1, keepdim=True).clamp(min=_LEAST)
         if self.whole_groups:
-            groups = self.trajectories.groups
-            often = torch.stack([often[groups == group].mean(0) for group in groups])
+            often = torch.stack(
+                [often[self.trajectories.groups == group].mean(0) for group in self.trajectories.groups]
+            )
         return None if (often == often[:, :1]).all() else often
 
     def accumulate(self, on_step: Callable[[], None]) -> None:
@@ -366,8 +371,9 @@ class _Backward(Passes):
                 chosen = torch.randperm(len(of), generator=source)[:count]
             elif self.settings.mode == "leap":
                 likely = often[pairs].prod(0)
-                likely = likely if likely.any() else torch.ones_like(likely)
-                chosen = pairs[:, torch.multinomial(likely, 1, generator=source)[0]]
+                chosen = pairs[
+                    :, torch.multinomial(likely if likely.any() else torch.ones_like(likely), 1, generator=source)[0]
+                ]
             else:
                 shares = often / often.sum().clamp(min=_LEAST)
                 stands_for = sampled_steps.draw(often[None], count, source)[0] * shares * count
@@ -377,11 +383,11 @@ class _Backward(Passes):
 
     # the network
 
-    def velocity(self, x: Tensor, rows: Tensor, steps: Tensor, guidance: float = 0.0) -> Tensor:
-        """v of points x [N, …] at these steps, by as many calls as there are networks for them. `guidance` 0: the sampler's."""
-        model, settings = self.model, self.trajectories.settings.of_reference(guidance)
-        order, parts, begin = torch.argsort(levels := self.sigmas[steps], descending=True, stable=True), [], 0
-        condition = model.condition(self.trajectories.prompts, settings).rows(self.trajectories.groups[rows])
+    def velocity(self, x: Tensor, rows: Tensor, steps: Tensor, untrained: bool = False) -> Tensor:
+        """v of points x [N, …] at these steps, by as many calls as there are networks for them; `untrained`: by its guidance."""
+        model, levels, (settings, texts) = self.model, self.sigmas[steps], self.untrained if untrained else self.trained
+        order, parts, begin = torch.argsort(levels, descending=True, stable=True), [], 0
+        condition = texts.rows(self.trajectories.groups[rows])
         for end in range(1, len(order) + 1):
             if end < len(order) and model.same_network(float(levels[order[begin]]), float(levels[order[end]])):
                 continue
@@ -401,9 +407,7 @@ class _Backward(Passes):
         kl = None
         if self.kl_coefficient:
             with torch.no_grad(), self.model.policy.reference():
-                untrained = self.velocity(
-                    x.detach(), rows, steps, self.settings.reference_guidance
-                )  # [N, C, (F,) h, w]
+                untrained = self.velocity(x.detach(), rows, steps, untrained=True)  # [N, C, (F,) h, w]
             counts = devices.upload(self.usable[rows], x.device)  # [N]
             kl = divergence(velocity, untrained, counts).sum() / (self.samples * calls)
         return self.share(-(velocity * slope).sum(), {}, 1, kl, reported=torch.zeros(()))
@@ -485,8 +489,6 @@ class _Backward(Passes):
         there, exploration = list(pulls), self.guide.exploration[self.places][rows]
         flat = [pull.flatten(1) for pull in pulls.values()]
         products = torch.stack([torch.stack([(a * b).sum(1) for b in flat], 1) for a in flat], 1).cpu()  # [N, K, K]
-        if self.guide.method == "min_norm":
-            exploration = torch.zeros_like(exploration)
         applies = self.scores.values[rows][:, there].isfinite() & self.usable[rows, None]  # [N, K]
         chosen = fusion.of_gradients(products, exploration, applies).float()
         for place, k in enumerate(there):

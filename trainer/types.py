@@ -308,13 +308,7 @@ def side_of(tile: int, scale: int) -> int:
     return max(2, tile // scale // 2 * 2)
 
 
-EVALUATED = (
-    "steps",
-    "width",
-    "height",
-    "guidance",
-    "frames",
-)  # settings of the sampler that evaluations may have apart
+EVALUATED = ("width", "height", "guidance", "frames")  # what makes pictures, and evaluations may have apart
 
 
 @dataclass(frozen=True)
@@ -343,12 +337,13 @@ class RunSettings:
 
     def evaluated(self, sampler: SamplerSettings) -> SamplerSettings:
         """The settings of an evaluation, by those of the sampler."""
-        return replace(sampler, **self.of_their_own("steps"))
+        return replace(sampler, steps=self.evaluation_steps or sampler.steps, **self.own)
 
-    def of_their_own(self, *more: str) -> dict[str, Any]:
-        """The values of EVALUATED that evaluations have apart from the sampler: those of pictures, and `more` by their names."""
-        own = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED if name != "steps" or name in more}
-        return {name: value for name, value in own.items() if value}
+    @property
+    def own(self) -> dict[str, Any]:
+        """The values of EVALUATED that evaluations have apart from the sampler."""
+        values = {name: getattr(self, f"evaluation_{name}") for name in EVALUATED}
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)
@@ -542,7 +537,7 @@ class Advantages:
     method: str = ""
     seconds: float = 0.0
     most_of_a_group: int | None = None  # samples that a selection kept of each group at most; None: none was made
-    exploration: Tensor | None = None  # λ [B] of MOCA; None: none was asked for
+    exploration: Tensor | None = None  # λ [B] of MOCA, 0 of other fusions; None: what fuses no gradients
     compared: tuple[float, ...] = ()  # what each objective is scaled by before a solver compares them; empty: 1
 
     @property

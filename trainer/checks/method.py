@@ -111,13 +111,10 @@ def _update(graph: CheckedGraph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling), title))
         if measured := [id_ for id_ in above if "gradients" in _traits(graph, id_)]:
             yield graph.misfit(step, refusals.of_measuring(graph.titles(measured), title))
-        methods = {id_: graph.values[id_].get("method", "uniform") for id_ in above}
-        tcd = set(graph.of(TCD_NODE))
-        weighing = [id_ for id_, method in methods.items() if id_ in tcd or method in CREDITS and method != "uniform"]
-        if guided and weighing:
-            for misfit in refusals.of_drawing(graph.values[step]["mode"], graph.titles(weighing)):
+        values = graph.values[step]
+        if guided and (weighing := [id_ for id_ in above if _weighs(graph, id_)]):
+            for misfit in refusals.of_drawing(values["mode"], graph.titles(weighing)):
                 yield graph.misfit(step, misfit)
-        values = {"lowest_level": 0.0, "highest_level": 1.0} | graph.values[step]
         if kind == MATCHING_NODE and values["lowest_level"] >= values["highest_level"]:
             message = f"lowest_level = {values['lowest_level']} is not below highest_level = {values['highest_level']}"
             yield graph.problem(step, "lowest_level", message, "a lower one, or a higher highest_level")
@@ -133,6 +130,12 @@ def _idle(graph: CheckedGraph) -> Iterator[Problem]:
         for name, fix in idle.items():
             message = f"{name} = {values[name]} changes nothing here"
             yield replace(graph.problem(step, name, message, fix), severity="warning")
+
+
+def _weighs(graph: CheckedGraph, node_id: str) -> bool:
+    """Whether it is a credit that may weigh some steps more than others."""
+    method = graph.values[node_id].get("method", "uniform")
+    return node_id in graph.of(TCD_NODE) or (method in CREDITS and method != "uniform")
 
 
 def _credit_only(graph: CheckedGraph, step: str) -> bool:

@@ -211,7 +211,7 @@ class Iteration:
     def ways(self, has_gpu: bool = True) -> Iterator[Way]:
         """Changes that help, from cheap to costly: only tiles change the result."""
         if self.evaluated:
-            sets = tuple(((RUN_NODE,), f"evaluation_{name}", 0) for name in EVALUATED if name != "steps")
+            sets = tuple(((RUN_NODE,), f"evaluation_{name}", 0) for name in EVALUATED)
             yield Way("evaluations of the training's size and guidance", {"evaluated": None}, sets=sets)
         judges = tuple(REWARDS)
         if self.rewards and has_gpu:

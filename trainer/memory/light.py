@@ -18,14 +18,8 @@ from .case import GB, REWARDS, TIGHT, Machine, Way
 from .native import NativeCase
 
 FITS, TIGHTLY, TOO_MUCH, MISSING, UNKNOWN = "fits", "tight", "does not fit", "missing", "unknown"
-COUNTED = {
-    MAKE_NODE,
-    DATASET_NODE,
-    RUN_NODE,
-    *TRAJECTORY_NODES,
-    *STEP_NODES,
-    *REWARDS,
-}  # nodes whose values are read here
+# The nodes whose values are read here.
+COUNTED = {MAKE_NODE, DATASET_NODE, RUN_NODE, *TRAJECTORY_NODES, *STEP_NODES, *REWARDS}
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ def evaluate(
     values = torch.stack([columns[judge] for judge in judges], 1) if judges else torch.empty(len(pairs), 0)
     row: dict = {"iteration": iteration, "prompts": list(prompts), "noise": NOISE, "count": len(pairs), "rewards": {}}
     row |= model.forwards.of_all(counted)
-    if own := how.of_their_own():
-        row["own"] = own  # pictures of another size, or under another guidance, are not compared
+    if how.own:
+        row["own"] = how.own  # pictures of another size, or under another guidance, are not compared
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, (reward, judge) in enumerate(asking):
