@@ -84,6 +84,8 @@ def train(arguments: argparse.Namespace) -> int:
 
 def _detached(arguments: argparse.Namespace) -> int:
     """Starts the same command as a process that outlives this terminal; shows what it prints until it trains, or has ended."""
+    import psutil
+
     from ..host import files, paths, processes
     from ..trainer.checks import preflight
     from ..trainer.run import status
@@ -102,11 +104,11 @@ def _detached(arguments: argparse.Namespace) -> int:
     with open(descriptor, "ab") as log, open(folder / LOG, encoding="utf-8", errors="replace") as printed:
         printed.seek(0, os.SEEK_END)
         process = processes.start(same, {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}, log)
-        started, trains = time.time(), False
+        begun, trains = psutil.Process(process.pid).create_time(), False  # by the clock of `process_started`, not by time.time
         while process.poll() is None and not trains:
             time.sleep(0.2)
             stands = status.read(folder, lambda line: None)
-            trains = bool(stands.who) and (stands.process_started or 0) > started - 1
+            trains = bool(stands.who) and (stands.process_started or 0) >= begun
             print(printed.read(), end="", flush=True)
         print(printed.read(), end="")
     if trains:

@@ -176,6 +176,15 @@ def test_a_detached_training_goes_on_without_its_shell(written, small_graph, tmp
     assert done.returncode == 2 and "already holds a run. Fix: " in done.stdout, done.stdout + done.stderr
 
 
+def test_a_clock_that_was_set_does_not_hide_that_it_trains(otca, written, small_graph, tmp_path, monkeypatch):
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 5)  # a process's start is told from the moment of booting
+    run = tmp_path / "run"
+    code, printed, errors = otca("train", written(small_graph()), "--iterations", "1", "--output", run, "--detach")
+    assert code == 0 and f"process {status.read(run).pid} trains" in printed, printed + errors
+    os.waitpid(status.read(run).pid, 0)
+
+
 # --- --set ----------------------------------------------------------------------------------------------------------
 
 
