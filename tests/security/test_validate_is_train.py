@@ -307,6 +307,36 @@ def test_validate_train_and_the_page_refuse_alike(
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
 
 
+# Words of what is said of a model alone, of which nothing is known where it is not there.
+OF_THE_MODEL = (
+    "multiples of 8",
+    "makes pictures",
+    "nothing can be trained",
+    "fit no layer",
+    "norm_q",
+    "takes none",
+    "null",
+)
+
+
+@pytest.mark.parametrize(
+    ("damages", "name", "given", "word"),
+    [row for row in REFUSED if not any(words in row[-1] for words in OF_THE_MODEL)],
+)
+def test_a_missing_model_hides_no_other_problem(small_graph, damages, name, given, word):
+    graph = Graph(small_graph({"OTCA_TrainingRun": {"iterations": 2}}))
+    for damage in damages:
+        damage(graph)
+    alone, both = [], []
+    for problems in (alone, both):
+        found = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
+        problems += [str(problem) for problem in found if problem.severity == "error"]
+        graph.inputs("LoadFlowModel")["model"] = "nothing-flux"
+    missing = [problem for problem in both if "model 'nothing-flux' was not found here" in problem]
+    assert len(missing) == 1
+    assert {*alone} == {*both} - {*missing} if word != "nothing-flux" else alone == both
+
+
 PLACES = [Path(module.__file__) for module in (preflight, graph, method, checking)]
 # What no row makes, with the test that does: warnings, and what takes files, processes, ComfyUI or another graph.
 ELSEWHERE = {

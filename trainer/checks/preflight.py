@@ -20,7 +20,7 @@ from typing import Any
 
 from ...host import devices, extras
 from ...host.access import wants
-from ...host.access.permissions import POST, NotAllowed
+from ...host.access.permissions import POST, PROMPTS, NotAllowed
 from ..families import given
 from ..families.configured import Configuration
 from ..families.options import LoadOptions
@@ -48,12 +48,15 @@ from ..types import (
     RunSettings,
     place_of,
 )
+from ..workflow import foreign
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
 from . import method
 from .graph import MODEL_TYPE, CheckedGraph, named_by, parted
 
+# What a file is for without which the rest of the graph can be checked.
+APART = (wants.MODEL, wants.REWARD_MODEL, wants.ENCODER, wants.TASTE, wants.TOKENIZER, wants.ADAPTER, PROMPTS)
 MODEL_INPUTS = ("model", "low_noise_model")  # of Make Trainable
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
@@ -61,16 +64,24 @@ DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
 def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
     """Every problem of a graph that so many processes are to train, warnings included: what `Workflow.validate` finds, and what
-    is here."""
+    is here. A file that is not there hides no problem of the rest of the graph."""
     problems = [*workflow.validate(), *_counts(workflow)]
     if processes > 1 and (lack := extras.wrong(f"Training by {processes} processes", *extras.SEVERAL)):
         problems.append(general(lack.message, f"{lack.command}, and start again. {lack.change}"))
-    if errors(problems):
+    refused = {(problem.node_id, problem.input) for problem in errors(problems)}
+    named = wants.named(workflow.graph, workflow.node_classes)
+    apart = {(want.node, want.input) for want in named if want.why in APART and not want.linked} | {
+        (node_id, name)
+        for node_id, node in workflow.nodes.items()
+        for name in node.constants
+        if foreign.folder_of(node.cls, name) is not None
+    }
+    if not refused <= apart:
         return problems
     graph = CheckedGraph(workflow, processes)
     problems += graph.failed
     for check in CHECKS if not graph.failed else ():
-        problems += check(graph)
+        problems += [problem for problem in check(graph) if (problem.node_id, problem.input) not in refused]
     return problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -457,6 +458,18 @@ def test_an_adapter_is_not_merged_into_what_comfyui_loaded(small_graph, monkeypa
     content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": "net.safetensors"}}
     [merged] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": loader("unet_name")}))
     assert merged.input == "merge_adapter" and "ComfyUI owns these weights" in merged.message
+
+
+def test_a_missing_file_of_comfyuis_loader_hides_no_other_problem(small_graph, monkeypatch):
+    monkeypatch.setattr(MakeTrainable, "NEEDS_COMFYUI", False)
+    content = small_graph({"OTCA_SDESampler": {"merge_adapter": True}})
+    made_trainable(content)
+    content["loader"] = {"class_type": "UNETLoader", "inputs": {"unet_name": "gone.safetensors"}}
+    lists = loader("unet_name")
+    lists.INPUT_TYPES = classmethod(lambda cls: {"required": {"unet_name": (["here.safetensors"], {})}})
+    lists.FOREIGN, lists.folder = True, classmethod(lambda cls, name: Path("models"))
+    problems = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS | {"UNETLoader": lists}))
+    assert [problem.input for problem in problems] == ["unet_name", "merge_adapter"]
 
 
 def asking(small_graph, prompts, kinds):
