@@ -23,7 +23,7 @@ from ..host.text import plain_name
 from ..trainer.opinions import kinds, plan, reading, votes
 from ..trainer.policy.files import ADAPTER as RUNS_ADAPTER
 from ..trainer.policy.files import PEFT, all_of, find
-from ..trainer.prompts import IMAGE, IMAGES, as_line, as_row, lines, picture_names, read_source
+from ..trainer.prompts import FILE, IMAGE, IMAGES, as_line, as_row, files_in, lines, picture_names, read_source
 from ..trainer.rewards import hps
 from ..trainer.types import RUN_NODE, Prompt, metadata_of
 from ..trainer.workflow import foreign
@@ -165,18 +165,24 @@ class Collector:
         inputs[want.input] = self._copy(source, REWARDS)
 
     def _prompts(self, want: Want, inputs: Inputs) -> None:
-        """Copies prompts, with the pictures that they work on."""
-        path, prompts = read_source(want.what)
+        if inputs[want.input] == want.what:  # else a line of it names the file
+            inputs[want.input] = self._copy_prompts(want.what)
+
+    def _copy_prompts(self, name: str) -> str:
+        """Copies prompts, with the pictures that they work on, and returns their name in the bundle."""
+        path, prompts = read_source(name)
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
-            inputs[want.input] = own
-        elif not any(map(metadata_of, prompts)) and path.suffix == ".txt":
-            inputs[want.input] = self._copy(path, INPUTS)
-        else:
-            rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
-            inputs[want.input] = self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
+            return own
+        if not any(map(metadata_of, prompts)) and path.suffix == ".txt":
+            return self._copy(path, INPUTS)
+        rows = "\n".join(as_row(self._with_pictures(prompt)) for prompt in prompts)
+        return self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
 
     def _prompt_lines(self, want: Want, inputs: Inputs) -> None:
-        inputs[want.input] = "\n".join(as_line(self._with_pictures(prompt)) for prompt in lines(want.what))
+        files = [{**row, FILE: self._copy_prompts(row[FILE])} for row in files_in(want.what)]
+        rows = [json.dumps(row, ensure_ascii=False) for row in files]
+        rows = rows or [as_line(self._with_pictures(prompt)) for prompt in lines(want.what)]
+        inputs[want.input] = "\n".join(rows)
 
     def _uploaded(self, want: Want, inputs: Inputs) -> None:
         inputs[want.input] = self._copy_picture(want.what)

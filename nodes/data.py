@@ -1,9 +1,11 @@
 """Stage 2: prompts; and in place of stages 2 to 5 pictures with the opinions about them."""
 
+import contextlib
+
 from ..canvas import results
 from ..host import devices, stopping
 from ..host.access.permissions import OPINIONS, PROMPTS, READ, Want
-from ..host.access.wants import Naming
+from ..host.access.wants import PROMPT_LINES, Naming
 from ..trainer.types import FORMS, SamplerSettings
 from .inputs import Node, choice, complaint, counter, integer, lines, number, replaced, seed, socket, switch, text
 from .rewards.stack import reward_sockets
@@ -25,8 +27,13 @@ class PromptDataset(Node):
 
     REQUIRED = {
         "prompts": lines(
-            label="prompts, if no file", hint="One per line, if no file is named. Neither: general.txt"
-        ).tip("The prompts, one per line. Used when no file is named. Empty: the 200 prompts of general.txt."),
+            label="prompts, if no file",
+            hint="One per line, if no file is named. Neither: general.txt",
+            names=Naming(PROMPT_LINES, asks="never"),
+        ).tip(
+            "The prompts, one per line, or the names of several files with weights (see the help page). Used when no file is "
+            "named. Empty: the 200 prompts of general.txt."
+        ),
         "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
         "index": counter().tip(
             "Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
@@ -53,10 +60,20 @@ class PromptDataset(Node):
         return complaint("file" if file else "prompts", read_prompts, prompts or "", file, PRESET) or True
 
     @classmethod
-    def IS_CHANGED(cls, file="", **_):
+    def WANTS(cls, prompts="", file="", **_):
+        from ..trainer.prompts import FILE, PromptError, files_in
+
+        wants = super().WANTS(**{"prompts": prompts} if file == "" else {"file": file})
+        with contextlib.suppress(PromptError):  # which VALIDATE_INPUTS says
+            rows = files_in(prompts) if file == "" and isinstance(prompts, str) else []
+            wants += [Want(READ, row[FILE], PROMPTS, "prompts") for row in rows]
+        return wants
+
+    @classmethod
+    def IS_CHANGED(cls, prompts="", file="", **_):
         from ..trainer.prompts import file_state
 
-        return file_state(file)
+        return file_state(file, prompts or "")
 
     def take(self, prompts, prompts_per_iteration, index, shuffle, seed, file=""):
         from ..trainer.prompts import PRESET, choose, read_prompts, warn_of_two_sources

@@ -7,12 +7,15 @@ import csv
 import functools
 import hashlib
 import io
+import itertools
 import json
 import logging
+import math
 import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from ..host import errors, json_files
 from ..host.access import folders, opening, permissions
+from ..host.recent import Recent
 from .types import Prompt, Prompts, metadata_of, place_of
 
 logger = logging.getLogger(__name__)
@@ -31,6 +35,14 @@ FILE_NAME = "file_name"  # of a row: the picture that it is about
 LISTS = tuple(f"metadata.{kind}" for kind in ("jsonl", "csv", "parquet")) + ("train_metadata.jsonl",)
 LISTS += tuple(f"train.{kind}" for kind in ("jsonl", "json", "csv", "parquet"))
 LINES = "train.txt"  # and where none of them is there
+FILE, WEIGHT, JUDGED_BY = "file", "weight", "judged_by"  # keys of a line that names a file
+OF_A_FILE = re.compile(rf'\{{\s*"({FILE}|{WEIGHT}|{JUDGED_BY})"\s*:')  # how such a line begins
+MOST_TURNS = 10_000  # of all files in a round, in which each has as many as its weight says
+LISTED: Mapping[str, json_files.Check] = {
+    FILE: ("the name of a file", lambda name: isinstance(name, str) and bool(name.strip())),
+    WEIGHT: ("a number above 0", lambda weight: weight is None or json_files.is_number(weight) and weight > 0),
+    JUDGED_BY: ("names of rewards", lambda names: True),  # which their reader judges
+}
 IMAGE, IMAGES = "image", "images"  # keys of a line: one picture that the prompt works on, or several
 MOST_PICTURES = 10  # of one prompt
 MOST_UNPACKED = 256 * 1024**2  # bytes of the text in a .parquet file
@@ -79,24 +91,111 @@ class Lines(Sequence[str]):
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
 
 
-_remembered: dict[tuple[Path, int, int, int], Sequence[str]] = {}  # of the last large file: path, number, time and size
+class Mix(Sequence[str]):
+    """The prompts of several files one after another, which `choose` draws as often as the files' weights say.
+
+    Args:
+        rows: of `files_in`.
+
+    Attributes:
+        parts: {file: its prompts}.
+        weights: of each file, as whole numbers: its turns in a round.
+
+    Raises:
+        PromptError, NotAllowed: as `read_source`; a file without prompts, one that is named twice, or weights that are not round.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]):
+        self.parts: dict[Path, Sequence[str]] = {}
+        for row in rows:
+            path, prompts = read_source(row[FILE])
+            if not prompts or path in self.parts:
+                wrong = "is named twice" if prompts else "has no prompts"
+                raise PromptError(f"{path} {wrong}. Fix: take a line out; a weight says how often")
+            if JUDGED_BY in row:
+                more = {JUDGED_BY: row[JUDGED_BY]}
+                prompts = [Prompt(text, {**more, **metadata_of(text)}, getattr(text, "place", "")) for text in prompts]
+            self.parts[path] = prompts
+        exact = [Fraction(str(row.get(WEIGHT) or 1)) for row in rows]
+        whole = math.lcm(*(weight.denominator for weight in exact))
+        if sum(exact) * whole > MOST_TURNS:
+            raise PromptError(f"the weights make more than {MOST_TURNS} turns a round. Fix: round them, as 0.7 and 0.3")
+        self.weights = [int(weight * whole) for weight in exact]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self.parts.values())
+
+    def __getitem__(self, number: Any) -> Any:
+        return list(self)[number]
+
+    def drawn(self, positions: Sequence[int], seed: int | None) -> tuple[str, ...]:
+        """The prompts at these positions. In a round each file has as many turns as its weight says, spread evenly (by
+        Sainte-Laguë's method), and at each turn it gives its next prompt, in an order of its own."""
+        parts = [*self.parts.values()]
+        turns = sorted(
+            ((turn + 0.5) / weight, part, turn) for part, weight in enumerate(self.weights) for turn in range(weight)
+        )
+        draws = [
+            (part, position // len(turns) * self.weights[part] + turn)
+            for position in positions
+            for _, part, turn in [turns[position % len(turns)]]
+        ]
+        numbers = [
+            iter(numbers_at([draw for of, draw in draws if of == part], len(prompts), seed, part))
+            for part, prompts in enumerate(parts)
+        ]
+        return tuple(parts[part][next(numbers[part])] for part, _ in draws)
+
+
+# Of the last large files, by path, number, time and size.
+_remembered: Recent[tuple[Path, int, int, int], Sequence[str]] = Recent(4)
 
 
 def read_prompts(text: str, file: str = "", preset: str = "") -> Sequence[str]:
     """Returns the prompts of a text box; of a file or folder when one is named; of `preset` if the box is empty.
 
-    A text has one prompt a line, see `lines`. Rows of a table (.jsonl, .json, .csv, .tsv, .parquet) are `Prompt`s, whose metadata
-    is all that they say beside the prompt. A folder holds one of LISTS or LINES, or pictures with a text of the same name each.
+    A text has a prompt a line, see `lines`, or names a file a line, see `files_in`. Rows of a table (.jsonl, .json, .csv, .tsv,
+    .parquet) are `Prompt`s, whose metadata is all that they say beside the prompt. A folder holds one of LISTS or LINES, or
+    pictures with a text of the same name each.
 
     Raises:
         NotAllowed: a file that workflows may not read.
         PromptError: nothing is there, it cannot be read, a row has no prompt, or there is no prompt at all; names file and line.
     """
     file = file or (preset if not text.strip() else "")
-    source, prompts = read_source(file) if file else (None, lines(text))
+    source, prompts = read_source(file) if file else (None, Mix(rows) if (rows := files_in(text)) else lines(text))
     if not prompts:
         raise PromptError(f"no prompts{f' in {source}' if source else ''}. Fix: type one per line, or choose a file")
     return prompts
+
+
+def files_in(text: str) -> list[dict[str, Any]]:
+    """Returns the rows of a text whose lines name files, as {"file": "signs.txt", "weight": 3, "judged_by": ["text"]}; an empty
+    list where its lines are prompts.
+
+    `weight`: how often a prompt of that file is drawn, beside those of the others; 1 if it is left out.
+    `judged_by`: of each of its prompts that does not say so itself.
+
+    Raises:
+        PromptError: a line without a file's name, or with a weight that is not a number above 0.
+    """
+    rows = []
+    for line in _stripped(text):
+        if not OF_A_FILE.match(line):
+            return []
+        try:
+            row = json_files.parse(line, MOST_DEPTH)
+            json_files.check(row, dict, LISTED)
+            if unknown := row.keys() - LISTED.keys():
+                raise ValueError(f"has {min(unknown)!r}")
+        except ValueError as error:
+            fix = f'such a line as {{"{FILE}": "signs.txt", "{WEIGHT}": 3, "{JUDGED_BY}": ["text"]}}'
+            raise PromptError(f"line {line[:60]!r}, which names a file, {error}. Fix: {fix}") from error
+        rows.append(row)
+    return rows
 
 
 def read_source(name: str) -> tuple[Path, Sequence[str]]:
@@ -108,8 +207,7 @@ def read_source(name: str) -> tuple[Path, Sequence[str]]:
         return state[0], content
     prompts = prompts_in(content, state[0])
     if len(content) > LARGE:
-        _remembered.clear()
-        _remembered[state] = prompts
+        _remembered.use(state, lambda: prompts)
     return state[0], prompts
 
 
@@ -201,8 +299,11 @@ def lines(text: str) -> list[str]:
     An object {"prompt": …} is a prompt with metadata, and what else begins with { is text. Raises PromptError for such an object
     that cannot be read.
     """
-    stripped = (line.strip() for line in _split(text))
-    return [prompt_of(line) for line in stripped if line and not line.startswith("#")]
+    return list(map(prompt_of, _stripped(text)))
+
+
+def _stripped(text: str) -> list[str]:
+    return [line for line in map(str.strip, _split(text)) if line and not line.startswith("#")]
 
 
 def _split(text: str) -> list[str]:
@@ -211,6 +312,11 @@ def _split(text: str) -> list[str]:
 
 def prompt_of(text: str) -> str:
     """Returns one line's prompt, see `lines`."""
+    if OF_A_FILE.match(text):
+        raise PromptError(
+            f"{text[:60]!r} names a file, as only the prompts of a Prompt Dataset may, and then each line. Fix: put the prompts "
+            "beside it into a file of their own, and name that too"
+        )
     if not text.startswith("{") or not re.match(r'\{\s*"prompt"\s*:', text):
         return text
     try:
@@ -223,7 +329,8 @@ def prompt_of(text: str) -> str:
 
 def as_line(prompt: str) -> str:
     """Returns the line that `lines` reads as this prompt."""
-    return str(prompt) if not metadata_of(prompt) and lines(prompt) == [prompt] else as_row(prompt)
+    is_text = not (metadata_of(prompt) or OF_A_FILE.match(prompt)) and lines(prompt) == [prompt]
+    return str(prompt) if is_text else as_row(prompt)
 
 
 def as_row(prompt: str) -> str:
@@ -392,18 +499,20 @@ def choose(prompts: Sequence[str], count: int, index: int, seed: int | None) -> 
     `seed`: of a new order in every pass; None keeps the file's order.
     """
     positions = range(index * count, (index + 1) * count)
+    if isinstance(prompts, Mix):
+        return Prompts(prompts.drawn(positions, seed), tuple(positions))
     return Prompts(tuple(prompts[number] for number in numbers_at(positions, len(prompts), seed)), tuple(positions))
 
 
-def numbers_at(positions: Sequence[int], count: int, seed: int | None) -> list[int]:
+def numbers_at(positions: Sequence[int], count: int, seed: int | None, stream: int = 0) -> list[int]:
     """The numbers at these positions when `count` things are repeated without end: in their order, or in a new order in
-    every pass."""
+    every pass, which is another one for each `stream`."""
     orders: dict[int, np.ndarray] = {}
     numbers = []
     for position in positions:
         epoch, index_in_epoch = divmod(position, count)
         if seed is not None and epoch not in orders:
-            orders[epoch] = np.random.default_rng([seed, epoch]).permutation(count)
+            orders[epoch] = np.random.default_rng([seed, epoch, stream]).permutation(count)
         numbers.append(int(orders[epoch][index_in_epoch]) if seed is not None else index_in_epoch)
     return numbers
 
@@ -415,10 +524,10 @@ def warn_of_two_sources(text: str, file: str) -> None:
         logger.warning("prompts come from the file %s; the text box is not used: empty `file` to use it", file)
 
 
-def file_state(file: str) -> str:
-    """Changes when the file does, so that an edited prompt file is read again."""
+def file_state(file: str, text: str = "") -> str:
+    """Changes when the file does, or one that the text names, so that an edited prompt file is read again."""
     if not file:
-        return ""
+        return " ".join(file_state(row[FILE]) for row in files_in(text))
     if (folder := _read_folder(file)) is not None:
         return hashlib.sha256(json.dumps([key(prompt) for prompt in folder[1]]).encode()).hexdigest()
 

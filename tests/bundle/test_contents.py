@@ -220,6 +220,36 @@ def test_a_folder_of_pairs_becomes_a_list(places, small_graph, collected):
     assert problem.input == "file" and "link out of its folder" in problem.message
 
 
+def test_each_file_that_the_text_box_names_comes_along(places, small_graph, collected):
+    """Under a name of its own, with its weight and its judges; two have the same name here, and one comes with the pack."""
+    (places.input / "more").mkdir()
+    for name in ("signs.txt", "more/signs.txt"):
+        (places.input / name).write_text(f"a sign of {name}")
+    Image.new("RGB", (8, 8), "red").save(places.input / "a.png")
+    (places.input / "edits.jsonl").write_text('{"prompt": "make it blue", "image": "a.png"}')
+    named = ["more/signs.txt", "signs.txt", "edits.jsonl", "shapes_train.txt"]
+    rows = [{"file": name, "weight": 1 + number, "judged_by": ["text"]} for number, name in enumerate(named)]
+    held = collected(small_graph({PROMPTS: {"file": "", "prompts": "# mine\n" + "\n".join(map(json.dumps, rows))}}))
+    written = [json.loads(line) for line in inputs_of(held.graph, PROMPTS)["prompts"].splitlines()]
+    there = ["signs.txt", "signs_2.txt", "edits.jsonl", "shapes_train.txt"]
+    assert written == [{**row, "file": name} for row, name in zip(rows, there, strict=True)]
+    assert set(held.copied) == {f"inputs/{name}" for name in (*there[:3], "a.png")}
+    for name, source in (("signs.txt", "more/signs.txt"), ("signs_2.txt", "signs.txt")):
+        assert held.copied[f"inputs/{name}"].samefile(places.input / source)
+    (places.input / "more" / "signs.txt").unlink()
+    (places.input / "more" / "signs.txt").symlink_to("/etc/hostname")
+    refused = problems(collected, small_graph({PROMPTS: {"file": "", "prompts": json.dumps(rows[0])}}))
+    assert refused and {problem.input for problem in refused} == {"prompts"}
+
+
+def test_pictures_of_lines_in_the_text_box_come_along(places, small_graph, collected):
+    """Seen before: the bundle's graph named a picture that was not in it."""
+    Image.new("RGB", (8, 8), "red").save(places.input / "a.png")
+    line = '{"prompt": "make it blue", "image": "a.png"}'
+    held = collected(small_graph({PROMPTS: {"file": "", "prompts": line}}))
+    assert inputs_of(held.graph, PROMPTS)["prompts"] == line and set(held.copied) == {"inputs/a.png"}
+
+
 class LoadImage(ForeignNode):
     """A view of ComfyUI's own, as `host/foreign_nodes.py` makes it."""
 

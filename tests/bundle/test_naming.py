@@ -90,7 +90,8 @@ def test_every_input_that_names_a_file_is_asked_for_and_bundled(class_type, name
 
 # --- nobody else says it ----------------------------------------------------------------------------------------------
 
-SOCKETS = {("graph.py", "OTCA_LoadFlowModel", "model")}  # a socket of that name, of other nodes
+# a socket of that name, of other nodes
+SOCKETS = {("graph.py", "OTCA_LoadFlowModel", "model"), ("preflight.py", "OTCA_PromptDataset", "prompts")}
 ROOMS = tuple("bundle canvas commands host page trainer/checks trainer/workflow/graph.py".split())  # those that ask
 CLASSES = {
     name: {ids} if isinstance(ids, str) else set(ids)

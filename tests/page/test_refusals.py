@@ -91,7 +91,9 @@ def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name,
     cls, name = NODE_CLASS_MAPPINGS[name], name.removeprefix("OTCA_")
     model = {"model": "OTCA_MODEL"} if name == "TCDWeights" else {}
     known = {"input_types": {"trajectories": "OTCA_TRAJECTORIES", **model}} | defaults(cls) | SET.get(name, {})
-    missing = "nowhere = 1" if about == "guides" else "nowhere.txt" if name == "PromptDataset" else "nowhere"
+    missing = {"guides": "nowhere = 1", "file": "nowhere.txt", "prompts": '{"file": "nowhere.txt"}'}.get(
+        about, "nowhere"
+    )
     answer = answered(f"OTCA_{name}", **known | {about: missing})
     (error,) = middlewares.put_right(answer)["node_errors"]["5"]["errors"]
     assert error["extra_info"]["input_name"] == error["message"] == about

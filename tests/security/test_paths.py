@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import ntpath
 import os
 import random
@@ -29,6 +30,7 @@ NO_PATHS = [
     *"prompt prompts negative_prompt evaluation_prompts questions name clip device lora_targets url token_variable".split(),
     *"scale extra function best_metric wandb_project good bad tag".split(),
 ]
+BY_LINE = ("OTCA_PromptDataset", "prompts")  # whose lines may be prompts, or name files
 NEEDED = {  # for the input to be looked at
     "OTCA_RewardVote": {"learn": True},
     "OTCA_TCDWeights": {"proxy": "image_features"},
@@ -56,7 +58,7 @@ def texts():
 
 def test_each_text_of_each_node_is_known_to_be_a_path_or_none():
     named = {(node, name) for node, name in texts() if name not in NO_PATHS} - {("OTCA_RewardVLMJudge", "model")}
-    assert named == {*READ, *WRITTEN}
+    assert named | {BY_LINE} == {*READ, *WRITTEN}
 
 
 @pytest.fixture
@@ -84,7 +86,9 @@ def refusal(node, name, value):
     given = {each: options["default"] for each, (_, options) in inputs.items() if "default" in options}
     given |= {each: "" for each, (type_, _) in inputs.items() if isinstance(type_, list) and each not in given}
     given |= {"input_types": {"trajectories": "OTCA_TRAJECTORIES", "model": "OTCA_MODEL"}} | NEEDED.get(node, {})
-    given[name] = f"{value} = 1" if name == "guides" else value
+    given[name] = (
+        json.dumps({"file": value}) if (node, name) == BY_LINE else f"{value} = 1" if name == "guides" else value
+    )
     if name == "model" and "path" in given and node != "OTCA_RewardAesthetic":
         given["path"] = ""
     taken = inspect.getfullargspec(cls.VALIDATE_INPUTS).args

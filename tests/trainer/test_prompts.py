@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.host import paths
+from comfyui_otca.host.access import wants
+from comfyui_otca.host.access.permissions import PROMPTS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.data import PromptDataset
+from comfyui_otca.nodes.run import TrainingRun
 from comfyui_otca.study.scoring import prompts_of
 from comfyui_otca.trainer import prompts as prompts_module
 from comfyui_otca.trainer.opinions.reading import read_pairs
@@ -339,6 +343,174 @@ def test_the_order_depends_on_seed_and_epoch():
 def test_how_prompts_are_cut_into_iterations_does_not_change_their_order():
     prompts = list(map(str, range(7)))
     assert sum((choose(prompts, 2, index, 1).texts for index in range(6)), ()) == choose(prompts, 12, 0, 1).texts
+
+
+def listed(folder, **files):
+    """A text that names files of these prompts, each with its weight, and a line more with what else is said of it."""
+    rows = []
+    for name, (weight, prompts) in files.items():
+        rows.append(json.dumps({"file": written(folder, f"{name}.txt", "\n".join(prompts)), "weight": weight}))
+    return "# their weights\n" + "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("weights", "drawn"),
+    [
+        ((3, 1), "a0 a1 b0 a2 a0 a1 b1 a2 a0 a1 b2 a2"),  # (t + 1/2) / w: 1/6 a, 1/2 a, 1/2 b, 5/6 a
+        ((0.5, 0.25, 0.25), "a0 b0 c0 a1 a2 b1 c1 a0 a1 b2 c2 a2"),  # 1/4 a, 1/2 b, 1/2 c, 3/4 a
+        ((1e-9, 2e-9), "b0 a0 b1 b2 a1 b0 b1 a2 b2"),  # 1/4 b, 1/2 a, 3/4 b
+        ((2, None), "a0 b0 a1 a2 b1 a0 a1 b2 a2"),  # 1 where nothing is said
+        ((30, 10), "a0 a1 b0 a2 a0 a1 b1 a2"),  # as 3 and 1
+    ],
+)
+def test_files_have_their_turns_by_their_weights(tmp_path, weights, drawn):
+    files = {
+        name: (weight, [f"{name}{number}" for number in range(3)]) for name, weight in zip("abc", weights, strict=False)
+    }
+    prompts = read_prompts(listed(tmp_path, **files))
+    expected = drawn.split()
+    for count in (1, 2, 4, len(expected)):
+        chosen = [choose(prompts, count, index, None) for index in range(len(expected) // count)]
+        assert [text for each in chosen for text in each.texts] == expected[: len(chosen) * count]
+        assert [position for each in chosen for position in each.positions] == list(range(len(chosen) * count))
+    assert list(prompts) == [f"{name}{number}" for name in files for number in range(3)] and len(prompts) == 3 * len(
+        files
+    )
+    assert prompts[1] == "a1" and prompts[-1] == list(prompts)[-1]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    files=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=5),
+    count=st.integers(1, 8),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_no_file_starves_and_each_goes_through_its_prompts(tmp_path_factory, files, count, seed):
+    """Against Sainte-Laguë's method as seats are given: to the highest w / (2 c + 1), of equal ones to the first."""
+    weights, sizes = zip(*files, strict=True)
+    folder = tmp_path_factory.mktemp("files")
+    prompts = read_prompts(
+        listed(
+            folder, **{f"f{part}": (w, [f"{part}:{n}" for n in range(size)]) for part, (w, size) in enumerate(files)}
+        )
+    )
+    rounds = 3 * sum(weights) // count + 1
+    drawn = [text for index in range(rounds) for text in choose(prompts, count, index, seed).texts]
+    seats, given_turns = [0] * len(files), []
+    for _ in drawn:
+        part = max(range(len(files)), key=lambda part: (Fraction(weights[part], 2 * seats[part] + 1), -part))
+        given_turns.append(part)
+        seats[part] += 1
+    assert [int(text.split(":")[0]) for text in drawn] == given_turns
+    for part, size in enumerate(sizes):
+        own = [text for text in drawn if text.startswith(f"{part}:")]
+        assert len(own) >= 3 * weights[part]
+        for start in range(0, len(own) - size + 1, size):
+            assert sorted(own[start : start + size]) == sorted(f"{part}:{number}" for number in range(size))
+
+
+def test_files_of_one_length_have_orders_of_their_own(tmp_path):
+    """Else the tenth prompt of one file would always come with the tenth of the other. The first's is a single file's."""
+    names = [f"{number}" for number in range(50)]
+    prompts = read_prompts(listed(tmp_path, a=(1, names), b=(1, names)))
+    drawn = choose(prompts, 100, 0, 7).texts
+    assert drawn[::2] == choose(names, 50, 0, 7).texts != drawn[1::2] and sorted(drawn[1::2]) == sorted(names)
+
+
+NAMED = r"line '.*', which names a file, {}.* Fix: such a line as .*signs\.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"file": "A", "weight": 0}', NAMED.format("has weight = 0, and not a number above 0")),
+        ('{"file": "A", "weight": -1}', NAMED.format("has weight = -1, and not a number above 0")),
+        ('{"file": "A", "weight": "3"}', NAMED.format("has weight = '?\"?3'?\"?, and not")),
+        ('{"file": "A", "weight": true}', NAMED.format("has weight = .*, and not")),
+        ('{"file": "A", "weight": NaN}', NAMED.format("holds an invalid number")),
+        ('{"file": "A", "weight": Infinity}', NAMED.format("holds an invalid number")),
+        ('{"file": "A", "weight": 1e999}', NAMED.format("holds an invalid number")),
+        ('{"file": "A", "wieght": 3}', NAMED.format("has 'wieght'")),
+        ('{"file": "A", "prompt": "a fox"}', NAMED.format("has 'prompt'")),
+        ('{"file": ""}', NAMED.format("has file = .*, and not the name of a file")),
+        ('{"file": ["A"]}', NAMED.format("has file = .*, and not the name of a file")),
+        ('{"weight": 3}', NAMED.format("has no 'file'")),
+        ('{"file": "A"', NAMED.format("is not JSON")),
+        ('{"file": "A", "judged_by": ' + "[" * 99, NAMED.format(".*(deeper|JSON)")),
+        (
+            '{"file": "A", "weight": 0.70001}\n{"file": "B", "weight": 0.29999}',
+            "weights make more than 10000 turns.*Fix: round",
+        ),
+        ('{"file": "A", "weight": 1e-200}\n{"file": "B"}', "weights make more than 10000 turns"),
+        ('{"file": "A", "weight": 10001}', "weights make more than 10000 turns"),
+        ('{"file": "A"}\n{"file": "A", "weight": 2}', r"a\.txt is named twice. Fix: take a line out"),
+        ('{"file": "A"}\n{"file": "EMPTY"}', r"empty\.txt has no prompts. Fix: "),
+        ('{"file": "A"}\n{"file": "nowhere.txt"}', r"'nowhere\.txt' was not found.*Fix: "),
+        ('{"file": "A"}\na fox', "names a file, as only the prompts of a Prompt Dataset may.* Fix: put the prompts"),
+        ('a fox\n{"file": "A"}', "names a file, as only the prompts of a Prompt Dataset may.* Fix: put the prompts"),
+        ('{"file": "LISTS"}', "names a file, as only the prompts of a Prompt Dataset may.* Fix: put the prompts"),
+    ],
+)
+def test_files_and_weights_that_cannot_be_had_are_named(tmp_path, text, told):
+    names = {"A": "a red circle", "B": "a blue square", "EMPTY": "# none", "LISTS": '{"file": "a.txt"}'}
+    for name, content in names.items():
+        text = text.replace(f'"{name}"', json.dumps(written(tmp_path, f"{name.lower()}.txt", content)))
+    with pytest.raises(PromptError, match=told):
+        read_prompts(text)
+    assert PromptDataset.VALIDATE_INPUTS(prompts=text, file="").startswith("prompts: ")
+
+
+def test_evaluations_and_files_name_no_files(tmp_path):
+    """A text that names files would else be taken for a prompt."""
+    text = listed(tmp_path, a=(1, ["a fox"]))
+    told = TrainingRun.VALIDATE_INPUTS(evaluation_prompts=text)
+    assert told.startswith("evaluation_prompts: ") and "as only the prompts of a Prompt Dataset may" in told
+    said = Prompt(text.splitlines()[1])
+    for write in (as_line, as_row):
+        assert lines(write(said)) == [said]
+
+
+def test_a_files_prompts_have_its_judges_unless_they_name_their_own(tmp_path):
+    rows = [{"prompt": "OPEN", "judged_by": ["ocr"], "text": "OPEN"}, {"prompt": "SHUT"}]
+    table = written(tmp_path, "signs.jsonl", "\n".join(map(json.dumps, rows)))
+    named = [{"file": table, "judged_by": ["text"]}, {"file": written(tmp_path, "a.txt", "a fox")}]
+    prompts = list(read_prompts("\n".join(map(json.dumps, named))))
+    assert prompts == ["OPEN", "SHUT", "a fox"]
+    assert [*map(metadata_of, prompts)] == [{"judged_by": ["ocr"], "text": "OPEN"}, {"judged_by": ["text"]}, {}]
+    assert "signs.jsonl, line 2" in prompts[1].place
+
+
+def test_a_change_of_any_file_is_seen(tmp_path):
+    text = listed(tmp_path, a=(1, ["a fox"]), b=(2, ["a crow"]))
+    states = [PromptDataset.IS_CHANGED(prompts=text)]
+    for name in "ab":
+        written(tmp_path, f"{name}.txt", f"another {name}")
+        states.append(PromptDataset.IS_CHANGED(prompts=text, file=""))
+    assert len(set(states)) == 3 and PromptDataset.IS_CHANGED(prompts="a fox") == PromptDataset.IS_CHANGED(prompts=None)
+    assert PromptDataset.IS_CHANGED(prompts=text, file=str(tmp_path / "a.txt")) == file_state(str(tmp_path / "a.txt"))
+
+
+def test_each_file_counts_as_a_wish_to_read_it(tmp_path):
+    """As the one in `file` does; not where the text box is not used, or cannot be."""
+    text = listed(tmp_path, a=(1, ["a fox"]), b=(2, ["a crow"]))
+    asked = [want for want in wants.of_node(PromptDataset, {"prompts": text, "file": ""}) if not want.plain]
+    assert [(want.what, want.why, want.input) for want in asked] == [
+        (str(tmp_path / f"{name}.txt"), PROMPTS, "prompts") for name in "ab"
+    ]
+    for prompts in ("a fox", '{"file": 3}', 7, {"file": "a.txt"}):
+        assert not [want for want in wants.of_node(PromptDataset, {"prompts": prompts, "file": ""}) if not want.plain]
+    assert [want.input for want in wants.of_node(PromptDataset, {"prompts": text, "file": "a.txt"})] == ["file"]
+
+
+def test_two_large_files_are_each_read_once(tmp_path, monkeypatch):
+    large = [f"a fox of number {number}" for number in range(60_000)]
+    text = listed(tmp_path, a=(1, large), b=(1, large))
+    read = []
+    content = prompts_module.prompts_in
+    monkeypatch.setattr(prompts_module, "prompts_in", lambda *file: read.append(file[1].name) or content(*file))
+    for index in range(3):
+        choose(read_prompts(text), 4, index, 0)
+    assert read == ["a.txt", "b.txt"]
 
 
 @given(st.text(st.sampled_from("a é#\n\r\u2028\x85\ufeff{\t"), max_size=40))

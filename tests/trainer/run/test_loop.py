@@ -777,6 +777,23 @@ def test_matching_resumes_to_the_bit(small_graph, tmp_path):
     assert all(row["forwards/with_gradient"] == 48 for row in history)
 
 
+def test_several_prompt_files_resume_to_the_bit(small_graph, tmp_path):
+    """Each at its own place, by weights that no iteration holds a whole number of."""
+    rows = []
+    for name, weight in {"a": 3, "b": 2}.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"a red circle, {name}{number}" for number in range(3)))
+        rows.append(json.dumps({"file": str(tmp_path / f"{name}.txt"), "weight": weight}))
+    changes = {
+        "OTCA_PromptDataset": {"file": "", "prompts": "\n".join(rows), "seed": 3},
+        "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 0},
+    }
+    file = tmp_path / "files.json"
+    file.write_text(json.dumps(small_graph(changes)))
+    whole_and_resumed(file, tmp_path, (2, 4))
+    folders = [tmp_path / name / "checkpoints" / "000004" for name in ("resumed", "whole")]
+    assert_same_tensors(*(folder / "adapter.safetensors" for folder in folders))
+
+
 def test_reward_gradients_resume_to_the_bit(small_graph, tmp_path):
     """The spread of the scores goes on from where it was, and so do all draws."""
     changes = {
