@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import json
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -128,6 +129,19 @@ def _fraction(value: Any, values: Values) -> Any:
     )
 
 
+def _datasets(value: Any, values: Values) -> Any:
+    rows = []
+    for source in value or ():
+        name, train = source.get("name", "default"), source.get("train")
+        if train is not None and train.get("enabled", True):
+            row = {"file": source.get("dataset_dir", "data"), "weight": train.get("weight", 1)}
+            if any(only for _, only in values["judges"]):
+                row["judged_by"] = [judge for judge, only in values["judges"] if name in (only or [name])]
+            rows.append(json.dumps(row, ensure_ascii=False))
+    why = "its folders are looked for in the input folder, all prompts of each are taken, and none is of evaluations"
+    return Lost(why, ("\n".join(rows), "")) if rows else None
+
+
 _MACHINE = apart("of the machine or the log, not of the training")
 _PROMPTS = "name its list by `--set PromptDataset.file=…`"
 _WANDB = lost("**Training Run** `wandb_project` sends figures out: set it yourself", None, (None, "none"))
@@ -149,7 +163,15 @@ FLOW_FACTORY = {
         run=True,
     ),
     "launcher config_file num_processes main_process_port": _MACHINE,
-    "data.dataset_dir": lost(_PROMPTS, "data", ()),
+    "data.dataset_dir": Setting(
+        "", "data", _PROMPTS, lambda _, values: None if values["data.datasets"] else Lost(_PROMPTS)
+    ),
+    "data.datasets": Setting(
+        "PromptDataset.prompts PromptDataset.file",
+        None,
+        "newer there (5f6cda1): each that has `train` a line with its `weight`; `applicable_datasets` of rewards is `judged_by`",
+        _datasets,
+    ),
     "data.max_dataset_size": lost("all lines of the file are prompts"),
     "data.preprocessing_batch_size data.dataloader_num_workers data.cache_dir data.force_reprocess "
     "data.enable_preprocess data.preprocess_parallelism data.sampler_type": _MACHINE,
@@ -503,7 +525,8 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         entries if isinstance(entries, list) else [entries] for entries in (config.pop(key, []) for key in REWARD_KEYS)
     )
     settings = {name: setting for names, setting in table.items() for name in names.split()}
-    values = {name: setting.default for name, setting in settings.items()} | config | {"name": name}
+    judges: list[tuple[str, Any]] = []  # our name of each reward, and those datasets alone that it judges
+    values = {name: setting.default for name, setting in settings.items()} | config | {"judges": judges, "name": name}
     trainer = values.get("train.trainer_type", "grpo")
     if trainer not in ("grpo", "grpo-guard", *LOSSES):
         raise ValueError(
@@ -522,6 +545,8 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         kind = str(entry.get("reward_model"))
         node, unit, why = REWARDS.get(kind.lower(), ("", 1, "no node of ours"))
         lines += [f"reward {kind}: {why}"] * bool(why)
+        if node:
+            judges.append((NODE_CLASS_MAPPINGS[f"OTCA_{node}"].announced()[0][0], entry.get("applicable_datasets")))
         if node and node not in rewards:
             weight = float(entry.get("weight", 1)) * (unit if units else 1)
             rewards[node] = {**entry, "coefficient": weight, "held_out": number >= len(trained)}
@@ -535,12 +560,12 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         workflow.exchange(node, other)
     for node, inputs in rewards.items():
         declared = workflow.nodes[node].declared
-        for key in inputs.keys() - {"name", "reward_model", "weight"}:
+        for key in inputs.keys() - {"name", "reward_model", "weight", "applicable_datasets"}:
             if key in declared:
                 workflow.set(f"{node}.{key}", inputs[key])
             else:
                 lines.append(f"reward {inputs['reward_model']}: {key} = {inputs[key]!r}: no such input")
-    for name in [*values][:-1]:  # without our own name
+    for name in [*values][:-2]:  # without our own
         setting, value = settings.get(name, lost("not known", None, ())), values[name]
         if setting.of and trainer not in setting.of.split():
             setting = lost(f"here with {setting.of} alone", None, (value,) if name not in config else ())
@@ -548,10 +573,8 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
             setting = lost("it is not computed", None, ())
         try:
             result = setting.carry(value, values)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(
-                f"{name} = {value!r} cannot be carried over: {error}. Fix: write a number there"
-            ) from error
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"{name} = {value!r} cannot be carried over: {error}. Fix: write it as they do") from error
         if isinstance(result, Lost):
             lines.append(f"{name} = {value!r}{'' if name in config else ' (its default)'}: {result.why}")
             result = result.value

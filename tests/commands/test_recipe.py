@@ -261,10 +261,38 @@ def test_steps_by_hand_and_an_average_that_warms_up_are_named(carry):
         (CODE, ("--name", "nosuch"), "py", "--name nosuch is not a function of the file. Fix: one of start, pickscore"),
         (CODE, ("--name", "get_config"), "py", "has no part called train. Fix: "),
         ("def f():\n    x = f()\n    y = f()\n    return x", ("--name", "f"), "py", "call each other too often. Fix: "),
+        ("train: {a: 1}\ndata: {datasets: [a]}\nrewards: CLIP", (), "yaml", "['a'] cannot be carried over"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_read_it_refuses(text, options, suffix, words, carry):
     assert words in carry(text, *options, suffix=suffix)
+
+
+DATASETS = """
+data:
+  datasets:
+    - {name: signs, dataset_dir: dataset/ocr, train: {weight: 3}, eval: {}}
+    - {name: people, dataset_dir: dataset/pickscore, train: {}}
+    - {name: off, dataset_dir: dataset/off, train: {enabled: false}}
+    - {name: asked, dataset_dir: dataset/asked, eval: {}}
+"""
+ONLY = ", applicable_datasets: [signs]}"
+
+
+@pytest.mark.parametrize(
+    ("more", "judges"),
+    [("}", [{}, {}]), (ONLY, [{"judged_by": ["pickscore", "clip_t", "text"]}, {"judged_by": ["pickscore", "text"]}])],
+)
+def test_datasets_are_lines_with_their_weights_and_judges(more, judges, carry):
+    graph, lines = carry(GRPO.replace("crop: 3}", f"crop: 3{more}") + DATASETS)
+    rows = [json.loads(line) for line in graph["PromptDataset"]["prompts"].splitlines()]
+    named = [{"file": "dataset/ocr", "weight": 3}, {"file": "dataset/pickscore", "weight": 1}]
+    assert rows == [row | judged for row, judged in zip(named, judges, strict=True)]
+    assert graph["PromptDataset"]["file"] == "" and "data.dataset_dir = 'data' (its default)" not in lines
+    assert not any("applicable_datasets" in line for line in lines)
+    assert "looked for in the input folder" in next(
+        why for name, why in lines.items() if name.startswith("data.datasets")
+    )
 
 
 def test_a_file_that_is_there_stays(carry, tmp_path):
