@@ -792,7 +792,7 @@ def test_reward_gradients_resume_to_the_bit(small_graph, tmp_path):
     stds = torch.tensor([row["reward/clip_t/std"] for row in history], dtype=torch.float64)
     means = stds.cumsum(0) / torch.arange(1, 5)
     assert [row["spread/clip_t"] for row in history] == pytest.approx(means.tolist(), rel=1e-6)
-    # 4 steps of 6 samples; 2 levels of each by θ and, for the pull to the original, by the untrained policy; for kl/reference 2
-    # samples by two policies.
-    assert all(row["forwards/all"] == 24 + 2 * 2 * 6 + 4 for row in history)
+    # 4 steps of 6 samples; 2 levels of each by θ, which are the rollout's own from the second on, and, for the pull to the
+    # original, by the untrained policy; for kl/reference 2 samples by two policies.
+    assert [row["forwards/all"] for row in history] == [24 + 12 + 12 + 4, *[24 + 12 + 4] * 3]
     assert all(row["forwards/with_gradient"] == 12 for row in history)
