@@ -2,8 +2,8 @@
 
 J is the mean over samples of Σ_k c_k·R_k/s_k, where c_k is a reward's coefficient and s_k the spread of its scores. Every mode of
 `MODES` is one way to take ∂J/∂x̂0, the *pull* on a decoded latent, back to velocities at points that the rollout visited. There
-it becomes a gradient of the weights, by one backward pass a call: of a new call, or of the rollout's own, where that was recognised
-before it was made and its graph kept (`take_graphs`).
+it becomes a gradient of the weights, by one backward pass a call: of a new call, or of the rollout's own, where that
+was recognised before it was made (`take_graphs`).
 """
 
 from __future__ import annotations

@@ -214,12 +214,15 @@ class _Backward(Passes):
         # processes that hold parts of this model have to be kept pace with.
         pulls = weights * (advantages.valid[:, None] if self.kl_coefficient else advantages.step_advantage) != 0
         wanted = pulls[rows] | pulls.any(0) if model.policy.is_sharded else pulls[rows]  # [B, T']
-        here, each = torch.zeros(len(trained), dtype=torch.bool), range(len(trained))  # [T'], whose graphs are here
+        here, positions = (
+            torch.zeros(len(trained), dtype=torch.bool),
+            range(len(trained)),
+        )  # [T'], whose graphs are here
         here[[call.number for call in self.graphs]] = True
-        calls = each
+        calls = positions
         if settings.batch_size and not self.measured:  # a part may have several steps
             calls = networks(model, [trajectories.sigmas[step] for step in trained])
-        self.parts = pack(wanted & here, each, len(rows)) + pack(
+        self.parts = pack(wanted & here, positions, len(rows)) + pack(
             wanted & ~here, calls, settings.batch_size or len(rows)
         )
 

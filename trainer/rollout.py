@@ -172,7 +172,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
     points = points + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
-    return _velocity(model, condition, x, groups, levels, settings, points)
+    return _velocity(model, condition, levels, settings, x, groups, points)
 
 
 def sampled_noise(trajectories: Trajectories) -> Tensor:
@@ -315,7 +315,7 @@ def parts_of(groups: Tensor, size: int, whole_groups: bool) -> Tensor:
 
 
 def kept_calls(model: FlowModel, settings: SamplerSettings, groups: Sequence[int]) -> int:
-    """Of how many of a sample's trained calls half of the free memory can hold the graphs (keep_graph="auto").
+    """The number of a sample's trained calls whose graphs half of the free memory can hold (keep_graph="auto").
 
     `groups`: the number of the prompt of each of this process's samples.
     """
@@ -388,13 +388,16 @@ def _walk(model, condition, sigmas, settings, calls, keep_predictions, on_step, 
     """
     x = devices.upload(_drawn(noise), model.device)
     visited, predictions, log_probs, stds, trained = [x], [], [], [], []
-    kept = None if calls is None else KeptGraph([], model.memo[NextRollout])
+    kept = KeptGraph([], model.memo[NextRollout])
     clean, stochastic, before = x, False, None
     for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
         on_step()
-        call = partial(_at_step, model, condition, groups, sigma, settings, settings.shared_noise and not trained)
+        alike, call = settings.shared_noise and not trained, partial(_velocity, model, condition, sigma, settings)
         with torch.no_grad():
-            v = call(x, slice(None)) if kept is None else _keeping(kept, call, calls, j, rows, x)
+            if calls is None:
+                v = call(x, groups, groups if alike else None)
+            else:
+                v = _keeping(kept, calls, j, rows, call, x, groups, alike)
             gaussian = transition(kind, v, x, sigma, sigma_next, eta=settings.eta, sigma_after_first=sigmas[1])
         clean, stochastic = x - sigma * v, gaussian.std >= MIN_STD
         if settings.kind == "ode":
@@ -420,18 +423,22 @@ def _walk(model, condition, sigmas, settings, calls, keep_predictions, on_step, 
         log_probs=torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         stds=tuple(stds),
         trained=tuple(trained),
-        kept=kept,
+        kept=None if calls is None else kept,
         predictions=torch.stack(predictions, 1).cpu() if keep_predictions else None,
     )
 
 
-def _at_step(model, condition, groups: Tensor, sigma: float, settings, together: bool, x: Tensor, here) -> Tensor:
-    """The velocity at x [n, …] of those samples of a walk; `together`: a group's are at one point."""
-    return _velocity(model, condition, x, groups[here], sigma, settings, groups[here] if together else None)
+def _keeping(
+    kept: KeptGraph, calls: TrainedCalls, step: int, rows: Tensor, velocity_of, x: Tensor, groups: Tensor, alike: bool
+) -> Tensor:
+    """The velocity at x [B, …]. The trained calls of this step are made apart from the others, and kept with their graphs.
 
+    `alike`: a group's samples are at one point.
+    """
 
-def _keeping(kept: KeptGraph, call, calls: TrainedCalls, step: int, rows: Tensor, x: Tensor) -> Tensor:
-    """The velocity at x [B, …]. The trained calls of this step are made apart from the others, and kept with their graphs."""
+    def call(x: Tensor, here: Tensor) -> Tensor:
+        return velocity_of(x, groups[here], groups[here] if alike else None)
+
     velocity, others = torch.empty_like(x), torch.ones(len(rows), dtype=torch.bool)
     for number, part in itertools.product(range(calls.steps.shape[1]), calls.parts[rows].unique()):
         here = (calls.steps[rows, number] == step) & (calls.parts[rows] == part)  # [B]
@@ -461,7 +468,7 @@ def _joined(parts: Sequence[_Paths]) -> _Paths:
     )
 
 
-def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
+def _velocity(model, condition, sigma, settings, x: Tensor, groups: Tensor, points: Tensor | None) -> Tensor:
     """One model call. Samples with equal numbers in `points` [B] stand at one point and share a row of it; None: a row each."""
     levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
     guidance = model.guidance_at(float(levels[0]), settings)

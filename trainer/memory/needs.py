@@ -359,7 +359,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
 
 
 def _kept(sampler: Mapping[str, Any], step: Mapping[str, Any], pulls: bool, trained: int) -> int | None:
-    """Of how many trained calls graphs are kept; None: of as many as there is memory for. Some updates compute all again."""
+    """The number of trained calls whose graphs are kept; None: as many as there is memory for. Some updates compute all again."""
     again = step.get("epochs", 1) * step.get("parts", 1) > 1 or step.get("sampled_steps")
     if again or sampler.get("keep_graph") == "off":
         return 0
@@ -387,15 +387,14 @@ def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
 
 
 def _pull(inputs: Mapping[str, Any], transitions: int) -> Pull:
-    values, fields = plain(inputs), GradientSettings.__dataclass_fields__
-    settings = GradientSettings(**{"learning_rate": 0.0} | {name: values[name] for name in fields if name in values})
-    guided = api.is_link(inputs.get("advantages"))
-    calls = {"leap": 2 * settings.steps, "one_call": min(settings.steps, transitions), "low_variance": 0}
-    known = calls.get(settings.mode, min(settings.steps or transitions, transitions))
-    credit = guided and settings.also == CREDIT_ONLY  # which draws them, once it is known
-    return Pull(
-        settings.mode in ("one_call", "low_variance"), settings.tile, guided and not credit, 0 if credit else known
+    mode, tile, also, steps = (
+        plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile", "also", "steps")
     )
+    connected = api.is_link(inputs.get("advantages"))
+    drawn_later = mode == "low_variance" or connected and also == CREDIT_ONLY  # by a credit
+    calls = 2 * steps if mode == "leap" else min(steps or transitions, transitions)
+    adds = connected and also != CREDIT_ONLY
+    return Pull(mode in ("one_call", "low_variance"), tile, adds, 0 if drawn_later else calls)
 
 
 def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:

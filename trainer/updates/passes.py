@@ -101,8 +101,7 @@ class Graphs(list[KeptCall]):
         order, points = devices.upload(order, calls[0].x.device), [call.x for call in calls]
 
         def slope() -> Tensor:
-            slopes = [point.grad for point in points if point.grad is not None]
-            return torch.cat(slopes)[order]
+            return torch.cat([point.grad for point in points if point.grad is not None])[order]  # each has one
 
         return torch.cat([call.velocity for call in calls])[order], slope
 
