@@ -141,16 +141,18 @@ class SDESampler(Node):
         model.make_room(prompt)
         settings = SamplerSettings.from_inputs(options)
         results.belongs(model, prompt, node_id, settings)
-        samples = len(distributed.share(group_size * len(prompts.texts)).rows)
+        groups = [row // group_size for row in distributed.share(group_size * len(prompts.texts)).rows]
+        most = self._most_kept(keep_graph, model, settings, groups)
         trajectories = rollout.sample(
             model,
             prompts,
             settings,
             group_size=group_size,
             seed=seed,
-            keep_graph=(graph := self._keeps_graph(keep_graph, model, settings, samples)),
-            keep_predictions=graph or canvas.here() or looks_ahead(model),  # beside a graph they are small
-            on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
+            keep_graph=most != 0,
+            most_kept=most,
+            keep_predictions=most != 0 or canvas.here() or looks_ahead(model),  # beside a graph they are small
+            on_step=stopping.progress(rollout.model_calls(settings.transitions, len(groups), settings.batch_size)),
             overlap=self.overlap,
         )
         if trajectories.kept is not None:
@@ -158,13 +160,13 @@ class SDESampler(Node):
         return trajectories, as_images(trajectories.images)
 
     @staticmethod
-    def _keeps_graph(wanted, model, settings, samples):
+    def _most_kept(wanted, model, settings, groups):
         """On the canvas ComfyUI's cache holds trajectories for as long as it likes, so that "auto" keeps no graph there."""
         from ..trainer import rollout
 
         if wanted == "auto":
-            return not canvas.here() and rollout.graph_fits(model, settings, samples)
-        return wanted == "on"
+            return 0 if canvas.here() else rollout.kept_calls(model, settings, groups)
+        return None if wanted == "on" else 0
 
 
 def as_images(images):

@@ -2,7 +2,8 @@
 
 J is the mean over samples of Σ_k c_k·R_k/s_k, where c_k is a reward's coefficient and s_k the spread of its scores. Every mode of
 `MODES` is one way to take ∂J/∂x̂0, the *pull* on a decoded latent, back to velocities at points that the rollout visited. There
-it becomes a gradient of the weights, by one backward pass a call. No graph is kept across calls.
+it becomes a gradient of the weights, by one backward pass a call: of a new call, or of the rollout's own, where that
+was recognised before it was made (`take_graphs`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .families.base import FlowModel
 from .memo import Memo
 from .native.model import NativeModel
 from .rewards.base import GroupReward, check_paths, score_with_gradient
-from .rollout import beside, sampled_noise, slopes, stream
+from .rollout import beside, levels_drawn, parts_of, sampled_noise, slopes, source_of_levels, stream
 from .schedule import step_kinds
 from .sde import MIN_STD
 from .types import (
@@ -43,6 +44,7 @@ from .types import (
     MatchingSettings,
     Metrics,
     NextRollout,
+    PulledCalls,
     Scores,
     StepCredit,
     Trajectories,
@@ -51,7 +53,7 @@ from .types import (
 )
 from .updates import refusals
 from .updates.optimizer import NonFiniteUpdate, outcome, prepared, take_steps
-from .updates.passes import Part, Passes, divergence, pack
+from .updates.passes import Graphs, Part, Passes, divergence
 
 if TYPE_CHECKING:
     from comfy.sd import VAE
@@ -127,13 +129,11 @@ def update(
     _check(model, trajectories, scores, settings, advantages)
     guide, advantages = (advantages, None) if settings.also == CREDIT_ONLY else (None, advantages)
     trajectories = prepared(model, trajectories)
-    if trajectories.kept:
-        trajectories.kept.take()  # of a rollout that knew nothing of this update
-    model.memo.keep(NextRollout(uses_graphs=False))
     gathered = distributed.whole(scores)
     _check_new(model, trajectories, scores)
     spread = _averaged(model.memo[RewardSpread], gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders, guide)
+    backward.take_graphs()
     other = None if advantages is None else other_grid(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
@@ -314,9 +314,10 @@ class _Backward(Passes):
         self.points, self.final = trajectories.latents, trajectories.final
         self.followed = [reward for reward in scores.rewards if not reward.held_out]
         self.whole_groups = any(isinstance(reward, GroupReward) for reward in self.followed)
-        groups = trajectories.groups if self.whole_groups else None
         wanted = self.usable | model.policy.is_sharded  # [B]
-        self.chunks = [part.rows for part in pack(wanted[:, None], [0], settings.batch_size or len(wanted), groups)]
+        parts = parts_of(trajectories.groups, settings.batch_size, self.whole_groups)  # [B]
+        self.chunks = [((parts == part) & wanted).nonzero()[:, 0] for part in parts[wanted].unique()]
+        self.graphs = Graphs()
         self.mode = MODES[settings.mode]
         self.solves = guide is not None and guide.method in SOLVERS
         own = zip(guide.scores.names, guide.compared, strict=True) if guide is not None and self.solves else ()
@@ -346,6 +347,20 @@ class _Backward(Passes):
         self.parts = list(self.mode.parts(self))
         super().accumulate(on_step)
 
+    def take_graphs(self) -> None:
+        """Takes the calls whose graphs the rollout kept, if they are this update's, and says which it will have the next time."""
+        settings, walk, pulled = self.settings, self.trajectories, None
+        if self.often is None and settings.mode != "low_variance":  # those depend on what was sampled
+            pulled = PulledCalls(
+                settings.mode, settings.steps, settings.highest_level, self.whole_groups, settings.batch_size
+            )
+        wish, calls = NextRollout(uses_graphs=pulled is not None, pulled=pulled), []
+        if walk.kept:
+            same = walk.kept.wish == wish and (self.version, THETA) == (walk.policy_version, walk.sampled_with)
+            calls = walk.kept.take() if same else walk.kept.take()[:0]
+        self.graphs.extend(calls)
+        self.model.memo.keep(wish)
+
     def losses(self, part: Part) -> Iterator[Tensor]:
         return self.mode.losses(self, part)
 
@@ -361,15 +376,13 @@ class _Backward(Passes):
         Another `again` gives an independent draw. By a credit, a level is drawn in proportion to it, and a pair of steps in
         proportion to the product of theirs. So each stands for itself, but a level whose share would be more than certain.
         """
-        drawn, group_size = [], self.trajectories.share.total // len(self.trajectories.prompts)
-        count, pairs = min(count, len(of)), torch.triu_indices(len(of), len(of), 1)  # [2, pairs]
-        for place, row in enumerate(self.places):
-            number = row // group_size if self.whole_groups else row
-            source = stream(self.trajectories.seed, self.version, number, again, branch=(4,))
-            often = None if self.often is None else self.often[place, of]  # [L]
-            if often is None:
-                chosen = torch.randperm(len(of), generator=source)[:count]
-            elif self.settings.mode == "leap":
+        seed, numbers = self.trajectories.seed, self.trajectories.groups.tolist() if self.whole_groups else self.places
+        if self.often is None:
+            return levels_drawn(seed, self.version, numbers, of, count, again)
+        drawn, count, pairs = [], min(count, len(of)), torch.triu_indices(len(of), len(of), 1)  # [2, pairs]
+        for place, number in enumerate(numbers):
+            source, often = source_of_levels(seed, self.version, number, again), self.often[place, of]  # [L]
+            if self.settings.mode == "leap":
                 likely = often[pairs].prod(0)
                 chosen = pairs[
                     :, torch.multinomial(likely if likely.any() else torch.ones_like(likely), 1, generator=source)[0]
@@ -397,6 +410,22 @@ class _Backward(Passes):
             parts.append(model.velocity(x[there], levels[these], condition.rows(these), strength))  # [n] of the N
             begin = end
         return torch.cat(parts)[devices.upload(order.argsort(), x.device)]
+
+    def call(self, number: int, x: Tensor, rows: Tensor, steps: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """v of each row's trained call of that number, at x, and what gives the loss's gradient there after its backward pass.
+
+        From the graph that the rollout kept, or by a new call.
+        """
+        if call := self.graphs.of(number, rows):
+            self.model.come_back()  # decoder and rewards may have taken its place
+            self.on_step()
+            return call
+
+        def slope() -> Tensor:
+            assert x.grad is not None, "asked after the backward pass, of a point that has one"
+            return x.grad
+
+        return self.velocity(x, rows, steps), slope
 
     def along(self, velocity: Tensor, slope: Tensor, x: Tensor, rows: Tensor, steps: Tensor, calls: int) -> Tensor:
         """The share of a call whose gradient is that of -J, by `slope` ∂J/∂v, with the call's part of the KL term.
@@ -642,7 +671,7 @@ def _low_variance(back: _Backward, part: Part) -> Iterator[Tensor]:
 
 
 def _from_one_call(back: _Backward, x: Tensor, part: Part, calls: int) -> Iterator[Tensor]:
-    v = back.velocity(x, part.rows, part.steps)  # [N, C, (F,) h, w]
+    v, _ = back.call(part.draw, x, part.rows, part.steps)  # [N, C, (F,) h, w]
     sigma = beside(back.sigmas[part.steps], x)  # [N, 1, 1, 1]
     pull = back.pull(x - sigma * v.detach(), part.rows, calls)
     slope = -sigma * beside(back.stands_for[part.rows, part.steps], x) * pull
@@ -661,12 +690,12 @@ def _last_steps(back: _Backward, part: Part) -> Iterator[Tensor]:
     for j in reversed(range(first, back.last + 1)):
         steps = torch.full_like(rows, j)
         x = back.at(rows, steps).requires_grad_(j > first)
-        v = back.velocity(x, rows, steps)  # [N, C, (F,) h, w]
+        v, slope = back.call(j - first, x, rows, steps)  # [N, C, (F,) h, w]
         of_x, of_v, of_before = back.slopes(j)
         yield back.along(v, of_v * pull + after, x, rows, steps, calls)
         after, pull = of_before * pull, of_x * pull
-        if x.grad is not None:
-            pull = pull - x.grad / back.scale
+        if j > first:
+            pull = pull - slope() / back.scale
 
 
 def _leap(back: _Backward, part: Part) -> Iterator[Tensor]:
@@ -679,24 +708,23 @@ def _leap(back: _Backward, part: Part) -> Iterator[Tensor]:
     rows, leaps = part.rows, part.steps.unflatten(1, (-1, 2))  # [N], [N, K, 2]
     calls = 2 * leaps.shape[1]
     pull = back.pull(devices.upload(back.final[rows], back.model.device), rows, 1) / leaps.shape[1]
-    for start, end in (leap.unbind(1) for leap in leaps.unbind(1)):
+    for number, (start, end) in enumerate(leap.unbind(1) for leap in leaps.unbind(1)):
         x = back.at(rows, end).requires_grad_()
-        v = back.velocity(x, rows, end)
+        v, slope = back.call(2 * number + 1, x, rows, end)
         sigma_k, sigma_j = (beside(back.sigmas[steps], x) for steps in (start, end))
         yield back.along(v, -sigma_j * pull, x, rows, end, calls)
-        assert x.grad is not None, "the backward pass has just made it"
-        there = pull - back.settings.nested * x.grad / back.scale
+        there = pull - back.settings.nested * slope() / back.scale
         x = back.at(rows, start)
-        v = back.velocity(x, rows, start)
+        v, _ = back.call(2 * number, x, rows, start)
         yield back.along(v, -(sigma_k - sigma_j) * there, x, rows, start, calls)
 
 
 def _at_levels(back: _Backward) -> Iterator[Part]:
     """Each sample at each of its levels, those of one noise first."""
     drawn = back.draw(back.settings.steps, back.levels)  # [B, K]
-    for column in drawn.T:
+    for number, column in enumerate(drawn.T):
         for rows in back.chunks:
-            yield Part(rows, column[rows])
+            yield Part(rows, column[rows], draw=number)
 
 
 def _of_noises(back: _Backward) -> Iterator[Part]:

@@ -19,11 +19,11 @@ from .families.base import FlowModel
 from .groups import group_advantages
 from .rollout import beside, sampled_noise, slopes, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import SDES
-from .types import THETA, Advantages, Metrics, NextRollout, Trajectories, UpdateSettings
+from .types import THETA, Advantages, KeptCall, Metrics, NextRollout, Trajectories, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 from .updates.optimizer import NonFiniteUpdate, check_source, outcome, part_of, prepared, take_steps
-from .updates.passes import Part, Passes, divergence, networks, pack
+from .updates.passes import Graphs, Part, Passes, divergence, networks, pack
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def update(
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
-    taking = partial(_take_graphs, trajectories, settings, sampling)  # nothing after the first call
+    taking = partial(_take_graphs, model, trajectories, settings, sampling)  # nothing after the first call
     passes = [
         _Backward(model, trajectories, part_of(advantages, part, settings.parts), weights, settings, taking(), part > 0)
         for part in range(settings.parts)
@@ -125,17 +125,17 @@ def _check(model, trajectories: Trajectories, advantages: Advantages, settings: 
         )
 
 
-def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool) -> list[Tensor]:
-    """The velocities of the graphs that the rollout kept, if this update can use them.
+def _take_graphs(model, trajectories: Trajectories, settings: UpdateSettings, sampling: bool) -> list[KeptCall]:
+    """The calls whose graphs the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not
     used would take the memory that computing them again needs. Graphs that were made with the
-    other `unconditional_gradient` are not used either, such as those of the first rollout, which takes the default.
+    other wish are not used either, such as those of the first rollout, which takes the default.
     """
     if not trajectories.kept:
         return []
-    fits = trajectories.kept.unconditional_gradient == settings.unconditional_gradient
-    velocities, wasted = trajectories.kept.take(), None
+    fits = trajectories.kept.wish == NextRollout(settings.unconditional_gradient)
+    calls, wasted = trajectories.kept.take(), None
     if sampling:
         wasted = f"sampled_steps = {settings.sampled_steps} computes other steps of every sample"
     elif settings.epochs * settings.parts > 1:
@@ -143,7 +143,7 @@ def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling:
         wasted = f"epochs = {settings.epochs} and parts = {settings.parts} compute all steps again"
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
-    return velocities if fits and not wasted else []
+    return calls if fits and not wasted else []
 
 
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
@@ -172,12 +172,12 @@ class _Backward(Passes):
         old: the log-probs to compare with, [B, T', (h, w)] as they are returned; None: a pass's own.
         log_probs: those of the pass, where `old` is None; NaN where nothing had to be computed.
         noise: what the rollout added, [B, T', C, (F,) h, w], where the policy's means are compared with the old one's too.
-        kept: the rollout's velocities of each step, whose graphs are used instead of new forward passes.
+        graphs: calls of the rollout that are used instead of new forward passes.
 
     `later`: of a part that comes after another's optimizer step, and so is off-policy.
     """
 
-    def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[Tensor] = (), later=False):
+    def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[KeptCall] = (), later=False):
         # A sample that is not valid does not count.
         total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
         super().__init__(model, total, settings.kl_coefficient)
@@ -202,7 +202,7 @@ class _Backward(Passes):
         if credit.measures is not None:
             self.measured, self.watching = Measured(len(trained), model.device, credit.measures), self._measuring
         off_policy = later or (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
-        self.kept, self.old, self.noise = [] if off_policy else kept, None, None
+        self.graphs, self.old, self.noise = Graphs(() if off_policy else kept), None, None
         if off_policy:
             stored = trajectories.log_probs if self.spatial is None else stored_log_prob_maps(trajectories)
             self.old = devices.upload(stored, model.device)
@@ -214,10 +214,17 @@ class _Backward(Passes):
         # processes that hold parts of this model have to be kept pace with.
         pulls = weights * (advantages.valid[:, None] if self.kl_coefficient else advantages.step_advantage) != 0
         wanted = pulls[rows] | pulls.any(0) if model.policy.is_sharded else pulls[rows]  # [B, T']
-        calls, size = range(len(trained)), 0 if self.kept else settings.batch_size
-        if size and not self.measured:  # a part may have several steps
+        here, positions = (
+            torch.zeros(len(trained), dtype=torch.bool),
+            range(len(trained)),
+        )  # [T'], whose graphs are here
+        here[[call.number for call in self.graphs]] = True
+        calls = positions
+        if settings.batch_size and not self.measured:  # a part may have several steps
             calls = networks(model, [trajectories.sigmas[step] for step in trained])
-        self.parts = pack(wanted, calls, size or len(rows))
+        self.parts = pack(wanted & here, positions, len(rows)) + pack(
+            wanted & ~here, calls, settings.batch_size or len(rows)
+        )
 
     def _measuring(self, part: Part) -> contextlib.AbstractContextManager[None]:
         """Measures the gradient of a part. Later epochs are not measured: what they clip has no gradient."""
@@ -232,9 +239,8 @@ class _Backward(Passes):
     def losses(self, part: Part) -> Iterator[Tensor]:
         self.on_step()
         trajectories, settings, steps, shares = self.trajectories, self.settings, part.by_step, []
-        if self.kept:
-            [(position, rows)] = steps
-            velocities = [self.kept[position][devices.upload(rows, self.kept[position].device)]]
+        if call := self.graphs.of(*steps[0]):
+            velocities = [call[0]]
         else:
             numbers = torch.tensor(trajectories.trained)[part.steps]  # [N]
             velocity = velocity_at(self.model, trajectories, numbers, part.rows)  # [N, C, (F,) h, w]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +22,10 @@ from .memo import Memo
 from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, stochastic_count, unequal_shares, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .types import THETA, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
+from .types import THETA, KeptCall, KeptGraph, NextRollout, Prompts, SamplerSettings, Trajectories
+
+if TYPE_CHECKING:
+    from .memo import Saved
 
 
 def sample(
@@ -31,6 +36,7 @@ def sample(
     group_size: int,
     seed: int,
     keep_graph: bool = False,
+    most_kept: int | None = None,
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
     overlap: Overlap | None = None,
@@ -42,8 +48,9 @@ def sample(
     says which, alike for all samples. Which weights sample the policy says (`Policy.samples_with`). With
     `settings.merge_adapter` the adapter is merged into them meanwhile, unless graphs are kept: those have to reach the adapter.
 
-    `keep_graph`: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; not
-        if the old policy samples, which is not what is trained.
+    `keep_graph`: keep the autograd graph of the calls that the next update trains (`trained_calls`), so that an on-policy update
+        is a backward pass only; not if the old policy samples, which is not what is trained.
+    `most_kept`: of so many of a sample's calls, at most; None: of all.
     `keep_predictions`: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
     `on_step`: called before every model call; may raise to stop.
     `overlap`: rewards that score what has been sampled, while the next `batch_size` samples are made.
@@ -66,12 +73,14 @@ def sample(
     condition = model.condition(prompts.texts, settings)
     share = share_of(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
-    keep_graph = keep_graph and policy.samples_with == THETA
-    walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
+    calls = None
+    if keep_graph and policy.samples_with == THETA:
+        calls = trained_calls(model, settings, sigmas, groups, share.rows, seed, most_kept)
+    walk = partial(_walk, model, condition, sigmas, settings, calls, keep_predictions, on_step)
     shape = model.sample_shape(prompts.texts, settings)
     members = ((prompts.positions[row // group_size], row % group_size) for row in share.rows)
     noise = [_noise(shape, settings, seed, *member) for member in members]
-    overlap, merge = overlap or Overlap(), settings.merge_adapter and not keep_graph
+    overlap, merge = overlap or Overlap(), settings.merge_adapter and calls is None
     paths, images, waited = _with_images(model, walk, groups, noise, prompts.texts, settings, overlap, merge)
     return Trajectories(
         **vars(paths),
@@ -163,7 +172,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
     points = points + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
-    return _velocity(model, condition, x, groups, levels, settings, points)
+    return _velocity(model, condition, levels, settings, x, groups, points)
 
 
 def sampled_noise(trajectories: Trajectories) -> Tensor:
@@ -219,24 +228,111 @@ def beside(values: Tensor, other: Tensor) -> Tensor:
     return devices.upload(values.to(other.dtype), other.device).view(*values.shape, *[1] * (other.ndim - values.ndim))
 
 
-class GraphDecisions(dict[tuple[SamplerSettings, int, int, bool], bool], Memo):
-    """By settings without their window, trained steps, samples and the kind of graph."""
+class GraphDecisions(dict[str, int], Memo):
+    """How many of a sample's calls keep their graphs, by settings without their window, samples and wish: decided once for a run.
+
+    The free memory changes, and updates with and without kept graphs differ in rounding.
+    """
+
+    NAME = "kept_graphs"
+
+    def saved(self) -> Saved | None:
+        return ({}, dict(self)) if self else None
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], values: Mapping[str, int]) -> GraphDecisions:
+        return cls({case: int(count) for case, count in values.items()})
 
 
-def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
-    """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
+@dataclass(frozen=True)
+class TrainedCalls:
+    """The calls at visited points that the next update makes, as far as its wish says before the rollout.
+
+    Attributes:
+        steps: [B, S] the step of each of a sample's S calls.
+        parts: [B] number; those of one have their backward pass together.
+        with_slopes: whether the gradient in the points is asked for, too.
+    """
+
+    steps: Tensor
+    parts: Tensor
+    with_slopes: bool
+
+
+def trained_calls(
+    model: FlowModel,
+    settings: SamplerSettings,
+    sigmas: Sequence[float],
+    groups: Tensor,
+    numbers: Sequence[int],
+    seed: int,
+    most: int | None = None,
+) -> TrainedCalls | None:
+    """The first `most` of each sample's calls that the next update trains; None: no graph has a use.
+
+    `groups`: [B] of this process's samples; `numbers`: theirs in the whole batch.
+    """
+    wish = model.memo[NextRollout]
+    if wish.pulled is None:
+        steps = torch.tensor(
+            [() if settings.kind == "ode" else trained_steps(settings, sigmas)] * len(groups)
+        )  # [B, S]
+        parts = torch.zeros(len(groups), dtype=torch.long)
+    else:
+        pulled, which = wish.pulled, groups.tolist() if wish.pulled.whole_groups else numbers
+        levels = [step for step, sigma in enumerate(sigmas[:-1]) if sigma <= pulled.highest_level]
+        draw = partial(levels_drawn, seed, model.policy.version, which, levels)
+        if pulled.mode == "last_steps":
+            steps = torch.arange(len(sigmas) - 1)[-pulled.steps :].repeat(len(groups), 1)
+        elif pulled.mode == "leap":
+            steps = torch.cat([draw(2, again) for again in range(pulled.steps)], 1)
+        else:
+            steps = draw(pulled.steps)
+        parts = parts_of(groups, pulled.batch_size, pulled.whole_groups)
+    steps = steps[:, :most].long()
+    with_slopes = wish.pulled is not None and wish.pulled.mode != "one_call"
+    return TrainedCalls(steps, parts, with_slopes) if steps.numel() else None
+
+
+def levels_drawn(seed: int, version: int, numbers: Sequence[int], of: Sequence[int], count: int, again=0) -> Tensor:
+    """`count` of these steps for each number, by rising step, all alike likely, [B, count]; see `source_of_levels`."""
+    sources = (source_of_levels(seed, version, number, again) for number in numbers)
+    drawn = [torch.randperm(len(of), generator=source)[:count] for source in sources]
+    return torch.tensor(of)[torch.stack(drawn)].sort(1).values
+
+
+def source_of_levels(seed: int, version: int, number: int, again: int) -> torch.Generator:
+    """The source that draws the levels of a sample, or of a group, of that number; another `again` is an independent one."""
+    return stream(seed, version, number, again, branch=(4,))
+
+
+def parts_of(groups: Tensor, size: int, whole_groups: bool) -> Tensor:
+    """The number [B] of the part that each sample is in: `size` in each, 0: all, and whole groups if they are compared."""
+    if not whole_groups:
+        return torch.arange(len(groups)) // (size or len(groups))
+    of_a_group = int((groups == groups[0]).sum())
+    return (groups - groups[0]) // (max(1, size // of_a_group) if size else len(groups))
+
+
+def kept_calls(model: FlowModel, settings: SamplerSettings, groups: Sequence[int]) -> int:
+    """The number of a sample's trained calls whose graphs half of the free memory can hold (keep_graph="auto").
+
+    `groups`: the number of the prompt of each of this process's samples.
+    """
     wish, decisions = model.memo[NextRollout], model.memo[GraphDecisions]
-    if not wish.uses_graphs or settings.kind == "ode":
-        return False
-    if model.policy.is_sharded:
-        # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
-        return False
-    # Decided once, wherever a window stands: the free memory changes from one iteration to the next, and updates with and
-    # without kept graphs differ in rounding.
-    trained = stochastic_count(settings)
-    case = replace(settings, window=None), trained, samples, wish.unconditional_gradient
+    # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
+    calls = None
+    if wish.uses_graphs and not model.policy.is_sharded:
+        calls = trained_calls(model, settings, model.sigmas(settings), torch.tensor(groups), range(len(groups)), 0)
+    if calls is None:
+        return 0
+    # The same wherever a window stands, and whichever of its steps are drawn.
+    number = calls.steps.shape[1] if wish.pulled else stochastic_count(settings)
+    first = set(groups) if wish.pulled is None and settings.shared_noise else groups  # points of the first call
+    counts = [len(first), *[len(groups)] * (number - 1)]
+    case = repr((replace(settings, window=None), counts, wish))
     if case not in decisions:
-        decisions[case] = model.keeps_graphs(settings, samples * trained)
+        decisions[case] = model.kept_calls(settings, counts)
     return decisions[case]
 
 
@@ -258,7 +354,7 @@ def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) ->
     parts, pictures = [], []
     with model.policy.sampling(), overlap.scoring(model.device) as scored, _merged(model, merge):
         for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-            parts.append(walk(groups[rows], [noise[row] for row in rows]))
+            parts.append(walk(groups[rows], rows, [noise[row] for row in rows]))
             if scored:
                 prompts = [texts[group] for group in groups[rows].tolist()]
                 pictures.append(model.decode(parts[-1].final, 0, prompts))
@@ -285,32 +381,35 @@ class _Paths:
     predictions: Tensor | None
 
 
-def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_step, groups, noise) -> _Paths:
-    """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`.
+def _walk(model, condition, sigmas, settings, calls, keep_predictions, on_step, groups, rows, noise) -> _Paths:
+    """Takes some samples from noise to x̂0, together: `rows` of this process's; `noise` [B] has a stream for each, see `_noise`.
 
     With the sampler `ode` every step is one to train by, since an update that noises x̂0 again needs nothing but noise levels.
     """
     x = devices.upload(_drawn(noise), model.device)
-    visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
+    visited, predictions, log_probs, stds, trained = [x], [], [], [], []
+    kept = KeptGraph([], model.memo[NextRollout])
     clean, stochastic, before = x, False, None
     for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
         on_step()
-        points = groups if settings.shared_noise and not trained else None
-        with torch.set_grad_enabled(keep_graph and kind != "ode"):
-            v = _velocity(model, condition, x, groups, sigma, settings, points)
+        alike, call = settings.shared_noise and not trained, partial(_velocity, model, condition, sigma, settings)
+        with torch.no_grad():
+            if calls is None:
+                v = call(x, groups, groups if alike else None)
+            else:
+                v = _keeping(kept, calls, j, rows, call, x, groups, alike)
             gaussian = transition(kind, v, x, sigma, sigma_next, eta=settings.eta, sigma_after_first=sigmas[1])
-        clean, stochastic = x - sigma * v.detach(), gaussian.std >= MIN_STD
+        clean, stochastic = x - sigma * v, gaussian.std >= MIN_STD
         if settings.kind == "ode":
             trained.append(j)
         if stochastic:
-            x_next = gaussian.sample(devices.upload(_drawn(noise), x.device)).detach()
-            log_probs.append(gaussian.log_prob(x_next, settings.log_prob_norm).detach())
+            x_next = gaussian.sample(devices.upload(_drawn(noise), x.device))
+            log_probs.append(gaussian.log_prob(x_next, settings.log_prob_norm))
             trained.append(j)
-            velocities.append(v)
         elif kind == "ode" and settings.ode_solver == "adams_bashforth":
             x_next = adams_bashforth(v, x, sigma, sigma_next, before)
         else:
-            x_next = gaussian.mean.detach()
+            x_next = gaussian.mean
         before = (v, sigma) if kind == "ode" else None
         x = x_next
         visited.append(x)
@@ -324,25 +423,52 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
         log_probs=torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         stds=tuple(stds),
         trained=tuple(trained),
-        kept=KeptGraph(velocities, model.memo[NextRollout].unconditional_gradient) if keep_graph else None,
+        kept=None if calls is None else kept,
         predictions=torch.stack(predictions, 1).cpu() if keep_predictions else None,
     )
+
+
+def _keeping(
+    kept: KeptGraph, calls: TrainedCalls, step: int, rows: Tensor, velocity_of, x: Tensor, groups: Tensor, alike: bool
+) -> Tensor:
+    """The velocity at x [B, …]. The trained calls of this step are made apart from the others, and kept with their graphs.
+
+    `alike`: a group's samples are at one point.
+    """
+
+    def call(x: Tensor, here: Tensor) -> Tensor:
+        return velocity_of(x, groups[here], groups[here] if alike else None)
+
+    velocity, others = torch.empty_like(x), torch.ones(len(rows), dtype=torch.bool)
+    for number, part in itertools.product(range(calls.steps.shape[1]), calls.parts[rows].unique()):
+        here = (calls.steps[rows, number] == step) & (calls.parts[rows] == part)  # [B]
+        if here.any():
+            there = devices.upload(here.nonzero()[:, 0], x.device)
+            point = x[there].requires_grad_(calls.with_slopes)
+            with torch.enable_grad():
+                own = call(point, here)
+            kept.append(KeptCall(number, rows[here], point, own))
+            velocity[there], others = own.detach(), others & ~here
+    if others.any():
+        there = devices.upload(others.nonzero()[:, 0], x.device)
+        velocity[there] = call(x[there], others)
+    return velocity
 
 
 def _joined(parts: Sequence[_Paths]) -> _Paths:
     """All samples of one rollout, in their order."""
     tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("latents", "final", "log_probs")}
-    graphs = [part.kept for part in parts if part.kept is not None]
+    kept = [part.kept for part in parts if part.kept is not None]
     predictions = [part.predictions for part in parts if part.predictions is not None]
     return replace(
         parts[0],
         **tensors,
-        kept=KeptGraph(map(torch.cat, zip(*graphs, strict=True)), graphs[0].unconditional_gradient) if graphs else None,
+        kept=KeptGraph(itertools.chain(*kept), kept[0].wish) if kept else None,
         predictions=torch.cat(predictions) if predictions else None,
     )
 
 
-def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
+def _velocity(model, condition, sigma, settings, x: Tensor, groups: Tensor, points: Tensor | None) -> Tensor:
     """One model call. Samples with equal numbers in `points` [B] stand at one point and share a row of it; None: a row each."""
     levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
     guidance = model.guidance_at(float(levels[0]), settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ..host.comfyui import PREFIX as PREFIX
@@ -347,10 +347,24 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
+class PulledCalls:
+    """The calls of the next Reward Gradient Step at points that the rollout before it visits, by what draws them.
+
+    `whole_groups`: all samples of a group have the same ones. `batch_size`: whose backward passes are made together.
+    """
+
+    mode: str
+    steps: int
+    highest_level: float
+    whole_groups: bool
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class NextRollout(Memo):
     """The wish of an update for the next rollout: it travels against the graph's edges, as only `Overlap` does besides.
 
-    The sampler decides by it whether to keep graphs, and of which kind (`rollout.graph_fits`, `FlowModel.negative_half`), also
+    The sampler decides by it which graphs to keep, and of which kind (`rollout.trained_calls`, `FlowModel.negative_half`), also
     in a run that is resumed.
     """
 
@@ -358,33 +372,52 @@ class NextRollout(Memo):
 
     unconditional_gradient: bool = True  # whether the negative half of guidance has a gradient
     uses_graphs: bool = True  # whether a graph that the rollout keeps would be used
+    pulled: PulledCalls | None = None  # which; None: those of the trained steps
 
     def saved(self) -> Saved:
-        return {}, [self.unconditional_gradient, self.uses_graphs]
+        switches = [self.unconditional_gradient, self.uses_graphs]
+        return {}, switches if self.pulled is None else [*switches, list(astuple(self.pulled))]
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], values: list[Any]) -> NextRollout:
-        if not all(isinstance(value, bool) for value in values):
+        if not all(isinstance(value, bool) for value in values[:2]):
             raise ValueError("no switches")
-        return cls(*values)
+        return cls(*values[:2], *(PulledCalls(*fields) for fields in values[2:]))
 
 
-class KeptGraph(list["Tensor"]):
-    """The velocity [B, C, h, w] of each trained step with its autograd graph: a handle, since one backward pass uses it up.
+@dataclass(frozen=True, eq=False)
+class KeptCall:
+    """One call with its autograd graph.
 
-    `unconditional_gradient`: whether the graphs go through the negative half of guidance.
+    Attributes:
+        number: which of its samples' trained calls it is.
+        rows: [n] those of this process's samples that it is of.
+        x: [n, C, (F,) h, w], where it begins.
+        velocity: [n, C, (F,) h, w].
     """
 
-    def __init__(self, velocities: Iterable[Tensor], unconditional_gradient: bool):
-        super().__init__(velocities)
-        self.unconditional_gradient = unconditional_gradient
+    number: int
+    rows: Tensor
+    x: Tensor
+    velocity: Tensor
+
+
+class KeptGraph(list[KeptCall]):
+    """Calls of a rollout that the next update trains: a handle, since one backward pass uses each of them up.
+
+    `wish`: by which they were chosen.
+    """
+
+    def __init__(self, calls: Iterable[KeptCall], wish: NextRollout):
+        super().__init__(calls)
+        self.wish = wish
         self.asked_for = True  # False: kept since there was room, so that nobody minds if they are not used
 
-    def take(self) -> list[Tensor]:
-        """The velocities, for the first that asks; nothing is left here, so that their memory is free after use."""
-        velocities = list(self)
+    def take(self) -> list[KeptCall]:
+        """The calls, for the first that asks; nothing is left here, so that their memory is free after use."""
+        calls = list(self)
         self.clear()
-        return velocities
+        return calls
 
 
 @dataclass(frozen=True)

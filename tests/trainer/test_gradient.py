@@ -12,7 +12,7 @@ from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score_stack
 from comfyui_otca.trainer.sde import adams_bashforth, transition
-from comfyui_otca.trainer.types import GradientSettings, Prompts
+from comfyui_otca.trainer.types import GradientSettings, NextRollout, Prompts
 
 pytestmark = pytest.mark.anywhere
 STILL = GradientSettings(learning_rate=0.0, max_grad_norm=1e9, kl_coefficient=0.0)
@@ -29,13 +29,26 @@ class Smooth(Reward):
     score = differentiable
 
 
+class Spread(GroupReward):
+    """Mean squared distance of the pictures' means to those of the others."""
+
+    def differentiable_groups(self, samples, prompts, groups):
+        means, groups = samples.flatten(1).double().mean(1) * 30, torch.tensor(groups, device=samples.device)
+        same = (groups[:, None] == groups) & ~torch.eye(len(groups), dtype=torch.bool, device=samples.device)
+        return (((means[:, None] - means) ** 2 * same).sum(1) / same.sum(1)).float()
+
+    def score_groups(self, samples, prompts, groups):
+        return self.differentiable_groups(samples, prompts, groups).tolist()
+
+
 @pytest.fixture
 def toy(load_toy, perturb):
     return perturb(load_toy())
 
 
-def taken(model, settings, rewards, prompts=("a red circle", "a blue square"), group_size=3):
-    made = rollout.sample(model, Prompts(prompts, tuple(range(len(prompts)))), settings, group_size=group_size, seed=5)
+def taken(model, settings, rewards, prompts=("a red circle", "a blue square"), group_size=3, **keeps):
+    chosen = Prompts(prompts, tuple(range(len(prompts))))
+    made = rollout.sample(model, chosen, settings, group_size=group_size, seed=5, **keeps)
     return made, score_stack(rewards, made.images, made.prompts, made.groups)
 
 
@@ -197,6 +210,48 @@ def test_in_parts_it_is_the_same(toy, small_settings, mode):
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
 
 
+@pytest.mark.parametrize("compared", [False, True])
+@pytest.mark.parametrize("sampler", ["dance_sde", "ode", "second order"])
+@pytest.mark.parametrize(
+    ("mode", "steps"), [("leap", 1), ("leap", 2), ("one_call", 2), ("last_steps", 2), ("last_steps", 0)]
+)
+def test_calls_that_the_rollout_kept_are_not_made_again(toy, small_settings, mode, steps, sampler, compared):
+    """The rollout draws the same levels as the update after it, whatever the batches; one score has failed."""
+    rewards = [Smooth("smooth"), *([Spread("spread")] if compared else [])]
+    walk = replace(small_settings(), **CHAINS[sampler])
+    for size, most in ((0, None), (4, None), (4, 1)):
+        settings = replace(STILL, mode=mode, steps=steps, kl_coefficient=0.5, batch_size=size)
+        made, scores = taken(toy, walk, rewards)
+        scores.values[4] = torch.nan
+        toy.memo.keep(RewardSpread())
+        expected = gradient_of(toy, made, scores, settings)
+        kept, _ = taken(toy, replace(walk, batch_size=size and 5), rewards, keep_graph=True, most_kept=most)
+        torch.testing.assert_close(kept.latents, made.latents, rtol=0, atol=1e-5)
+        toy.memo.keep(RewardSpread())
+        with toy.forwards.apart() as calls:
+            own = gradient_of(toy, kept, scores, settings)
+        assert bool(calls[1]) == (most == 1) and not kept.kept
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_what_depends_on_the_samples_keeps_nothing(toy, small_settings, weighed):
+    """Other noise than the rollout's, levels drawn by credit; nor what was kept for another update, or of another policy."""
+    made, scores = taken(toy, small_settings(), [Smooth("smooth")])
+    settings = replace(STILL, mode="leap")
+    for other in (replace(settings, mode="low_variance"), replace(settings, nested=1.0)):
+        expected = gradient_of(toy, made, scores, other)
+        assert toy.memo[NextRollout].uses_graphs == (other.mode == "leap")
+    for version, wish in ((1, toy.memo[NextRollout]), (0, NextRollout())):
+        toy.memo.keep(wish)
+        kept, _ = taken(toy, small_settings(), [Smooth("smooth")], keep_graph=True)
+        gradient_of(toy, replace(kept, policy_version=kept.policy_version - version), scores, settings)
+        assert not kept.kept
+        toy.policy.version = made.policy_version
+    assert expected.any()
+    gradient_of(toy, made, scores, replace(settings, also="credit"), weighed(made, scores, [1.0, 3.0, 2.0]))
+    assert not toy.memo[NextRollout].uses_graphs
+
+
 def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, small_settings):
     made, scores = taken(toy, small_settings(), [Smooth("smooth")])
     settings = replace(STILL, mode="one_call", steps=len(made.sigmas) - 1)
@@ -298,18 +353,6 @@ def test_a_gradient_of_other_scores_is_refused_with_both(toy, small_settings):
 
 def test_a_reward_of_groups_is_followed_by_whole_groups(toy, small_settings):
     """Whatever the batch size: in parts of one sample there would be nothing to compare."""
-
-    class Spread(GroupReward):
-        """Mean squared distance of the pictures' means to those of the others."""
-
-        def differentiable_groups(self, samples, prompts, groups):
-            means, groups = samples.flatten(1).double().mean(1) * 30, torch.tensor(groups, device=samples.device)
-            same = (groups[:, None] == groups) & ~torch.eye(len(groups), dtype=torch.bool, device=samples.device)
-            return (((means[:, None] - means) ** 2 * same).sum(1) / same.sum(1)).float()
-
-        def score_groups(self, samples, prompts, groups):
-            return self.differentiable_groups(samples, prompts, groups).tolist()
-
     made, scores = taken(toy, replace(small_settings(), shared_noise=False), [Spread("spread")])
     whole = gradient_of(toy, made, scores, replace(STILL, mode="last_steps", steps=2))
     toy.memo.keep(RewardSpread())

@@ -173,6 +173,10 @@ def test_neither_a_kept_graph_nor_the_batch_size_changes_the_gradient(moved, sam
     for batch_size in (0, 4):
         kept = sample(moved, keep_graph=True, batch_size=batch_size)
         assert_same_gradients(updated(moved, kept, advantages), whole)
+    for most in (1, 2):  # those of the first steps, and the others again
+        kept = sample(moved, keep_graph=True, most_kept=most, batch_size=4)
+        assert len(kept.kept) == 2 * most
+        assert_same_gradients(updated(moved, kept, advantages, replace(STILL, batch_size=4)), whole)
     for batch_size in (1, 4, 7, 100):  # the last two hold samples of several steps
         assert_same_gradients(updated(moved, taken, advantages, replace(STILL, batch_size=batch_size)), whole)
 
@@ -191,7 +195,7 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, batch):
 @pytest.mark.parametrize("epochs, staleness", [(2, 0), (1, 1)])
 def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, caplog, epochs, staleness, batch):
     taken, advantages = batch(model, keep_graph=True)
-    graphs, alive = list(map(weakref.ref, taken.kept)), []
+    graphs, alive = [weakref.ref(call.velocity) for call in taken.kept], []
     assert all(graph() is not None for graph in graphs)
     model.policy.version += staleness
     settings = UpdateSettings(learning_rate=0.0, epochs=epochs)

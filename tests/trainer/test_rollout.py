@@ -18,6 +18,7 @@ from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import KINDS
 from comfyui_otca.trainer.types import MEMORY_SHARE, OLD, THETA
+from comfyui_otca.trainer.updates.passes import Graphs
 
 pytestmark = pytest.mark.anywhere
 
@@ -259,10 +260,12 @@ def test_a_kept_graph_changes_no_number(taken, still_model, sample):
     for name in ("latents", "final", "images", "log_probs"):
         torch.testing.assert_close(getattr(kept, name), getattr(taken, name), rtol=0, atol=1e-5)
         assert not getattr(kept, name).requires_grad
-    assert len(kept.kept) == 3
-    for position, velocity in enumerate(kept.kept):
+    graphs = Graphs(kept.kept)
+    assert [call.number for call in graphs] == [0, 1, 2] * 2  # four samples, and two
+    for position, step in enumerate(kept.trained):
+        rows = torch.arange(6)
+        velocity, _ = graphs.of(position, rows)
         assert velocity.requires_grad and velocity.shape == (6, 8, 10, 10)
-        step, rows = kept.trained[position], torch.arange(6)
         seen = rollout.trained_transition(kept, step, velocity.cpu(), rows).log_prob(kept.latents[:, step + 1])
         assert torch.equal(seen.detach(), kept.log_probs[:, position])
 
@@ -303,13 +306,14 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
     def fits(free):
         monkeypatch.setattr(devices, "free_memory", lambda device: free)
         still_model.memo[rollout.GraphDecisions].clear()
-        return rollout.graph_fits(still_model, settings, 6)
+        return rollout.kept_calls(still_model, settings, [0, 0, 0, 1, 1, 1])
 
-    assert not fits(int(0.9 * need / MEMORY_SHARE))
-    assert fits(int(1.3 * need / MEMORY_SHARE))
+    assert [fits(int(part * need / MEMORY_SHARE)) for part in (0.2, 0.5, 0.9, 1.3)] == [0, 1, 2, 3]
     # Once decided it stays, so that a run does not change its rounding half way.
     monkeypatch.setattr(devices, "free_memory", lambda device: 0)
-    assert rollout.graph_fits(still_model, settings, 6)
+    assert rollout.kept_calls(still_model, settings, [0, 0, 0, 1, 1, 1]) == 3
+    decisions = still_model.memo[rollout.GraphDecisions]
+    assert rollout.GraphDecisions.read(*decisions.saved()) == decisions, "nor where it is resumed"
     still_model.memo[rollout.GraphDecisions].clear()
 
 
@@ -355,7 +359,9 @@ def test_a_pictures_noise_is_that_of_its_seed_and_text(still_model, small_settin
 @pytest.mark.parametrize("solver", ["euler", "adams_bashforth"])
 def test_ode_samples_as_evaluation_does_and_every_level_is_trained(still_model, sample, small_settings, solver):
     settings = small_settings(kind="ode", shared_noise=False, ode_solver=solver)
-    taken = sample(still_model, settings, keep_graph=rollout.graph_fits(still_model, settings, 6))
+    taken = sample(
+        still_model, settings, keep_graph=bool(rollout.kept_calls(still_model, settings, [0, 0, 0, 1, 1, 1]))
+    )
     assert taken.trained == (0, 1, 2, 3) and taken.stds == (0.0,) * 4 and taken.log_probs.shape == (6, 0)
     assert taken.kept is None and torch.equal(taken.final, taken.latents[:, -1])
     starts = taken.latents[:, 0]

@@ -101,7 +101,9 @@ def _update(graph: CheckedGraph) -> Iterator[Problem]:
             if matching:
                 misfits = refusals.of_matching(settings, keeps_graph)
             elif follows:
-                misfits = refusals.of_kept_graph("Reward Gradient Step calls the network again", keeps_graph)
+                misfits = refusals.of_kept_graph(
+                    "Reward Gradient Step draws the calls that it trains, which auto keeps", keeps_graph
+                )
             if kind == GRADIENT_NODE:
                 yield from _gradient_settings(graph, step, settings.transitions)
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)

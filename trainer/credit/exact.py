@@ -16,8 +16,8 @@ from torch import Tensor
 from ...host import devices
 from ..families.base import FlowModel
 from ..rewards.base import Reward, score_with_gradient
-from ..rollout import beside, graph_fits, slopes, stream, trained_transition, velocity_at
-from ..schedule import step_kinds
+from ..rollout import beside, kept_calls, slopes, stream, trained_transition, velocity_at
+from ..schedule import step_kinds, stochastic_count
 from ..sde import MIN_STD, transition
 from ..types import Prompts, SamplerSettings, StepCredit, Trajectories
 
@@ -55,7 +55,7 @@ def exact_gradient(
 def _of_part(model, prompts: Prompts, settings: SamplerSettings, reward, seed: int, on_step) -> tuple[Tensor, Tensor]:
     sigmas, condition = model.sigmas(settings), model.condition(prompts.texts, settings)
     levels, kinds = list(zip(sigmas, sigmas[1:], strict=False)), step_kinds(settings)
-    keeps = graph_fits(model, settings, len(prompts.texts))
+    keeps = kept_calls(model, settings, range(len(prompts.texts))) >= stochastic_count(settings)
 
     def velocity(x: Tensor, sigma: float) -> Tensor:
         on_step()

@@ -226,9 +226,10 @@ class FlowModel(Resident, ABC):
         """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.memo[NextRollout].unconditional_gradient)
 
-    def keeps_graphs(self, settings: SamplerSettings, count: int) -> bool:
-        """Whether the memory that is there can hold the graphs of so many calls, each of one sample."""
-        return self.graph_bytes(settings) * count <= MEMORY_SHARE * devices.free_memory(self.device)
+    def kept_calls(self, settings: SamplerSettings, counts: Sequence[int]) -> int:
+        """How many of these calls' graphs the memory that is there can hold, the first ones; each is of so many samples."""
+        room = MEMORY_SHARE * devices.free_memory(self.device) / max(1, self.graph_bytes(settings))
+        return sum(sum(counts[:number]) <= room for number in range(1, len(counts) + 1))
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """Bytes that autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""

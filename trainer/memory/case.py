@@ -9,16 +9,19 @@ diffusers, `native` for one that ComfyUI loaded. All else about memory is here, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..types import EVALUATED, GRADIENT_NODE, HALO, MEMORY_SHARE, RUN_NODE, STEP_NODES, TRAJECTORY_NODES, side_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
+
+C = TypeVar("C", bound="Case")
 
 GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), which leaves 7 % of room
 
@@ -115,6 +118,11 @@ def with_halo(size: Size, tile: int, scale: int) -> Size:
     return min(width, side), min(height, side), frames
 
 
+def most(cases: Sequence[C], *names: str) -> C:
+    """The last of these cases, each of which needs more than the one before, whose parts leave room; else the first."""
+    return cases[bisect_left(cases, True, lo=1, key=lambda case: not case.leaves_room_beside(*names)) - 1]
+
+
 Choice = tuple[Way, Way, str]  # what saves time, what saves memory, and the part of phases that the former takes
 
 
@@ -146,11 +154,13 @@ class Pull:
         holds_a_call: a call of the network waits for the gradient of the picture that it leads to.
         tile: see GradientSettings.
         adds: another update's gradient is added.
+        calls: of each sample at points that the rollout visits, as far as they are known before it.
     """
 
     holds_a_call: bool
     tile: int = 0
     adds: bool = False
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,8 @@ class Iteration:
         batch, sampling_batch: samples to a pass of the update and of the rollout; never more than there are.
         guided: guidance is classifier-free, so that a sample has two rows in a pass.
         both: the negative half has a gradient too.
-        keep_graph, merge_adapter: the sampler's; keep_graph None: decided by the memory that there is.
+        kept_calls: so many of a sample's trained calls keep their graphs. None: decided by the memory that there is.
+        merge_adapter: the sampler's.
         copies: of what is trained: one for ema_decay, one for an old policy.
         pulled: a KL term asks the untrained model while the graph is there.
         pull: of the rewards' gradient, if the update follows that.
@@ -184,7 +195,7 @@ class Iteration:
     sampling_batch: int = 1
     guided: bool = False
     both: bool = True
-    keep_graph: bool | None = False
+    kept_calls: int | None = 0
     merge_adapter: bool = False
     copies: int = 0
     pulled: bool = False
@@ -192,6 +203,15 @@ class Iteration:
     pull: Pull | None = None
     references: int = 0
     evaluated: tuple[Size, bool] | None = None
+
+    @property
+    def trained_calls(self) -> int:
+        """Calls of each sample whose graphs the rollout could keep."""
+        return self.pull.calls if self.pull else self.trained_steps
+
+    @property
+    def keeps_all(self) -> bool:
+        return bool(self.kept_calls) and self.kept_calls == self.trained_calls
 
     @property
     def staying(self) -> int:
@@ -224,17 +244,12 @@ class Iteration:
         yield Way("SDE Sampler merge_adapter off", {"merge_adapter": False}, sets=(merged,))
         yield Way("the update's batch_size 1", {"batch": 1}, sets=((STEP_NODES, "batch_size", 1),))
         yield Way("SDE Sampler batch_size 1", {"sampling_batch": 1}, sets=((TRAJECTORY_NODES, "batch_size", 1),))
-        yield Way("SDE Sampler keep_graph off", {"keep_graph": False}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),))
+        yield Way("SDE Sampler keep_graph off", {"kept_calls": 0}, sets=((TRAJECTORY_NODES, "keep_graph", "off"),))
         if self.pull:
             for tile in (TILE, TILE // 2):
                 words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
                 pull = {"pull": replace(self.pull, tile=tile)}
                 yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
-
-    def open(self) -> Iterator[Choice]:
-        if self.keep_graph is None:
-            keep, forget = (Way("", {"keep_graph": keep}) for keep in (True, False))
-            yield keep, forget, "kept graph"
 
     def on_cpu(self) -> Iterator[Way]:
         if self.rewards:
@@ -399,14 +414,18 @@ class Case(ABC):
         and decide nothing themselves.
         """
         case = self
-        for way, other, part in (*self.open(), *(self.iteration.open() if self.iteration else ())):
+        for way, other, part in self.open():
             quick = case._with(way)
             case = quick if quick.leaves_room_beside(part) else case._with(other)
+        if case.iteration and case.iteration.kept_calls is None:
+            ways = [case._with(Way("", {"kept_calls": n})) for n in range(case.iteration.trained_calls + 1)]
+            case = most(ways, "kept graph")
         return case.filled()
 
-    def leaves_room_beside(self, part: str) -> bool:
-        """Whether a part of phases takes, in each of them, no more than it may of what there is beside the others."""
-        shares = [(parts[part], sum(parts.values())) for parts in self.estimate().phases.values() if part in parts]
+    def leaves_room_beside(self, *names: str) -> bool:
+        """Whether each of these parts takes, in each phase, no more than it may of what there is beside the others."""
+        phases = [(parts, sum(parts.values())) for parts in self.estimate().phases.values()]
+        shares = [(parts[name], total) for parts, total in phases for name in names if name in parts]
         return all(size <= MEMORY_SHARE * (self.machine.has - total + size) for size, total in shares)
 
     def filled(self) -> Self:
@@ -458,7 +477,7 @@ class Case(ABC):
             | {"activations": max(work.get("update", 0), work.get("reference", 0) + untrained)},
         }
         if it and it.pull:
-            on_top = always | gradients | {"VAE": held.vae}
+            on_top = always | kept | gradients | {"VAE": held.vae}
             phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull).items()}
         if held.loading:
             whole = {"weights": held.loading, "VAE": always["VAE"], "text encoder": always["text encoder"]}
@@ -468,7 +487,7 @@ class Case(ABC):
                 phases[phase] = phases[phase] | {"weights": 0}
         if it and it.evaluated:
             size, guided = it.evaluated
-            apart = replace(it, size=size, guided=guided, evaluated=None, keep_graph=False, pull=None)
+            apart = replace(it, size=size, guided=guided, evaluated=None, kept_calls=0, pull=None)
             evaluated = replace(self, iteration=apart).estimate(room).phases  # pyright: ignore[reportArgumentType] a data class
             for phase in (SAMPLING, DECODING):
                 phases[phase] = max(phases[phase], evaluated[phase], key=lambda parts: sum(parts.values()))
@@ -483,20 +502,20 @@ class Case(ABC):
         step = LATENTS_OF_A_STEP * latent
         # The points that were visited are stacked, and only then go to main memory.
         visited = (2 * (it.steps + 1) * latent + step) * sampling
-        if it.keep_graph:
-            graph, first = self.graph(sampling), self.graph(-(-sampling // it.alike))
-            of_a_batch = graph.kept * (it.trained_steps - 1) + first.kept
-            kept = of_a_batch * -(-it.samples // sampling)
+        calls, kept = it.kept_calls or 0, 0
+        graph = self.graph(update)
+        alone, most = graph.kept, graph.peak
+        if calls:
+            graph, first = self.graph(sampling), self.graph(sampling if it.pull else -(-sampling // it.alike))
+            kept = (graph.kept * (calls - 1) + first.kept) * -(-it.samples // sampling)
+        if it.keeps_all:
             alone, most = 0, graph.backward
-        else:
-            graph = self.graph(update)
-            kept, alone, most = 0, graph.kept, graph.peak
         forward = self.forward(update)
         if it.pulled:
             most = max(most, alone + forward)
         return {
             "sampling": self.forward(sampling) + visited + layer,
-            "merged weights": self.merged() if it.merge_adapter and not it.keep_graph else 0,
+            "merged weights": self.merged() if it.merge_adapter and not calls else 0,
             "kept": kept,
             "decoding": self.decoding(sampling),
             "update": most + step * update + layer,
@@ -507,7 +526,7 @@ class Case(ABC):
         """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents."""
         samples = min(it.batch, it.samples)
         calls = {"activations": LATENTS_OF_A_STEP * self.latent() * samples + self.layer()}
-        if pull.holds_a_call:
+        if pull.holds_a_call and not it.keeps_all:
             calls["activations"] += self.graph(samples).kept
         pictures, decoder = it.picture * samples, self.decoder(samples, pull.tile)
         # Of tiles none waits for the rewards; the whole pictures were decoded without a gradient before.

@@ -14,7 +14,6 @@ published models below on ComfyUI's own classes. A model that is not listed is c
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from .case import (
     Machine,
     Size,
     Way,
+    most,
     with_halo,
 )
 
@@ -275,7 +275,7 @@ class NativeCase(Case):
         if self.kept_blocks is not None:
             return self
         ways = [replace(self, kept_blocks=count) for count in range(self.model.layers if self.checkpointing else 1)]
-        return ways[bisect_left(ways, True, lo=1, key=lambda way: not way.leaves_room_beside("activations")) - 1]
+        return most(ways, "activations", "kept graph")
 
     def held(self) -> Held:
         blocks, visit = self.model.networks * self.model.layers, bool(self.machine.device)

@@ -335,7 +335,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
     size, evaluated = ((how.width, how.height, how.frames) for how in (settings, shown))
     guided, apart = (off is not None and max(how.guidance, how.guidance_2) > off for how in (settings, shown))
     # Of `ode` every step is trained: the picture is noised again.
-    trained = settings.transitions if settings.kind == "ode" else stochastic_count(settings)
+    trained = max(1, settings.transitions if settings.kind == "ode" else stochastic_count(settings))
     return Iteration(
         size=size,
         samples=samples,
@@ -343,28 +343,27 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
         prompts=samples // 2 if pairs else count,
         references=max(map(_references, prompts), default=0),
         steps=settings.transitions,
-        trained_steps=max(1, trained),
+        trained_steps=trained,
         batch=max(step.get("batch_size") or samples, group if compares else 1),
         sampling_batch=settings.batch_size or samples,
         guided=guided,
         evaluated=(evaluated, apart) if (evaluated, apart) != (size, guided) else None,
         both=step.get("unconditional_gradient", True),
-        keep_graph=_keeps(sampler, step)
-        if update["class_type"] == STEP_NODE
-        else sampler.get("keep_graph") == "on" and not pulls,
+        kept_calls=_kept(sampler, step, pulls, trained) if update["class_type"] in (STEP_NODE, GRADIENT_NODE) else 0,
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
         pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
         rewards=tuple(judges if has_gpu else (replace(judge, offload=False) for judge in judges)),
-        pull=_pull(update["inputs"]) if pulls else None,
+        pull=_pull(update["inputs"], settings.transitions) if pulls else None,
     )
 
 
-def _keeps(sampler: Mapping[str, Any], step: Mapping[str, Any]) -> bool | None:
-    """Whether graphs are kept; None: where there is memory for them. The update has no use for them if it computes again."""
-    if sampler.get("keep_graph", "auto") != "auto":
-        return sampler["keep_graph"] == "on"
-    return None if step.get("epochs", 1) == 1 and not step.get("sampled_steps") else False
+def _kept(sampler: Mapping[str, Any], step: Mapping[str, Any], pulls: bool, trained: int) -> int | None:
+    """The number of trained calls whose graphs are kept; None: as many as there is memory for. Some updates compute all again."""
+    again = step.get("epochs", 1) * step.get("parts", 1) > 1 or step.get("sampled_steps")
+    if again or sampler.get("keep_graph") == "off":
+        return 0
+    return trained if sampler.get("keep_graph") == "on" and not pulls else None
 
 
 def _references(inputs: Mapping[str, Any]) -> int:
@@ -387,10 +386,15 @@ def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
     return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // looked_at))
 
 
-def _pull(inputs: Mapping[str, Any]) -> Pull:
-    mode, tile, also = (plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile", "also"))
-    adds = api.is_link(inputs.get("advantages")) and also != CREDIT_ONLY
-    return Pull(mode in ("one_call", "low_variance"), tile, adds)
+def _pull(inputs: Mapping[str, Any], transitions: int) -> Pull:
+    mode, tile, also, steps = (
+        plain(inputs).get(name, getattr(GradientSettings, name)) for name in ("mode", "tile", "also", "steps")
+    )
+    connected = api.is_link(inputs.get("advantages"))
+    drawn_later = mode == "low_variance" or connected and also == CREDIT_ONLY  # by a credit
+    calls = 2 * steps if mode == "leap" else min(steps or transitions, transitions)
+    adds = connected and also != CREDIT_ONLY
+    return Pull(mode in ("one_call", "low_variance"), tile, adds, 0 if drawn_later else calls)
 
 
 def plain(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -293,8 +293,8 @@ class NativeModel(FlowModel):
         case = self.case(settings)
         return f"Memory: {case.sentence(case.machine.has)}"
 
-    def keeps_graphs(self, settings: SamplerSettings, count: int) -> bool:
-        return bool(self.case(settings).decided.iteration.keep_graph)
+    def kept_calls(self, settings: SamplerSettings, counts: Sequence[int]) -> int:
+        return min(self.case(settings).decided.iteration.kept_calls or 0, len(counts))
 
     # -- the velocity --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 10
 DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
-MEASURED_EVERY = 10  # updates, where no KL term asks the reference anyway
+MEASURED_EVERY = 10  # updates
 
 
 class NonFiniteUpdate(errors.Expected, RuntimeError):
@@ -198,9 +198,9 @@ def _was_taken(model: FlowModel, settings: StepSettings, tally: Tally, most_skip
 
 
 def _note_divergence(model, trajectories: Trajectories, settings: StepSettings, tally: Tally, version: int) -> None:
-    """Its two calls are for a curve alone: without a KL term they are made after the first and each tenth update."""
-    turn = version if settings.kl_coefficient else version // MEASURED_EVERY
-    if settings.kl_coefficient or version < 2 or version % MEASURED_EVERY == 0:
+    """Its two calls are for a curve alone, so that they are made after the first and each tenth update."""
+    if version < 2 or version % MEASURED_EVERY == 0:
+        turn = version // MEASURED_EVERY
         tally.note(DIVERGENCE, reference_divergence(model, trajectories, turn, settings.batch_size))
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...host import distributed
+from ...host import devices, distributed
 from ..families.base import FlowModel
+from ..types import KeptCall
 from .optimizer import Tally
 
 
@@ -80,6 +81,29 @@ def networks(model: FlowModel, sigmas: Sequence[float]) -> list[int]:
     """For each noise level, falling, the number of the network that computes it."""
     changes = [not model.same_network(before, after) for before, after in zip(sigmas, sigmas[1:], strict=False)]
     return [sum(changes[:step]) for step in range(len(sigmas))]
+
+
+class Graphs(list[KeptCall]):
+    """Calls that the rollout made already, with their graphs."""
+
+    def of(self, number: int, rows: Tensor) -> tuple[Tensor, Callable[[], Tensor]] | None:
+        """The velocity of each of these rows' call of that number, and what gives the gradient in its point; once.
+
+        None: not all of them are here.
+        """
+        calls = [call for call in self if call.number == number and torch.isin(call.rows, rows).any()]
+        there = torch.cat([call.rows for call in calls]) if calls else rows[:0]
+        if not torch.isin(rows, there).all():
+            return None
+        for call in calls:
+            self.remove(call)
+        order = (there == rows[:, None]).int().argmax(1)  # [N]
+        order, points = devices.upload(order, calls[0].x.device), [call.x for call in calls]
+
+        def slope() -> Tensor:
+            return torch.cat([point.grad for point in points if point.grad is not None])[order]  # each has one
+
+        return torch.cat([call.velocity for call in calls])[order], slope
 
 
 def divergence(velocity: Tensor, untrained: Tensor, counts: Tensor) -> Tensor:

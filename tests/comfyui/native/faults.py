@@ -316,15 +316,23 @@ def in_use(family: str) -> dict:
     }
 
 
-def kept_graph(family: str, checkpointing: str = "off") -> dict:
-    """An update from the graphs that the rollout kept, against one that computes them again; a KSampler runs in between."""
+def kept_graph(family: str, checkpointing: str = "off", mode: str = "") -> dict:
+    """An update from the graphs that the rollout kept, against one that computes them again; a KSampler runs in between.
+
+    `mode`: of Reward Gradient Step, which has made one update before.
+    """
     found = []
     for keep in (False, True):
         made = make(family, checkpointing=checkpointing)
-        taken = made.sample(seed=0, keep_graph=keep)
-        ksampler(made.tiny)
-        made.update(taken, learning_rate=0.0)
+        made.move()
+        for wished in (False, True) if mode else (True,):
+            taken = made.sample(
+                seed=0, keep_graph=keep and wished, **({"kind": "ode", "shared_noise": False} if mode else {})
+            )
+            kept = bool(taken.kept)
+            ksampler(made.tiny)
+            made.follow(taken, mode) if mode else made.update(taken, learning_rate=0.0)
         found.append(
             {name: p.grad.clone() for name, p in made.model.policy.trainable_named().items() if p.grad is not None}
         )
-    return {"apart": furthest(*found)}
+    return {"apart": furthest(*found), "kept": kept}

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from comfyui_otca.tests.comfyui import tiny
-from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer import gradient, rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.native.loading import make_trainable
 from comfyui_otca.trainer.native.model import NativeModel
 from comfyui_otca.trainer.policy.adapters import Adapter
-from comfyui_otca.trainer.types import Prompts, SamplerSettings, Scores, Trajectories
+from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.rewards.base import score_stack
+from comfyui_otca.trainer.types import GradientSettings, Prompts, SamplerSettings, Scores, Trajectories
 
 TEXTS = ("a red circle", "a much longer text about a green square")  # of different length
 MOVED = 0.05  # how far the adapter is moved where it has to matter
@@ -57,6 +59,18 @@ class Made:
         advantages = fuse(scores, credit, "weighted_advantages")
         settings = {"learning_rate": 1e-2, "ema_decay": 0.5, "batch_size": int(self.one_by_one)}
         return dict(update(self.model, trajectories, advantages, UpdateSettings(**{**settings, **changes})))
+
+    def follow(self, trajectories: Trajectories, mode: str, **changes) -> dict:
+        """One update by a reward's gradient, which leaves the weights where they are."""
+        scores = score_stack(
+            [reward_class("brightness")()], trajectories.images, trajectories.prompts, trajectories.groups
+        )
+        settings = {"learning_rate": 0.0, "mode": mode, "max_grad_norm": 1e9, "batch_size": int(self.one_by_one)}
+        self.model.policy.version = trajectories.policy_version
+        self.model.memo.keep(gradient.RewardSpread())
+        figures, _ = gradient.update(self.model, trajectories, scores, GradientSettings(**{**settings, **changes}))
+        self.model.policy.version = trajectories.policy_version
+        return dict(figures)
 
     def move(self, names: Collection[str] | None = None) -> None:
         """Puts the adapter, or its parameters of these names, away from zero, so that all of it has a gradient."""

@@ -32,7 +32,7 @@ SMALL = Architecture("small", 2500, 100, 3, 0, 0, NO_VAE, saved=20.0, text_token
 
 def case(batch=1, sampling_batch=1, steps=1, checkpointing=True, samples=9, model=SMALL, **options):
     of_iteration = {
-        name: options.pop(name) for name in ("copies", "keep_graph", "rewards", "pull", "references") if name in options
+        name: options.pop(name) for name in ("copies", "kept_calls", "rewards", "pull", "references") if name in options
     }
     it = Iteration((16, 16, 1), samples, 1, 1, steps, steps, batch, sampling_batch, **of_iteration)
     return NativeCase(model, 5000, 7, it, checkpointing, **options)
@@ -76,12 +76,25 @@ def test_pictures_that_a_prompt_works_on_stand_in_the_sequence():
 
 
 def test_a_kept_graph_takes_the_place_of_the_updates_own():
-    kept = {"keep_graph": True, "samples": 1, "steps": 5}
+    kept = {"kept_calls": 5, "samples": 1, "steps": 5}
     assert parts(checkpointing=False, **kept)["kept graph"] == 5 * 120_000
     # what is left is a call of the untrained model, without a graph: a block, and 2 vectors outside
     assert parts(checkpointing=False, **kept)["activations"] == 44_000
     assert parts(checkpointing=True, **kept)["kept graph"] == 5 * (3 + 2) * 2000
     assert parts(checkpointing=True, **kept)["activations"] == (20 + 10) * 2000, "a block that is computed again"
+    some = parts(checkpointing=False, **kept | {"kept_calls": 2})
+    assert (some["kept graph"], some["activations"]) == (2 * 120_000, 120_000 + 20_000), "the others have their own"
+
+
+@pytest.mark.parametrize("pull", [None, Pull(False, calls=5)])
+@pytest.mark.parametrize(
+    ("left", "count"), [(0, 0), (239_999, 0), (240_000, 1), (959_999, 3), (960_000, 4), (1_200_000, 5)]
+)
+def test_as_many_calls_keep_their_graphs_as_half_of_what_is_left_holds(left, count, pull):
+    """Five calls of 120,000 bytes, of GRPO and of the rewards' gradient; beside an update that computes them again."""
+    same = {"samples": 1, "steps": 5, "checkpointing": False, "pull": pull}
+    machine = Machine("", case(**same).needs.total + left, 0)
+    assert case(**same, kept_calls=None, machine=machine).decided.iteration.kept_calls == count
 
 
 def test_an_adapters_parameter_takes_16_bytes_and_20_with_an_average():

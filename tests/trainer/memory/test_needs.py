@@ -71,7 +71,7 @@ def test_settings_of_the_graph():
     kept = changed(grpo(), SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
     case, _ = needs.read(kept)
     it = case.iteration
-    assert (it.keep_graph, it.samples, it.trained_steps, it.copies, it.batch) == (True, 24, 7, 1, 24)
+    assert (it.kept_calls, it.samples, it.trained_steps, it.copies, it.batch) == (7, 24, 7, 1, 24)
     case, _ = needs.read(changed("z_image", MakeTrainable={"memory": "low"}))
     assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
 
@@ -170,7 +170,7 @@ def test_pairs_are_groups_of_two():
     step["inputs"]["batch_size"] = 0
     case, _ = needs.read(content)
     it = case.iteration
-    assert (it.size, it.batch, it.sampling_batch, it.keep_graph, it.guided) == ((512, 768, 1), 6, 6, False, False)
+    assert (it.size, it.batch, it.sampling_batch, it.kept_calls, it.guided) == ((512, 768, 1), 6, 6, 0, False)
 
 
 def with_one_judge(name):
@@ -212,7 +212,9 @@ def test_the_rewards_gradient_is_read_off_its_node():
     step["inputs"] = {"model": step["inputs"]["model"], "mode": "leap", "tile": 256, "batch_size": 2}
     case, _ = needs.read(content)
     it = case.iteration
-    assert (it.pull, it.batch, it.pulled) == (Pull(False, 256), 2, True), "its pull to the original is on by default"
+    assert (it.pull, it.batch, it.pulled) == (Pull(False, 256, calls=2), 2, True), (
+        "its pull to the original is on by default"
+    )
     judge["class_type"] = "OTCA_RewardPickScore"
     judge["inputs"] |= {"offload": True, "batch_size": 3}
     step["inputs"] |= {"mode": "low_variance", "advantages": ["1", 0], "kl_coefficient": 0.0}

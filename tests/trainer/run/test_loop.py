@@ -110,7 +110,7 @@ def test_metrics_of_a_run(finished_run):
         each = [line[f"seconds/reward/{name}"] for name in evaluated]
         assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
         assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
-        measured = line["iteration"] == 1  # without a KL term: the first, and each tenth
+        measured = line["iteration"] == 1  # the first, and each tenth
         assert (line.get("kl/reference", 0) > 0) == measured, "the reference is the model before training"
         # 2 prompts x 3 samples, 4 steps: one forward a group at the first step, 3 x 6 at the others, and 2 x 2 to tell the
         # distance to the reference. Graphs were kept of the three trained steps. Evaluations do not count.
@@ -772,8 +772,8 @@ def test_matching_resumes_to_the_bit(small_graph, tmp_path):
     assert all(row["gradient_norm"] > 0 and row["update/sampled_share"] == 1 for row in history)
     assert {f"credit/step/{step}" for step in range(4)} <= history[0].keys(), "every level is trained"
     # 4 steps of 6 samples; 2 epochs of 24 pairs, by θ, the old and the untrained policy (on-policy in the very first);
-    # for kl/reference 2 samples by two policies.
-    assert [row["forwards/all"] for row in history[:2]] == [24 + 24 * 2 + 24 * 3 + 4, 24 + 2 * 24 * 3 + 4]
+    # for kl/reference, first, 2 samples by two policies.
+    assert [row["forwards/all"] for row in history[:2]] == [24 + 24 * 2 + 24 * 3 + 4, 24 + 2 * 24 * 3]
     assert all(row["forwards/with_gradient"] == 48 for row in history)
 
 
@@ -809,7 +809,7 @@ def test_reward_gradients_resume_to_the_bit(small_graph, tmp_path):
     stds = torch.tensor([row["reward/clip_t/std"] for row in history], dtype=torch.float64)
     means = stds.cumsum(0) / torch.arange(1, 5)
     assert [row["spread/clip_t"] for row in history] == pytest.approx(means.tolist(), rel=1e-6)
-    # 4 steps of 6 samples; 2 levels of each by θ and, for the pull to the original, by the untrained policy; for kl/reference 2
-    # samples by two policies.
-    assert all(row["forwards/all"] == 24 + 2 * 2 * 6 + 4 for row in history)
+    # 4 steps of 6 samples; 2 levels of each by θ, which are the rollout's own from the second on, and, for the pull to the
+    # original, by the untrained policy; for kl/reference, first, 2 samples by two policies.
+    assert [row["forwards/all"] for row in history] == [24 + 12 + 12 + 4, *[24 + 12] * 3]
     assert all(row["forwards/with_gradient"] == 12 for row in history)
