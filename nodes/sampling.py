@@ -4,7 +4,15 @@ from .. import canvas
 from ..canvas import results
 from ..host import devices, stopping
 from ..trainer.sde import KINDS
-from ..trainer.types import KEEP_GRAPH, LOG_PROB_NORMS, ODE_SOLVERS, WINDOW_MODES, SamplerSettings
+from ..trainer.types import (
+    GRADIENT_NODE,
+    KEEP_GRAPH,
+    LOG_PROB_NORMS,
+    ODE_SOLVERS,
+    STEP_NODE,
+    WINDOW_MODES,
+    SamplerSettings,
+)
 from .inputs import Node, choice, counter, integer, lines, number, seed, socket, switch
 
 WIDTH = integer(SamplerSettings.width, 8, 8192, step=8).tip("Width of the pictures, in pixels.")
@@ -97,8 +105,8 @@ class SDESampler(Node):
         ),
         "batch_size": BATCH_SIZE,
         "keep_graph": choice(KEEP_GRAPH, label="keep autograd graph", advanced=True).tip(
-            "Keeps the autograd graph, so that the update needs no second forward pass. Takes memory. auto: when "
-            "training headlessly and it fits."
+            "Keeps the autograd graph, so that the update needs no second forward pass. Takes memory. auto: of as "
+            "many calls as half of the free memory holds."
         ),
         "log_prob_norm": choice(LOG_PROB_NORMS, label="log-probability", advanced=True).tip(
             "Which log-probability is taken. full: the Gaussian density. squared_error: as public CPS code has it."
@@ -142,7 +150,7 @@ class SDESampler(Node):
         settings = SamplerSettings.from_inputs(options)
         results.belongs(model, prompt, node_id, settings)
         groups = [row // group_size for row in distributed.share(group_size * len(prompts.texts)).rows]
-        most = self._most_kept(keep_graph, model, settings, groups)
+        most = self._most_kept(keep_graph, model, settings, groups, prompt)
         trajectories = rollout.sample(
             model,
             prompts,
@@ -160,12 +168,14 @@ class SDESampler(Node):
         return trajectories, as_images(trajectories.images)
 
     @staticmethod
-    def _most_kept(wanted, model, settings, groups):
-        """On the canvas ComfyUI's cache holds trajectories for as long as it likes, so that "auto" keeps no graph there."""
+    def _most_kept(wanted, model, settings, groups, prompt):
+        """The number of a sample's calls whose graphs are kept at most: by "auto" none in a graph without an update that takes
+        them, since ComfyUI's cache would hold them."""
         from ..trainer import rollout
 
-        if wanted == "auto":
-            return 0 if canvas.here() else rollout.kept_calls(model, settings, groups)
+        kinds = {entry["class_type"] for entry in (prompt or {}).values()}
+        if wanted == "auto" and (prompt is None or kinds & {STEP_NODE, GRADIENT_NODE}):
+            return rollout.kept_calls(model, settings, groups)
         return None if wanted == "on" else 0
 
 

@@ -10,6 +10,7 @@ import torch
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.host import paths
 from comfyui_otca.nodes import listed
+from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 
@@ -237,8 +238,9 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
                 assert value.ndim == 4 and value.shape[-1] == 3 and value.dtype == torch.float32, node_id
                 assert 0 <= value.min() < value.max() <= 1, node_id
     assert images == 5
-    sampler = outputs[workflow.find("SDESampler")[0]]
-    assert sampler[0].kept is None, "the canvas's cache keeps trajectories, so they stay light"
+    [sampler_id] = workflow.find("SDESampler")
+    sampler = outputs[sampler_id]
+    assert sampler[0].kept == [], "the update has used them up, so that what the canvas's cache keeps is light"
     assert len(comfyui.bars) == 4, "sampling, scoring, updating, evaluating"
     assert all(0 < bar.value <= bar.total for bar in comfyui.bars)
     sampling, scoring, _, evaluating = comfyui.bars
@@ -246,6 +248,10 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     assert (tmp_path / "files/otca/otca/metrics.jsonl").is_file()
     assert (tmp_path / "loras/otca_lora.safetensors").is_file()
     assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/otca_lora.safetensors")]}
+    alone = Workflow(
+        {id_: workflow.graph[id_] for id_ in lineage.above(workflow.graph, sampler_id)}, NODE_CLASS_MAPPINGS
+    )
+    assert alone.run(targets=[sampler_id])[sampler_id][0].kept is None, "nor is anything kept for no update"
 
 
 def test_the_bar_of_a_kept_graph(small_workflow, comfyui):
