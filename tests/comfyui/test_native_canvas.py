@@ -21,7 +21,6 @@ SMALL = {
     "2.prompts_per_iteration": 2,
     "3.group_size": 4,
     "3.steps": 4,
-    "3.keep_graph": "off",  # as auto decides on the canvas; headlessly it keeps graphs, which rounds in another way
     "11.learning_rate": 3e-3,  # to be seen after one iteration
     "12.iterations": ITERATIONS,
     "12.evaluation_prompts": "a red circle on a blue background\na green square on a black background",
