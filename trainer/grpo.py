@@ -70,7 +70,7 @@ def update(
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)  # [B, T']
-    taking = partial(_take_graphs, model, trajectories, settings, sampling)  # nothing after the first call
+    taking = partial(_take_graphs, trajectories, settings, sampling)  # nothing after the first call
     passes = [
         _Backward(model, trajectories, part_of(advantages, part, settings.parts), weights, settings, taking(), part > 0)
         for part in range(settings.parts)
@@ -125,7 +125,7 @@ def _check(model, trajectories: Trajectories, advantages: Advantages, settings: 
         )
 
 
-def _take_graphs(model, trajectories: Trajectories, settings: UpdateSettings, sampling: bool) -> list[KeptCall]:
+def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool) -> list[KeptCall]:
     """The calls whose graphs the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..host import devices, distributed
+from ..host.json_files import is_whole
 from .families.base import Condition, FlowModel
 from .memo import Memo
 from .rewards.overlap import Overlap
@@ -73,9 +74,8 @@ def sample(
     condition = model.condition(prompts.texts, settings)
     share = share_of(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
-    calls = None
-    if keep_graph and policy.samples_with == THETA:
-        calls = trained_calls(model, settings, sigmas, groups, share.rows, seed, most_kept)
+    keeps = keep_graph and policy.samples_with == THETA
+    calls = trained_calls(model, settings, sigmas, groups, share.rows, seed, most_kept) if keeps else None
     walk = partial(_walk, model, condition, sigmas, settings, calls, keep_predictions, on_step)
     shape = model.sample_shape(prompts.texts, settings)
     members = ((prompts.positions[row // group_size], row % group_size) for row in share.rows)
@@ -241,7 +241,9 @@ class GraphDecisions(dict[str, int], Memo):
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], values: Mapping[str, int]) -> GraphDecisions:
-        return cls({case: int(count) for case, count in values.items()})
+        if not all(map(is_whole, values.values())):
+            raise ValueError("no counts")
+        return cls(values)
 
 
 @dataclass(frozen=True)
@@ -289,9 +291,8 @@ def trained_calls(
         else:
             steps = draw(pulled.steps)
         parts = parts_of(groups, pulled.batch_size, pulled.whole_groups)
-    steps = steps[:, :most].long()
-    with_slopes = wish.pulled is not None and wish.pulled.mode != "one_call"
-    return TrainedCalls(steps, parts, with_slopes) if steps.numel() else None
+    calls = TrainedCalls(steps[:, :most].long(), parts, wish.pulled is not None and wish.pulled.mode != "one_call")
+    return calls if calls.steps.numel() else None
 
 
 def levels_drawn(seed: int, version: int, numbers: Sequence[int], of: Sequence[int], count: int, again=0) -> Tensor:
@@ -319,11 +320,10 @@ def kept_calls(model: FlowModel, settings: SamplerSettings, groups: Sequence[int
 
     `groups`: the number of the prompt of each of this process's samples.
     """
-    wish, decisions = model.memo[NextRollout], model.memo[GraphDecisions]
+    wish, decisions, rows = model.memo[NextRollout], model.memo[GraphDecisions], range(len(groups))
     # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
-    calls = None
-    if wish.uses_graphs and not model.policy.is_sharded:
-        calls = trained_calls(model, settings, model.sigmas(settings), torch.tensor(groups), range(len(groups)), 0)
+    used, sigmas = wish.uses_graphs and not model.policy.is_sharded, model.sigmas(settings)
+    calls = trained_calls(model, settings, sigmas, torch.tensor(groups), rows, 0) if used else None
     if calls is None:
         return 0
     # The same wherever a window stands, and whichever of its steps are drawn.
@@ -433,11 +433,8 @@ def _keeping(
 ) -> Tensor:
     """The velocity at x [B, …]. The trained calls of this step are made apart from the others, and kept with their graphs.
 
-    `alike`: a group's samples are at one point.
+    `alike`: a group's samples are at one point, and share a call of it, unless each needs a gradient there of its own.
     """
-
-    def call(x: Tensor, here: Tensor) -> Tensor:
-        return velocity_of(x, groups[here], groups[here] if alike else None)
 
     velocity, others = torch.empty_like(x), torch.ones(len(rows), dtype=torch.bool)
     for number, part in itertools.product(range(calls.steps.shape[1]), calls.parts[rows].unique()):
@@ -446,12 +443,12 @@ def _keeping(
             there = devices.upload(here.nonzero()[:, 0], x.device)
             point = x[there].requires_grad_(calls.with_slopes)
             with torch.enable_grad():
-                own = call(point, here)
+                own = velocity_of(point, groups[here], groups[here] if alike and not calls.with_slopes else None)
             kept.append(KeptCall(number, rows[here], point, own))
             velocity[there], others = own.detach(), others & ~here
     if others.any():
         there = devices.upload(others.nonzero()[:, 0], x.device)
-        velocity[there] = call(x[there], others)
+        velocity[there] = velocity_of(x[there], groups[others], groups[others] if alike else None)
     return velocity
 
 

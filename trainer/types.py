@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ..host.comfyui import PREFIX as PREFIX
+from ..host.json_files import is_number, is_whole
 from .memo import Memo
 
 if TYPE_CHECKING:
@@ -380,9 +381,17 @@ class NextRollout(Memo):
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], values: list[Any]) -> NextRollout:
-        if not all(isinstance(value, bool) for value in values[:2]):
-            raise ValueError("no switches")
-        return cls(*values[:2], *(PulledCalls(*fields) for fields in values[2:]))
+        both, uses, *rows = values
+        pulled = [PulledCalls(*row) for row in rows]
+        known = [
+            calls.mode in GRADIENT_MODES
+            and is_number(calls.highest_level)
+            and all(map(is_whole, (calls.steps, calls.batch_size)))
+            for calls in pulled
+        ]
+        if not all(known) or {type(flag) for flag in (both, uses, *(calls.whole_groups for calls in pulled))} != {bool}:
+            raise ValueError("no switches, or no calls")
+        return cls(both, uses, *pulled)
 
 
 @dataclass(frozen=True, eq=False)

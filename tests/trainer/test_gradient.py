@@ -111,6 +111,7 @@ CHAINS = {
     "dance_sde": {},
     "cps": {"kind": "cps", "eta": 0.8},
     "window": {"window": (1, 2)},
+    "late window": {"window": (2, 2)},  # with steps before it at which a group is at one point
     "ode": {"kind": "ode", "shared_noise": False},
     "second order": {"kind": "ode", "ode_solver": "adams_bashforth", "shared_noise": False},
 }
@@ -211,7 +212,7 @@ def test_in_parts_it_is_the_same(toy, small_settings, mode):
 
 
 @pytest.mark.parametrize("compared", [False, True])
-@pytest.mark.parametrize("sampler", ["dance_sde", "ode", "second order"])
+@pytest.mark.parametrize("sampler", ["dance_sde", "late window", "ode", "second order"])
 @pytest.mark.parametrize(
     ("mode", "steps"), [("leap", 1), ("leap", 2), ("one_call", 2), ("last_steps", 2), ("last_steps", 0)]
 )

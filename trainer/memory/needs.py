@@ -359,11 +359,14 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
 
 
 def _kept(sampler: Mapping[str, Any], step: Mapping[str, Any], pulls: bool, trained: int) -> int | None:
-    """The number of trained calls whose graphs are kept; None: as many as there is memory for. Some updates compute all again."""
+    """The number of trained calls whose graphs are kept; None: as many as there is memory for.
+
+    "on" keeps them also for an update that computes all again.
+    """
+    if sampler.get("keep_graph") == "on" and not pulls:
+        return trained
     again = step.get("epochs", 1) * step.get("parts", 1) > 1 or step.get("sampled_steps")
-    if again or sampler.get("keep_graph") == "off":
-        return 0
-    return trained if sampler.get("keep_graph") == "on" and not pulls else None
+    return 0 if again or sampler.get("keep_graph") == "off" else None
 
 
 def _references(inputs: Mapping[str, Any]) -> int:

@@ -68,7 +68,8 @@ def test_settings_of_the_graph():
     )
     case, _ = needs.read(graph("wan22_14b"))
     assert case.weights_bytes == 2 * 14_288_491_584 and case.model.networks == 2 and case.tiling
-    kept = changed(grpo(), SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
+    # with a second epoch, which computes again what the rollout keeps nevertheless
+    kept = changed(grpo(), SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0, "epochs": 2})
     case, _ = needs.read(kept)
     it = case.iteration
     assert (it.kept_calls, it.samples, it.trained_steps, it.copies, it.batch) == (7, 24, 7, 1, 24)

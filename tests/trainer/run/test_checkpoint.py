@@ -20,6 +20,7 @@ from comfyui_otca.trainer.credit.inverse_variance import StepNoise
 from comfyui_otca.trainer.credit.learned import LearnedShares, StepShares
 from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.rollout import GraphDecisions
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, NextRollout
 
@@ -308,12 +309,15 @@ def test_what_methods_remember_comes_back_also_of_an_older_checkpoint(model, loa
         assert torch.equal(other.memo[StepNoise].figures, model.memo[StepNoise].figures)
 
 
-@pytest.mark.parametrize("kind", [NextRollout, LearnedShares, StepNoise, RewardSpread])
+@pytest.mark.parametrize("kind", [NextRollout, GraphDecisions, LearnedShares, StepNoise, RewardSpread])
 def test_a_memo_that_is_none_is_named_when_it_is_asked_for(model, load_model, tmp_path, kind):
     remembering(model)
     place = checkpoint.save(model, tmp_path, 1)
     state = json.loads((place / "state.json").read_text())
-    for values in ([None], {"a": "x"}, 7):
+    for values in (
+        *([None], {"a": "x"}, 7, {"a": -2}, [True]),
+        *([True, True, [*calls, False, 0]] for calls in (("leap", -1, 1.0), ("leap", 1, "1"), ("drift", 1, 1.0))),
+    ):
         state["memos"][kind.NAME] = {"values": values, "tensors": False}
         (place / "state.json").write_text(json.dumps(state))
         other = load_model()

@@ -22,7 +22,7 @@ from comfyui_otca.host import claim, own_folders, stopping
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.tests.training import assert_same_tensors, reward_node, rows, train, untimed, whole_and_resumed
-from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer import gradient, grpo, rollout
 from comfyui_otca.trainer.policy.files import read_metadata, read_tensors, write_tensors
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, held, record
@@ -275,6 +275,21 @@ def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, 
     code, _, errors = otca("train", folder, "--resume", "--iterations", 1)
     assert code == 0, errors
     assert_same_beginning(folder, finished_run)
+
+
+def test_a_stop_amid_the_first_update_leaves_no_wish(small_graph, tmp_path, otca, monkeypatch):
+    """The rollout that is made again keeps what it kept, which is no graph: 4 steps of 6 samples, 12 calls of the update."""
+    file, folder = tmp_path / "gradient.json", tmp_path / "run"
+    file.write_text(
+        json.dumps(small_graph({"OTCA_RewardGradientStep": {"kl_coefficient": 0.0}}, "reward_gradient.json"))
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            gradient, "score_with_gradient", lambda *_: signal.raise_signal(signal.SIGINT) or stopping.check_stop()
+        )
+        assert otca("train", file, "--output", folder)[0] == 130
+    assert otca("train", folder, "--resume", "--iterations", 1)[0] == 0
+    assert rows(folder)[0]["forwards/all"] == 24 + 12 + 4
 
 
 def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
