@@ -133,7 +133,7 @@ def _datasets(value: Any, values: Values) -> Any:
     rows = []
     for source in value or ():
         name, train = source.get("name", "default"), source.get("train")
-        if train is not None and train.get("enabled", True):
+        if train is not None and train.get("enabled", True) and train.get("weight", 1):
             row = {"file": source.get("dataset_dir", "data"), "weight": train.get("weight", 1)}
             if any(only for _, only in values["judges"]):
                 row["judged_by"] = [judge for judge, only in values["judges"] if name in (only or [name])]
@@ -546,7 +546,9 @@ def carried(config: dict[str, Any], table: Mapping[str, Setting], name: str):
         node, unit, why = REWARDS.get(kind.lower(), ("", 1, "no node of ours"))
         lines += [f"reward {kind}: {why}"] * bool(why)
         if node:
-            judges.append((NODE_CLASS_MAPPINGS[f"OTCA_{node}"].announced()[0][0], entry.get("applicable_datasets")))
+            only = entry.get("applicable_datasets")
+            name = NODE_CLASS_MAPPINGS[f"OTCA_{node}"].announced()[0][0]
+            judges.append((name, [only] if isinstance(only, str) else only))
         if node and node not in rewards:
             weight = float(entry.get("weight", 1)) * (unit if units else 1)
             rewards[node] = {**entry, "coefficient": weight, "held_out": number >= len(trained)}

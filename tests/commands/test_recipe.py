@@ -272,17 +272,17 @@ DATASETS = """
 data:
   datasets:
     - {name: signs, dataset_dir: dataset/ocr, train: {weight: 3}, eval: {}}
-    - {name: people, dataset_dir: dataset/pickscore, train: {}}
+    - {name: sign, dataset_dir: dataset/pickscore, train: {}}
     - {name: off, dataset_dir: dataset/off, train: {enabled: false}}
+    - {name: never, dataset_dir: dataset/never, train: {weight: 0}}
     - {name: asked, dataset_dir: dataset/asked, eval: {}}
 """
 ONLY = ", applicable_datasets: [signs]}"
+ONE = ", applicable_datasets: signs}"  # of which "sign" is a part
+OF_BOTH = [{"judged_by": ["pickscore", "clip_t", "text"]}, {"judged_by": ["pickscore", "text"]}]
 
 
-@pytest.mark.parametrize(
-    ("more", "judges"),
-    [("}", [{}, {}]), (ONLY, [{"judged_by": ["pickscore", "clip_t", "text"]}, {"judged_by": ["pickscore", "text"]}])],
-)
+@pytest.mark.parametrize(("more", "judges"), [("}", [{}, {}]), (ONLY, OF_BOTH), (ONE, OF_BOTH)])
 def test_datasets_are_lines_with_their_weights_and_judges(more, judges, carry):
     graph, lines = carry(GRPO.replace("crop: 3}", f"crop: 3{more}") + DATASETS)
     rows = [json.loads(line) for line in graph["PromptDataset"]["prompts"].splitlines()]
