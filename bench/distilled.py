@@ -121,8 +121,8 @@ def write_table(options: argparse.Namespace) -> None:
     """Prints changes by training ± standard errors, clustered by training and prompt; the norm's is of the last iterations."""
     rows = []
     for method in BRAKES:
-        begun = sorted(options.folder.glob(f"*/{method}/lr*/seed*"))
-        folders = [folder for folder in begun if len(lines(folder / "evaluation.jsonl")) > 1]
+        begun = sorted(options.folder.glob(f"*/{method}/lr*/seed*/evaluation.jsonl"))
+        folders = [path.parent for path in begun if len(lines(path)) > 1]
         if not (runs := [read(folder) for folder in folders]):
             continue
         shared = np.repeat(range(len(runs)), len(runs[0].prompts)), [*runs[0].prompts] * len(runs)
