@@ -4,6 +4,7 @@ from ..canvas import payloads, results
 from ..host import devices, stopping
 from ..trainer.types import (
     AWM_WEIGHTINGS,
+    FORMS_OF_KL,
     GRADIENT_MODES,
     GRADIENT_PARTNERS,
     KLS,
@@ -29,6 +30,9 @@ EMA_DECAY = number(
 PARTS = integer(UpdateSettings.parts, 1, 64, label="parts with a step each", advanced=True).tip(
     "Parts of the samples, of whole groups, each with an optimizer step. The first is on-policy, the others have ratios to the "
     "policy that sampled."
+)
+KL = choice(FORMS_OF_KL, label="form of KL", advanced=True).tip(
+    "What the pull is measured by. velocity: mean‖v − v_ref‖². norm: only how much longer v is than v_ref (NormGuard)."
 )
 REFERENCE_GUIDANCE = number(
     UpdateSettings.reference_guidance, 0, 100, step=0.1, label="guidance of untrained model", advanced=True
@@ -107,7 +111,8 @@ class GRPOStep(_Step):
         ),
         "kl": choice(KLS, label="form of KL", advanced=True).tip(
             "What the pull is measured by. velocity: mean‖v − v_ref‖². transition: the KL of the step's Gaussians. "
-            "flow_grpo: that without √Δ in std, as Flow-GRPO's code. mean: mean‖Δμ‖², as Flow-Factory's x-based."
+            "flow_grpo: that without √Δ in std, as Flow-GRPO's code. mean: mean‖Δμ‖², as Flow-Factory's x-based. norm: only how "
+            "much longer v is than v_ref (NormGuard)."
         ),
         "reference_guidance": REFERENCE_GUIDANCE,
         "parts": PARTS,
@@ -193,6 +198,7 @@ class MatchingStep(_Step):
             "awm: how its log-probability weighs error ℓ and level σ. ghuber: σ·ℓ^¼, as its authors. uniform: ℓ. t: σ·ℓ. "
             "t**2: σ²·ℓ. huber: σ·√ℓ."
         ),
+        "kl": KL,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
@@ -269,6 +275,7 @@ class RewardGradientStep(_Step):
             "less memory. Scores are always of the real pictures. Only for models of Make Trainable."
         ),
         "reference_guidance": REFERENCE_GUIDANCE,
+        "kl": KL,
     }
     HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 

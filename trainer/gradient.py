@@ -53,7 +53,7 @@ from .types import (
 )
 from .updates import refusals
 from .updates.optimizer import NonFiniteUpdate, outcome, prepared, take_steps
-from .updates.passes import Graphs, Part, Passes, divergence
+from .updates.passes import Graphs, Part, Passes
 
 if TYPE_CHECKING:
     from comfy.sd import VAE
@@ -291,7 +291,7 @@ class _Backward(Passes):
         decoders: Decoders | None = None,
         guide: Advantages | None = None,
     ):
-        super().__init__(model, 1, settings.kl_coefficient)  # J and the KL term are sums of means already
+        super().__init__(model, 1, settings)  # J and the KL term are sums of means already
         self.decoders = decoders or model.decoder
         self.trajectories, self.scores, self.settings = trajectories, scores, settings
         self.version = model.policy.version
@@ -438,7 +438,7 @@ class _Backward(Passes):
             with torch.no_grad(), self.model.policy.reference():
                 untrained = self.velocity(x.detach(), rows, steps, untrained=True)  # [N, C, (F,) h, w]
             counts = devices.upload(self.usable[rows], x.device)  # [N]
-            kl = divergence(velocity, untrained, counts).sum() / (self.samples * calls)
+            kl = self.divergence(velocity, untrained, counts).sum() / (self.samples * calls)
         return self.share(-(velocity * slope).sum(), {}, 1, kl, reported=torch.zeros(()))
 
     # rewards and decoder

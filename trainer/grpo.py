@@ -23,7 +23,7 @@ from .types import THETA, Advantages, KeptCall, Metrics, NextRollout, Trajectori
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 from .updates.optimizer import NonFiniteUpdate, check_source, outcome, part_of, prepared, take_steps
-from .updates.passes import Graphs, Part, Passes, divergence, networks, pack
+from .updates.passes import Graphs, Part, Passes, networks, pack
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class _Backward(Passes):
     def __init__(self, model, trajectories, advantages, weights, settings, kept: Sequence[KeptCall] = (), later=False):
         # A sample that is not valid does not count.
         total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)
-        super().__init__(model, total, settings.kl_coefficient)
+        super().__init__(model, total, settings)
         self.trajectories, self.settings, credit = trajectories, settings, advantages.credit
         rows, trained = list(trajectories.share.rows), trajectories.trained
         # On the device once, and not part by part.
@@ -283,7 +283,7 @@ class _Backward(Passes):
                     untrained = velocity_at(self.model, self.reference, step, rows)  # [N, C, (F,) h, w]
                 # Of a sharded model, samples that are not valid are here too, to keep pace.
                 counts = self.kl_factors[position] * stands_for * self.valid[there].to(stands_for)
-                kl = divergence(velocity, untrained, counts).mean()
+                kl = self.divergence(velocity, untrained, counts).mean()
             shares.append(self.share(loss, statistics, len(rows), kl))
         yield sum(shares[1:], shares[0])
 

@@ -23,7 +23,7 @@ from .types import OLD_POLICIES, Advantages, MatchingSettings, Metrics, NextRoll
 from .updates import refusals
 from .updates.matching_losses import KINDS, matching_loss
 from .updates.optimizer import check_source, outcome, part_of, prepared, take_steps
-from .updates.passes import Part, Passes, divergence, networks, pack
+from .updates.passes import Part, Passes, networks, pack
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
 OLD_DECAYS: dict[str, Callable[[int], float]] = {
@@ -211,7 +211,7 @@ class _Backward(Passes):
         has_level = counts.any(1)  # [B] of the whole batch
         levels = int(trained_levels(trajectories, settings).sum())
         total, computed = max(1, int(has_level.sum()) * levels), max(1, int((counts != 0).sum()))
-        super().__init__(model, total, settings.kl_coefficient, computed)
+        super().__init__(model, total, settings, computed)
         self.trajectories, self.settings, self.kind = trajectories, settings, KINDS[settings.loss]
         self.version = model.policy.version
         rows, credit = list(trajectories.share.rows), advantages.credit
@@ -276,7 +276,7 @@ class _Backward(Passes):
         kl = None
         if self.kl_coefficient and reference is not None:
             counts = devices.upload(self.drawn[rows, steps].to(sigma), clean.device)  # [N]
-            kl = divergence(velocity, reference, counts).mean()
+            kl = self.divergence(velocity, reference, counts).mean()
         yield self.share(loss, statistics, len(rows), kl)
 
     def figures(self) -> dict[str, float]:

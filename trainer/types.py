@@ -62,7 +62,9 @@ FUSION_WEIGHTS = ("in the sum", "in the solver")  # where the user's weights of 
 STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itself
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum", "weighted_advantages_per_group", "summed_advantages")
 GAIN_FUSIONS = WEIGHTED_FUSIONS[:3]  # of Stepwise Gain
-KLS = ("velocity", "transition", "flow_grpo", "mean")  # what a KL term of GRPO Step is a mean of: see `grpo.kl_factor`
+# What a KL term is a mean of: see `Passes.divergence`, and `grpo.kl_factor` for the others, which are of GRPO Step alone.
+FORMS_OF_KL = ("velocity", "norm")
+KLS = ("velocity", "transition", "flow_grpo", "mean", "norm")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 AWM_WEIGHTINGS = ("ghuber", "uniform", "t", "t**2", "huber")  # of its log-probability by level and error
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
@@ -254,6 +256,7 @@ class StepSettings:
     ema_decay: float = 0.0  # 0: no average is kept
     parts: int = 1  # of the samples, with an optimizer step each in every epoch
     reference_guidance: float = 0.0  # of the untrained model in the KL term; 0: the policy's
+    kl: str = "velocity"  # one of FORMS_OF_KL, of GRPO Step one of KLS
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,6 @@ class UpdateSettings(StepSettings):
     sampled_steps: int = 0  # of each sample; 0: all trained steps
     unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
     objective: str = "clipped"  # the loss: one of LOSS_NAMES
-    kl: str = "velocity"  # one of KLS
     clip_range_low: float = 0.0  # below a ratio of 1, where the advantage is negative; 0: clip_range
 
 

@@ -315,6 +315,11 @@ def test_a_lora_that_is_patched_in_already_is_said(once):
     ]
 
 
+def test_a_lora_in_front_trains_along_and_is_not_in_the_file(once):
+    found = once.ask("training_adapter", "Flux")
+    assert found["moved"] > 0.1 and max(found["behind it"], found["alone"]) < 1e-5, found
+
+
 def test_weights_that_nobody_can_read_are_refused(once):
     found = once.ask("strange_weights", "Flux")
     assert f"stored as _Strange ({found['layer']}.weight)" in found["message"] and "Fix:" in found["message"]

@@ -12,7 +12,7 @@ from comfyui_otca.trainer.gradient import RewardSpread
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score_stack
 from comfyui_otca.trainer.sde import adams_bashforth, transition
-from comfyui_otca.trainer.types import GradientSettings, NextRollout, Prompts
+from comfyui_otca.trainer.types import FORMS_OF_KL, GradientSettings, NextRollout, Prompts
 
 pytestmark = pytest.mark.anywhere
 STILL = GradientSettings(learning_rate=0.0, max_grad_norm=1e9, kl_coefficient=0.0)
@@ -253,9 +253,10 @@ def test_what_depends_on_the_samples_keeps_nothing(toy, small_settings, weighed)
     assert not toy.memo[NextRollout].uses_graphs
 
 
-def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, small_settings):
+@pytest.mark.parametrize("form", FORMS_OF_KL)
+def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, small_settings, form):
     made, scores = taken(toy, small_settings(), [Smooth("smooth")])
-    settings = replace(STILL, mode="one_call", steps=len(made.sigmas) - 1)
+    settings = replace(STILL, mode="one_call", steps=len(made.sigmas) - 1, kl=form)
     without = gradient_of(toy, made, scores, settings)
     toy.memo.keep(RewardSpread())
     pulled = gradient_of(toy, made, scores, replace(settings, kl_coefficient=2.0)) - without
@@ -268,7 +269,11 @@ def test_the_pull_to_the_original_is_the_mean_distance_from_its_velocity(toy, sm
             x = made.latents[:, j].to(toy.device)
             v = toy.velocity(x, sigma, condition, 1.0)
             with toy.policy.reference():
-                total += (v - toy.velocity(x, sigma, condition, 1.0)).square().mean().item()
+                v_ref = toy.velocity(x, sigma, condition, 1.0)
+            apart = (v - v_ref).flatten(1).norm(dim=1)
+            if form == "norm":
+                apart = (v.flatten(1).norm(dim=1) - v_ref.flatten(1).norm(dim=1)).clamp(min=0)
+            total += apart.double().square().mean().item() / v[0].numel()
         return -2.0 * total / (len(made.sigmas) - 1)
 
     assert slope_along(toy, pulled / pulled.norm(), distance) == pytest.approx(pulled.norm().item(), rel=5e-3)

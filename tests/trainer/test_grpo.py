@@ -246,10 +246,13 @@ def test_forms_of_kl_are_those_of_others(moved, small_settings, batch, form):
             "transition": torch.distributions.kl_divergence(*gaussians),
             "flow_grpo": (own - untrained) ** 2 / (2 * spread**2),
             "mean": (own - untrained) ** 2,
+            "norm": (v.flatten(1).norm(dim=1) - v_ref.flatten(1).norm(dim=1)).clamp(min=0) ** 2 / v[0].numel(),
         }
         expected.append(kl[form].mean())
     metrics = update(moved, taken, advantages, replace(STILL, kl_coefficient=2.0, kl=form))
-    assert metrics["kl/penalty"] == pytest.approx(torch.stack(expected).mean().item(), rel=1e-6)
+    assert metrics["kl/penalty"] == pytest.approx(
+        torch.stack(expected).mean().item(), rel=1e-5 if form == "norm" else 1e-6
+    )
 
 
 def test_a_guided_reference(load_model, perturb, small_settings, batch, tiny_folder):
@@ -334,9 +337,11 @@ def test_divergence_from_the_reference(model, sample, batch):
         with model.policy.reference():
             frozen = rollout.velocity_at(model, taken, step, rows)
     assert metrics["kl/reference"] == pytest.approx((velocity - frozen).square().mean().item(), rel=1e-3)
+    growth = [(own.norm() / other.norm()).item() - 1 for own, other in zip(velocity, frozen, strict=True)]
+    assert metrics["norm/growth"] == pytest.approx(sum(growth) / 2, rel=1e-3) and metrics["norm/growth"]
     sizes = []
     model.velocity = lambda x, *rest, call=model.velocity: sizes.append(len(x)) or call(x, *rest)
-    one_by_one = reference_divergence(model, taken, 1, 1).mean().item()
+    one_by_one = reference_divergence(model, taken, 1, 1)[:, 0].mean().item()
     assert one_by_one == pytest.approx(metrics["kl/reference"], rel=1e-3)
     assert sizes == [1] * 4, "two prompts, each by the policy and by the reference"
 

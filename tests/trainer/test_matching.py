@@ -145,7 +145,13 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
                 weight=advantages.credit.weights[unit, position],
             )
             if settings.kl_coefficient:
-                loss = loss + settings.kl_coefficient * (own - reference).square().mean()
+                apart = own - reference
+                if settings.kl == "norm":
+                    apart = [
+                        max(0, a.norm() - b.norm()) / a.numel() ** 0.5 for a, b in zip(own, reference, strict=True)
+                    ]
+                    apart = torch.stack([torch.as_tensor(length) for length in apart])
+                loss = loss + settings.kl_coefficient * apart.square().mean()
             (loss * len(unit) / (taking * len(positions))).backward()
     result = flat(model)
     for parameter in policy.trainable_parameters():
@@ -169,6 +175,15 @@ def test_the_gradient_is_the_plain_loops(moved, small_settings, ode, loss, kind,
     assert all(map(torch.equal, moved.policy.trainable_parameters(), before))
     assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
     assert metrics["kl/penalty"] > 0 and metrics["matching/residual"] > 0
+
+
+@pytest.mark.parametrize("loss", KINDS)
+def test_the_pull_may_be_on_the_norm_alone(moved, loss, batch):
+    taken, advantages = batch(moved)
+    settings = replace(STILL, loss=loss, kl_coefficient=5.0, kl="norm")
+    own, metrics = gradient(moved, taken, advantages, settings)
+    assert metrics["kl/penalty"] > 0
+    assert_same(own, plain_gradient(moved, taken, advantages, settings))
 
 
 @pytest.mark.parametrize("loss", KINDS)

@@ -27,6 +27,11 @@ class NonFiniteUpdate(errors.Expected, RuntimeError):
     """The loss or its gradient was not finite too many times in a row."""
 
 
+def lengths(velocity: Tensor) -> Tensor:
+    """‖v‖ of each sample, [N]."""
+    return torch.linalg.vector_norm(velocity.flatten(1), dim=1)
+
+
 class Tally:
     """Figures of an update, on the device: sums over its parts, and single notes. `read` waits for them, all at once."""
 
@@ -112,7 +117,8 @@ def outcome(
         "seconds/update": time.perf_counter() - started,
     }
     if DIVERGENCE in tally.notes:
-        figures["kl/reference"] = distributed.whole(tally.read()[DIVERGENCE]).mean().item()
+        means = distributed.whole(tally.read()[DIVERGENCE]).mean(0).tolist()
+        figures |= zip(("kl/reference", "norm/growth"), means, strict=True)
     return figures
 
 
@@ -206,10 +212,11 @@ def _note_divergence(model, trajectories: Trajectories, settings: StepSettings, 
 
 @torch.no_grad()
 def reference_divergence(model: FlowModel, trajectories: Trajectories, turn: int, batch_size: int = 0) -> Tensor:
-    """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample.
+    """mean‖v - v_ref‖² and ‖v‖/‖v_ref‖ - 1 of the policy against the model without its adapter, at one trained step of each
+    group's first sample.
 
-    One number for each such sample of this process, on the device. `turn`, which counts up, chooses the step; `batch_size`
-    samples at a time, 0: as many as were sampled at a time.
+    [N, 2] of the N such samples of this process, on the device; where ‖v_ref‖ is 0 there is no growth. `turn`, which counts up,
+    chooses the step; `batch_size` samples at a time, 0: as many as were sampled at a time.
     """
     step = trajectories.trained[turn % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
@@ -222,5 +229,8 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, turn: int
     policy = [velocity_at(model, trajectories, step, rows) for rows in batches]
     with model.policy.reference() if batches else contextlib.nullcontext():
         untrained = [velocity_at(model, trajectories, step, rows) for rows in batches]
-    apart = [(v - v_ref).square().flatten(1).mean(1) for v, v_ref in zip(policy, untrained, strict=True)]
-    return torch.cat(apart)[: len(first)] if apart else torch.zeros(0, device=model.device)
+    if not batches:
+        return torch.zeros(0, 2, device=model.device)
+    v, v_ref = torch.cat(policy)[: len(first)], torch.cat(untrained)[: len(first)]
+    own, norm = lengths(v), lengths(v_ref)
+    return torch.stack([(v - v_ref).square().flatten(1).mean(1), torch.where(norm > 0, own / norm - 1, 0.0)], 1)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...host import devices, distributed
 from ..families.base import FlowModel
-from ..types import KeptCall
-from .optimizer import Tally
+from ..types import KeptCall, StepSettings
+from .optimizer import Tally, lengths
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,20 @@ class Graphs(list[KeptCall]):
         return torch.cat([call.velocity for call in calls])[order], slope
 
 
-def divergence(velocity: Tensor, untrained: Tensor, counts: Tensor) -> Tensor:
-    """counts·mean‖v - v_ref‖² of each sample, [N]: what a KL term is a mean of."""
-    return counts * (velocity - untrained).square().flatten(1).mean(1)
-
-
 class Passes(ABC):
     """The passes of one update, with their figures.
 
     Args:
         total: how many points of all processes the loss is a mean over.
-        kl_coefficient: κ of the KL term.
+        settings: of the update; `kl_coefficient` is κ of the KL term, and `kl` what that is a mean of.
         computed: how many of them are computed, which figures are a mean over; None: all.
     """
 
     parts: Sequence[Part]
     watching: Callable[[Part], AbstractContextManager[None]] | None = None  # around a part's backward pass
 
-    def __init__(self, model: FlowModel, total: int, kl_coefficient: float, computed: int | None = None):
-        self.model, self.tally, self.kl_coefficient = model, Tally(), kl_coefficient
+    def __init__(self, model: FlowModel, total: int, settings: StepSettings, computed: int | None = None):
+        self.model, self.tally, self.kl_coefficient, self.kl = model, Tally(), settings.kl_coefficient, settings.kl
         self.total, self.computed = total, computed
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.policy.trains_shards else 1
@@ -166,6 +161,14 @@ class Passes(ABC):
             loss, reported = loss + self.kl_coefficient * kl, reported + self.kl_coefficient * kl.detach()
         self.tally.add(of_all(reported), statistics, count, self.computed or self.total)
         return loss * (self.scale * count / self.total)
+
+    def divergence(self, velocity: Tensor, untrained: Tensor, counts: Tensor) -> Tensor:
+        """The values whose mean a KL term is, [N]: counts·‖v - v_ref‖²/n of each sample, with n entries of its velocity; of the
+        form `norm` counts·max(0, ‖v‖ - ‖v_ref‖)²/n, which is never more than that (NormGuard, 2606.27771)."""
+        if self.kl == "norm":
+            longer = lengths(velocity) - lengths(untrained)
+            return counts * longer.clamp(min=0).square() / velocity[0].numel()
+        return counts * (velocity - untrained).square().flatten(1).mean(1)
 
     @property
     def scale(self) -> float:

@@ -20,6 +20,7 @@ const TRAINING_CHARTS = [
   { title: t("Gradient norm"), lines: { gradient_norm: "" } },
   { title: t("Zero fraction of z"), lines: { "z/zero_fraction": "" } },
   { title: t("KL to the untrained model"), lines: { "kl/reference": "" }, ifAny: true },
+  { title: t("Steps longer than the untrained model's"), lines: { "norm/growth": "" }, ifAny: true },
   { title: t("KL to the sampling policy"), lines: { "kl/approx": "" }, ifAny: true },
 ];
 

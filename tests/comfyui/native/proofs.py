@@ -218,6 +218,43 @@ def tuned_model(family: str) -> dict:
 
 
 @torch.no_grad()
+def training_adapter(family: str) -> dict:
+    """A LoRA in front of what is trained: how far it moves the velocity, and the file that is saved with it and without it."""
+    import comfy.sd
+    import comfy.utils
+
+    bare = make(family)
+    front = bare.tiny.model.clone()
+    weights = {key: each for key, each in front.model.state_dict().items() if each.ndim == 2 and "blocks" in key}
+    front.add_patches(
+        {
+            key: ("diff", (0.1 * each.norm() / each.numel() ** 0.5 * torch.ones_like(each),))
+            for key, each in weights.items()
+        }
+    )
+    settings, x, text = bare.settings(guidance=1.0), bare.noise(1), TEXTS[1]
+
+    def own(made: Made) -> Tensor:
+        return made.model.with_frames(made.model.velocity(x, 0.6, made.model.condition([text], settings), 1.0))
+
+    bare.move()
+    without = own(bare)
+    with torch.inference_mode(False):
+        made = trainable(dataclasses.replace(bare.tiny, model=front))
+    made.move()
+    trained, noise = own(made), made.model.with_frames(x)
+    with tempfile.TemporaryDirectory() as folder:
+        [file] = lora.save(made.model, Path(folder) / "a.safetensors", {})
+        state = comfy.utils.load_torch_file(str(file), safe_load=True)
+    both, alone = (comfy.sd.load_lora_for_models(each, None, state, 1.0, 0.0)[0] for each in (front, bare.tiny.model))
+    return {
+        "moved": apart(trained, without),
+        "behind it": apart(stock_velocity(made, both, noise, 0.6, text), trained),
+        "alone": apart(stock_velocity(made, alone, noise, 0.6, text), without),
+    }
+
+
+@torch.no_grad()
 def layouts(family: str) -> dict:
     """ΔW of all layers that have a name in a layout of ComfyUI's loader, of a file in it: as read here, and as read there."""
     import comfy.lora

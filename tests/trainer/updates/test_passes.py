@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.updates.passes import Part, pack
+from comfyui_otca.trainer.updates.passes import Part, Passes, pack
 
 WANTED = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], dtype=torch.bool)  # [B, T']
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -67,3 +69,33 @@ def test_every_point_is_in_one_part_as_full_as_it_may_be(case, size):
         step, first = after.by_step[0]
         begin = 1 if groups is None else (groups[first] == groups[first[0]]).sum()
         assert len(part.rows) + begin > size or networks[part.steps[-1]] != networks[step]
+
+
+# --- the KL term ------------------------------------------------------------------------------------------------------
+
+UNTRAINED = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+TRAINED = torch.tensor([[6.0, 8.0], [-4.0, 3.0], [0.6, 0.8], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+
+
+def divergence(velocity, form, counts=1.0):
+    return Passes.divergence(SimpleNamespace(kl=form), velocity, UNTRAINED, torch.full((5,), counts).double())
+
+
+def test_the_pull_on_the_norm_by_hand():
+    """Norms 10, 5, 1, 5, 0 over 5, 5, 5, 0, 0: twice as long; turned; shorter; from nothing; nothing. Two entries a sample."""
+    assert divergence(TRAINED, "norm").tolist() == [12.5, 0, 0, 12.5, 0]
+    assert divergence(TRAINED, "velocity").tolist() == [12.5, 25, 8, 12.5, 0]
+    assert divergence(TRAINED, "norm", 0.5).tolist() == [6.25, 0, 0, 6.25, 0]
+
+
+def test_the_pull_on_the_norm_has_the_gradient_of_differences():
+    """Along v, and only where it is longer; at the untrained velocity itself, and at nothing, exactly none."""
+    moved = (TRAINED + 0.01).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: divergence(v, "norm"), moved)
+    for still in (UNTRAINED, 0.5 * UNTRAINED):
+        v = still.clone().requires_grad_()
+        [slope] = torch.autograd.grad(divergence(v, "norm").sum(), v)
+        assert torch.equal(slope, torch.zeros_like(slope))
+    longer = (2 * UNTRAINED).requires_grad_()
+    [slope] = torch.autograd.grad(divergence(longer, "norm").sum(), longer)
+    assert slope[0].tolist() == [3, 4]  # 2·(10 - 5)·v/‖v‖/2
