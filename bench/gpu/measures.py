@@ -260,7 +260,7 @@ class Case:
             batch=self.batch,
             sampling_batch=self.batch,
             guided=self.model.guides(settings.guidance),
-            keep_graph=self.keep_graph,
+            kept_calls=len(self.taken.trained) * self.keep_graph,
         )
         needs = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration).needs
         return needs.total + self.about["weights_bytes"] - needs.parts["weights"]

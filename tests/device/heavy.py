@@ -308,7 +308,7 @@ def estimated(folder: Path, training: Training) -> dict[str, int]:
             batch=(training.pull or training.update).get("batch_size") or samples,
             sampling_batch=training.sampling_batch,
             guided=True,
-            keep_graph=training.keep_graph,
+            kept_calls=2 * training.keep_graph,
             copies=1 if training.update.get("ema_decay") else 0,
             pulled=bool(training.pull),
             rewards=clip,

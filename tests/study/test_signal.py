@@ -72,8 +72,8 @@ class Linear:
     def guidance_at(self, sigma, settings):
         return 1.0
 
-    def keeps_graphs(self, settings, count):
-        return True
+    def kept_calls(self, settings, counts):
+        return len(counts)
 
     def velocity(self, x, sigma, condition, guidance):
         sigma = torch.as_tensor(sigma, dtype=torch.float32).expand(len(x))
