@@ -131,8 +131,8 @@ class GRPOStep(_Step):
         self._prepare(model, trajectories, prompt, node_id)
         settings = UpdateSettings(**options)
         trained, samples = len(trajectories.trained), -(-len(trajectories.groups) // settings.parts)
-        kept = len({call.number for call in trajectories.kept or ()})  # all samples of one step
-        calls = kept + -(-(trained - kept) * samples // (settings.batch_size or samples))
+        kept = {call.number for call in trajectories.kept or ()}
+        calls = len(trajectories.kept or ()) + -(-(trained - len(kept)) * samples // (settings.batch_size or samples))
         metrics = grpo.update(model, trajectories, advantages, settings, stopping.progress(calls))
         return model, report(metrics, trajectories, advantages)
 

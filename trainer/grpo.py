@@ -214,17 +214,15 @@ class _Backward(Passes):
         # processes that hold parts of this model have to be kept pace with.
         pulls = weights * (advantages.valid[:, None] if self.kl_coefficient else advantages.step_advantage) != 0
         wanted = pulls[rows] | pulls.any(0) if model.policy.is_sharded else pulls[rows]  # [B, T']
-        here, positions = (
-            torch.zeros(len(trained), dtype=torch.bool),
-            range(len(trained)),
-        )  # [T'], whose graphs are here
-        here[[call.number for call in self.graphs]] = True
-        calls = positions
+        self.parts = []
+        for call in self.graphs:  # a part each, so that a stop need not wait for more
+            chosen = call.rows[wanted[call.rows, call.number]]
+            self.parts += [Part(chosen, torch.full_like(chosen, call.number))] if len(chosen) else []
+            wanted[call.rows, call.number] = False
+        calls, size = range(len(trained)), settings.batch_size or len(wanted)
         if settings.batch_size and not self.measured:  # a part may have several steps
             calls = networks(model, [trajectories.sigmas[step] for step in trained])
-        self.parts = pack(wanted & here, positions, len(rows)) + pack(
-            wanted & ~here, calls, settings.batch_size or len(rows)
-        )
+        self.parts += pack(wanted, calls, size)
 
     def _measuring(self, part: Part) -> contextlib.AbstractContextManager[None]:
         """Measures the gradient of a part. Later epochs are not measured: what they clip has no gradient."""
