@@ -119,3 +119,13 @@ test("tick labels keep all digits", () => {
   assert.equal(curves.tickLabel(2e6), "2e6");
   assert.equal(curves.tickLabel(0), "0");
 });
+
+test("what is measured now and then is one line, and what is always measured keeps its gaps", () => {
+  const [a, b] = [
+    [5, NaN, NaN, null, 7],
+    [null, NaN, NaN, NaN, 9],
+  ];
+  assert.deepEqual(curves.joined([1, 2, 3, 4, 5], [a, b]), [[1, 5], [5, 7], [null, 9]]);
+  const often = [1, NaN, 3, 4];
+  assert.deepEqual(curves.joined([1, 2, 3, 4], [often]), [[1, 2, 3, 4], often]);
+});

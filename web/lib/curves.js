@@ -100,6 +100,19 @@ export function runningMean(values) {
   return means;
 }
 
+/**
+ * [xs, ...lines], where most of the points are of none of the lines without those: what is measured now and then becomes one line.
+ *
+ * @param {Numbers} xs
+ * @param {Values[]} lines
+ * @returns {[Numbers, ...Values[]]}
+ */
+export function joined(xs, lines) {
+  const rows = [...xs.keys()].filter((row) => lines.some((ys) => isNumber(ys[row])));
+  if (2 * rows.length >= xs.length) return [xs, ...lines];
+  return [rows.map((row) => xs[row]), ...lines.map((ys) => rows.map((row) => ys[row]))];
+}
+
 /** @type {(value: unknown) => value is number} */
 const isNumber = /** @type {any} */ (Number.isFinite);
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** All charts of a run: rewards, credit, training and times over its iterations. */
 import { OBJECTIVES } from "../lib/color.js";
-import { errorBars, runningMean } from "../lib/curves.js";
+import { errorBars, joined, runningMean } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { agreement, learned } from "../lib/learned.js";
@@ -207,10 +207,10 @@ function agreementModel({ figures }) {
  */
 function trainingModel(keys, names, colors) {
   return (/** @type {RunData} */ { figures }) => {
-    const values = keys.map((key) => figures.column(key));
+    const [xs, ...values] = joined(figures.column("iteration"), keys.map((key) => figures.column(key)));
     const means = values.map(runningMean);
     return {
-      xs: figures.column("iteration"),
+      xs,
       lines: [
         ...values.map((ys, index) => ({ name: names[keys[index]], ys, color: colors[index], thin: true })),
         ...means.map((ys, index) => ({ name: t("{line} mean", { line: names[keys[index]] }).trim(), ys, color: colors[index] })),
