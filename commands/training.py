@@ -104,10 +104,8 @@ def _detached(arguments: argparse.Namespace) -> int:
     with open(descriptor, "ab") as log, open(folder / LOG, encoding="utf-8", errors="replace") as printed:
         printed.seek(0, os.SEEK_END)
         process = processes.start(same, {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}, log)
-        begun, trains = (
-            psutil.Process(process.pid).create_time(),
-            False,
-        )  # by the clock of `process_started`, not by time.time
+        begun = psutil.Process(process.pid).create_time()  # by the clock of `process_started`, which time.time is not
+        trains = False
         while process.poll() is None and not trains:
             time.sleep(0.2)
             stands = status.read(folder, lambda line: None)

@@ -133,7 +133,7 @@ def update(
     _check_new(model, trajectories, scores)
     spread = _averaged(model.memo[RewardSpread], gathered)
     backward = _Backward(model, trajectories, scores, int(gathered.usable.sum()), spread, settings, decoders, guide)
-    backward.take_graphs()
+    wish = backward.take_graphs()
     other = None if advantages is None else other_grid(model, trajectories, advantages, settings)
 
     def one(_: int) -> None:
@@ -145,7 +145,7 @@ def update(
             _add(policy.trainable_parameters(), lambda: run(on_step), settings.ratio)
 
     try:
-        steps = take_steps(model, trajectories, settings, backward.tally, one, MOST_SKIPPED)
+        steps = take_steps(model, trajectories, settings, backward.tally, one, wish, MOST_SKIPPED)
     except NonFiniteUpdate as error:
         raise NonFiniteUpdate(f"{error}. {backward.suspects()}") from error
     if not steps and (suspects := backward.suspects()):
@@ -347,19 +347,18 @@ class _Backward(Passes):
         self.parts = list(self.mode.parts(self))
         super().accumulate(on_step)
 
-    def take_graphs(self) -> None:
-        """Takes the calls whose graphs the rollout kept, if they are this update's, and says which it will have the next time."""
+    def take_graphs(self) -> NextRollout:
+        """Takes the calls whose graphs the rollout kept, if they are this update's; returns which it wants the next time."""
         settings, walk, pulled = self.settings, self.trajectories, None
         if self.often is None and settings.mode != "low_variance":  # those depend on what was sampled
             pulled = PulledCalls(
                 settings.mode, settings.steps, settings.highest_level, self.whole_groups, settings.batch_size
             )
-        wish, calls = NextRollout(uses_graphs=pulled is not None, pulled=pulled), []
+        wish = NextRollout(uses_graphs=pulled is not None, pulled=pulled)
         if walk.kept:
-            same = walk.kept.wish == wish and (self.version, THETA) == (walk.policy_version, walk.sampled_with)
-            calls = walk.kept.take() if same else walk.kept.take()[:0]
-        self.graphs.extend(calls)
-        self.model.memo.keep(wish)
+            calls, on_policy = walk.kept.take(), (self.version, THETA) == (walk.policy_version, walk.sampled_with)
+            self.graphs.extend(calls if on_policy and walk.kept.wish == wish else ())
+        return wish
 
     def losses(self, part: Part) -> Iterator[Tensor]:
         return self.mode.losses(self, part)

@@ -64,7 +64,7 @@ def update(
     started = time.perf_counter()
     trajectories = prepared(model, trajectories)
     once = settings.epochs * settings.parts == 1
-    model.memo.keep(NextRollout(settings.unconditional_gradient, uses_graphs=once and not sampling))
+    wish = NextRollout(settings.unconditional_gradient, uses_graphs=once and not sampling)
     weights = torch.ones_like(advantages.step_advantage)  # [B, T'] of the whole batch
     if sampling:
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
@@ -86,7 +86,7 @@ def update(
             own.compare(own.log_probs)
             own.old = own.log_probs
 
-    steps = take_steps(model, trajectories, settings, backward.tally, one)
+    steps = take_steps(model, trajectories, settings, backward.tally, one, wish)
     if backward.measured and steps:
         model.memo.keep(backward.measured.averaged(model.memo[StepNoise], trajectories))
     model.policy.version += steps > 0

@@ -68,7 +68,6 @@ def update(
     trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
-    model.memo.keep(NextRollout(uses_graphs=False))
     counts = drawn_levels(trajectories, advantages, settings, policy.version)
     parts = [counts * part_of(advantages, part, settings.parts).valid[:, None] for part in range(settings.parts)]
     passes = [_Backward(model, trajectories, advantages, part, settings) for part in parts]
@@ -83,7 +82,7 @@ def update(
         if settings.epochs * settings.parts > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
-    steps = take_steps(model, trajectories, settings, backward.tally, one)
+    steps = take_steps(model, trajectories, settings, backward.tally, one, NextRollout(uses_graphs=False))
     if not (steps or differs):
         policy.follow(0)  # and no `forget_old`, which would begin the schedule again
     policy.version += steps > 0

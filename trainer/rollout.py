@@ -276,9 +276,8 @@ def trained_calls(
     """
     wish = model.memo[NextRollout]
     if wish.pulled is None:
-        steps = torch.tensor(
-            [() if settings.kind == "ode" else trained_steps(settings, sigmas)] * len(groups)
-        )  # [B, S]
+        own = () if settings.kind == "ode" else trained_steps(settings, sigmas)
+        steps = torch.tensor([own] * len(groups))  # [B, S]
         parts = torch.zeros(len(groups), dtype=torch.long)
     else:
         pulled, which = wish.pulled, groups.tolist() if wish.pulled.whole_groups else numbers
@@ -320,10 +319,12 @@ def kept_calls(model: FlowModel, settings: SamplerSettings, groups: Sequence[int
 
     `groups`: the number of the prompt of each of this process's samples.
     """
-    wish, decisions, rows = model.memo[NextRollout], model.memo[GraphDecisions], range(len(groups))
+    wish, decisions = model.memo[NextRollout], model.memo[GraphDecisions]
     # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
     used, sigmas = wish.uses_graphs and not model.policy.is_sharded, model.sigmas(settings)
-    calls = trained_calls(model, settings, sigmas, torch.tensor(groups), rows, 0) if used else None
+    calls = (
+        trained_calls(model, settings, sigmas, torch.zeros(1, dtype=torch.long), [0], 0) if used else None
+    )  # as each has
     if calls is None:
         return 0
     # The same wherever a window stands, and whichever of its steps are drawn.

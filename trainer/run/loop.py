@@ -21,16 +21,7 @@ from .. import keys
 from ..families.base import FlowModel
 from ..rewards import RewardError
 from ..rewards.base import Reward
-from ..types import (
-    ASKING_NODES,
-    DATASET_NODE,
-    GIVEN_NODES,
-    RUN_NODE,
-    SAMPLER_NODE,
-    STEP_NODES,
-    NextRollout,
-    RunSettings,
-)
+from ..types import ASKING_NODES, DATASET_NODE, GIVEN_NODES, RUN_NODE, SAMPLER_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import Problem
 from ..workflow.running import NodeError, Workflow
 from . import checkpoint, status, verdicts
@@ -135,12 +126,11 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
         return {(node, name): value + iteration for node, name, value in advancing}
 
     # 3. The graph once for each iteration, and once more what runs at the end.
-    began, wishes = time.monotonic(), dict[int, NextRollout]()
+    began = time.monotonic()
     try:
         for iteration in range(start, total):
             if run.brake() or run.spent():
                 break
-            wishes[iteration] = model.memo[NextRollout]
             workflow.run(overrides=at(iteration), targets=every, on_node=begins)
             say(_line(run, total, began, start))
         results = {}
@@ -149,9 +139,8 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
             results = {only(workflow, *STEP_NODES): (model,)}
         if at_end:
             workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=results)
-    # 4. Stopped or failed: what was learned is saved, and not what an update that was cut off wished.
+    # 4. Stopped or failed: what was learned is saved.
     except stopping.Stopped as stopped:
-        model.memo.keep(wishes.get(run.iteration, model.memo[NextRollout]))
         lost = distributed.announce(stopped)
         # An iteration either finished or left no trace, so the model stands where the last recorded line says it does.
         run.save(model)
@@ -173,7 +162,6 @@ def _train(prepared: Prepared, run: Run, quiet: Silence) -> int:
         # end, would leave that out for ever: it is made again, after the iterations since the last checkpoint.
         cut = run.evaluating and isinstance(error.__cause__, distributed.PeerFailed)
         if run.stands_at(model) and not model.policy.trains_shards and not cut:
-            model.memo.keep(wishes.get(run.iteration, model.memo[NextRollout]))
             with _as_well_as_can_be():
                 run.save(model)
         raise

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...host import devices, distributed, errors, stopping
 from ..families.base import FlowModel
 from ..rollout import velocity_at
-from ..types import Advantages, StepSettings, Trajectories
+from ..types import Advantages, NextRollout, StepSettings, Trajectories
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,15 @@ def take_steps(
     settings: StepSettings,
     tally: Tally,
     backward: Callable[[int], None],
+    wish: NextRollout,
     most_skipped: int = MAX_SKIPPED_IN_A_ROW,
 ) -> int:
     """Takes one optimizer step for each part in each epoch, by what `backward(number)` leaves in the gradients of all processes.
 
     The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there. From
     the first one on no stop comes through (`stopping.whole`); where an error does, the policy's version says that it has moved.
+
+    `wish`: of this update, for its own calls and for the next rollout; one that has moved nothing leaves the wish of before.
 
     Returns:
         The number of steps that were taken: none where a gradient was missing, and none after one that was not finite.
@@ -142,6 +145,8 @@ def take_steps(
         NonFiniteUpdate: after `most_skipped` updates in a row without a finite gradient.
     """
     optimizer, total, steps = model.policy.optimizer_for(settings), settings.epochs * settings.parts, 0
+    before = model.memo[NextRollout]
+    model.memo.keep(wish)
     try:
         for number in range(total):
             optimizer.zero_grad(set_to_none=True)
@@ -159,6 +164,8 @@ def take_steps(
     except NonFiniteUpdate:  # which has moved nothing
         raise
     except BaseException:
+        if not stopping.request.holds:
+            model.memo.keep(before)
         model.policy.version += stopping.request.holds  # no line on record is of these weights
         raise
     return steps

@@ -28,7 +28,7 @@ class Part:
         rows: the sample of each point.
         steps: the step of each; of leaps, those that they join.
         idle: whether it only keeps pace with other processes, and has no loss.
-        draw: which of several draws of fresh noise it takes.
+        draw: which of a sample's draws it takes, of fresh noise or of levels.
     """
 
     rows: Tensor  # [N]
