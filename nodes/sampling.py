@@ -145,12 +145,19 @@ class SDESampler(Node):
         from ..host import distributed
         from ..trainer import rollout
         from ..trainer.credit.learned import looks_ahead
+        from ..trainer.memory.needs import updates_more_at_once
 
         model.make_room(prompt)
         settings = SamplerSettings.from_inputs(options)
         results.belongs(model, prompt, node_id, settings)
-        groups = [row // group_size for row in distributed.share(group_size * len(prompts.texts)).rows]
-        most = self._most_kept(keep_graph, model, settings, groups, prompt)
+        samples = group_size * len(prompts.texts)
+        groups = [row // group_size for row in distributed.share(samples).rows]
+        updates = [entry for entry in (prompt or {}).values() if entry["class_type"] in (STEP_NODE, GRADIENT_NODE)]
+        most = 0 if keep_graph == "off" else None
+        if keep_graph == "auto":
+            # Without an update that takes them ComfyUI's cache would hold them.
+            more = any(updates_more_at_once(update, settings.batch_size, samples) for update in updates)
+            most = rollout.kept_calls(model, settings, groups) if prompt is None or (updates and not more) else 0
         trajectories = rollout.sample(
             model,
             prompts,
@@ -166,17 +173,6 @@ class SDESampler(Node):
         if trajectories.kept is not None:
             trajectories.kept.asked_for = keep_graph == "on"
         return trajectories, as_images(trajectories.images)
-
-    @staticmethod
-    def _most_kept(wanted, model, settings, groups, prompt):
-        """The number of a sample's calls whose graphs are kept at most: by "auto" none in a graph without an update that takes
-        them, since ComfyUI's cache would hold them."""
-        from ..trainer import rollout
-
-        kinds = {entry["class_type"] for entry in (prompt or {}).values()}
-        if wanted == "auto" and (prompt is None or kinds & {STEP_NODE, GRADIENT_NODE}):
-            return rollout.kept_calls(model, settings, groups)
-        return None if wanted == "on" else 0
 
 
 def as_images(images):

@@ -318,7 +318,7 @@ def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name
         small.press_run()
     assert first[0].end == "execution_success"
 
-    small.set({"3.group_size": 32, "3.steps": 10, "3.batch_size": 1})
+    small.set({"3.group_size": 32, "3.steps": 10, "3.keep_graph": "off", "11.batch_size": 1})
     seen = len(small.events())
     with small.executions(1) as stopped:
         small.press_run()
@@ -333,7 +333,7 @@ def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name
     assert steps[-1]["value"] < steps[-1]["max"] / 2, "the update went on after Stop"
     assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1]
 
-    small.set({"3.group_size": 4, "3.steps": 4, "3.batch_size": 0})
+    small.set({"3.group_size": 4, "3.steps": 4, "3.keep_graph": "auto", "11.batch_size": 0})
     with small.executions(1) as again:
         small.press_run()
     assert again[0].end == "execution_success", again[0].detail

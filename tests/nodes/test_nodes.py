@@ -10,6 +10,7 @@ import torch
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.host import paths
 from comfyui_otca.nodes import listed
+from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
@@ -260,6 +261,17 @@ def test_the_bar_of_a_kept_graph(small_workflow, comfyui):
     with torch.inference_mode():
         workflow.run(targets=workflow.find("GRPOStep"))
     assert (comfyui.bars[-1].value, comfyui.bars[-1].total) == (3, 3), "one pass a trained step"
+
+
+@pytest.mark.parametrize(("sampled", "updated", "kept"), [(0, 0, True), (2, 2, True), (2, 0, False), (1, 2, False)])
+def test_no_graph_is_kept_of_calls_smaller_than_the_updates(small_workflow, sampled, updated, kept):
+    """As the light counts it: many small backward passes take longer than few calls of the update's own."""
+    workflow = small_workflow({"OTCA_SDESampler": {"batch_size": sampled}, "OTCA_GRPOStep": {"batch_size": updated}})
+    [sampler] = workflow.find("SDESampler")
+    with torch.inference_mode():
+        trajectories = workflow.run(targets=[sampler])[sampler][0]
+    assert (trajectories.kept is not None) == kept
+    assert needs.iteration(workflow.graph, off=None).kept_calls == (None if kept else 0)
 
 
 def test_comfyuis_stop_button(small_workflow, comfyui):

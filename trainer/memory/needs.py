@@ -349,7 +349,7 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
         guided=guided,
         evaluated=(evaluated, apart) if (evaluated, apart) != (size, guided) else None,
         both=step.get("unconditional_gradient", True),
-        kept_calls=_kept(sampler, step, pulls, trained) if update["class_type"] in (STEP_NODE, GRADIENT_NODE) else 0,
+        kept_calls=_kept(sampler, update, trained, samples),
         merge_adapter=settings.merge_adapter,
         copies=bool(step.get("ema_decay")) + (matching and step.get("old_policy") != "on_policy"),
         pulled=bool(step.get("kl_coefficient", pulls and GradientSettings.kl_coefficient)) or matching,
@@ -358,15 +358,28 @@ def iteration(graph: Mapping[str, Mapping], off: float | None, has_gpu: bool = T
     )
 
 
-def _kept(sampler: Mapping[str, Any], step: Mapping[str, Any], pulls: bool, trained: int) -> int | None:
+def updates_more_at_once(update: Mapping, sampled: int, samples: int) -> bool:
+    """Whether this node of an API graph computes more of the samples in a call than a rollout of `sampled`; 0: all.
+
+    Then its own few calls are quicker than the backward passes of the rollout's many (bench/RESULTS.md).
+    """
+    updated = plain(update["inputs"]).get("batch_size", 0)
+    return min(sampled or samples, samples) < min(updated or samples, samples)
+
+
+def _kept(sampler: Mapping[str, Any], update: Mapping, trained: int, samples: int) -> int | None:
     """The number of trained calls whose graphs are kept; None: as many as there is memory for.
 
     "on" keeps them also for an update that computes all again.
     """
-    if sampler.get("keep_graph") == "on" and not pulls:
+    kind, step, wanted = update["class_type"], plain(update["inputs"]), sampler.get("keep_graph")
+    if kind not in (STEP_NODE, GRADIENT_NODE):
+        return 0
+    if wanted == "on" and kind == STEP_NODE:
         return trained
     again = step.get("epochs", 1) * step.get("parts", 1) > 1 or step.get("sampled_steps")
-    return 0 if again or sampler.get("keep_graph") == "off" else None
+    more = updates_more_at_once(update, sampler.get("batch_size", 0), samples)
+    return 0 if again or more or wanted == "off" else None
 
 
 def _references(inputs: Mapping[str, Any]) -> int:
