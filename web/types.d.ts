@@ -257,6 +257,7 @@ type Light = {
   device: string; // "": none but the CPU
   ram: number;
   ram_has: number;
+  streamed: number;
   missing: string[];
   text: string;
   fix: string[]; // the changes that make it fit, in words

@@ -2,13 +2,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { lightLine, makeFit } from "../../web/lib/light.js";
 
-const LIGHT = { needs: 19.62, phase: "the update", has: 25.77, device: "cuda:0", ram: 24.4, ram_has: 128, missing: [], text: "", fix: [], after: 0, settings: [] };
+const LIGHT = { needs: 19.62, phase: "the update", has: 25.77, device: "cuda:0", ram: 24.4, ram_has: 128, missing: [], text: "", streamed: 0, fix: [], after: 0, settings: [] };
 
 test("a light says its figures, and what else there is to know", () => {
   const line = lightLine({ ...LIGHT, state: "fits" });
   assert.deepEqual([line.tone, line.text, line.button], ["good", "Fits: 19.6 of 25.8 GB on cuda:0, RAM 24.4 of 128 GB.", ""]);
   assert.match(line.more, /the update/);
   assert.equal(lightLine({ ...LIGHT, state: "tight", device: "" }).text, "Tight: 19.6 of 25.8 GB of RAM (no GPU).");
+  assert.match(lightLine({ ...LIGHT, state: "tight", streamed: 5.07 }).text, /Slower: 5\.1 GB of the weights stay in RAM\.$/);
   assert.match(lightLine({ ...LIGHT, state: "fits", text: "512 x 512 is far" }).text, /Unusual size\.$/);
 });
 

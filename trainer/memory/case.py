@@ -8,12 +8,12 @@ diffusers, `native` for one that ComfyUI loaded. All else about memory is here, 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..types import EVALUATED, GRADIENT_NODE, HALO, MEMORY_SHARE, RUN_NODE, STEP_NODES, TRAJECTORY_NODES, side_of
@@ -226,7 +226,7 @@ class Iteration:
     @property
     def picture(self) -> int:
         """Bytes of one sample's picture or video in float32."""
-        return 4 * 3 * prod(self.size)
+        return 4 * 3 * math.prod(self.size)
 
     def ways(self, has_gpu: bool = True) -> Iterator[Way]:
         """Changes that help, from cheap to costly: only tiles change the result."""
@@ -258,7 +258,7 @@ class Iteration:
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
         for size in sizes:
-            if prod(size) < prod(self.size):
+            if math.prod(size) < math.prod(self.size):
                 names = ("width", "height", *(("frames",) if self.size[2] > 1 else ()))
                 sets = tuple((TRAJECTORY_NODES, name, value) for name, value in zip(names, size, strict=False))
                 yield Way("size " + in_words(size), {"size": size}, sets=sets)
@@ -280,6 +280,8 @@ class Held:
         encoders, vae: of the text encoders and of the autoencoder.
         encoders_visit, vae_visit: they are there only while they work.
         steps_aside: phases in which the weights leave if they and what works do not both fit.
+        streams: {phase: (part, bytes)}, parts that stay in main memory as far as that phase needs their room, but for so many
+            bytes, and come when they are computed with.
         loading: what is there of the networks that are trained before they are shared out, if that is more.
         reserve: see RESERVE.
     """
@@ -292,6 +294,7 @@ class Held:
     encoders_visit: bool = False
     vae_visit: bool = False
     steps_aside: tuple[str, ...] = ()
+    streams: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     loading: int = 0
     reserve: int = RESERVE
 
@@ -351,10 +354,16 @@ class Case(ABC):
     Attributes:
         iteration: None: only what is held counts, as before anything is sampled.
         machine: by whose memory `decided` decides.
+        trips: of weights that are streamed, for a call and its backward pass with checkpointing.
+        networks: that are trained, and compute in turns.
+        is_low_memory: all weights that can be streamed are; else as far as they do not fit.
     """
 
     iteration: Iteration | None
     machine: Machine
+    trips = 2
+    networks = 1
+    is_low_memory: bool = False
 
     # -- what a model of one kind or the other knows: bytes, for so many samples in a call --------------------------------
 
@@ -422,6 +431,15 @@ class Case(ABC):
             case = most(ways, "kept graph")
         return case.filled()
 
+    @cached_property
+    def streamed(self) -> int:
+        """Bytes of the weights that stay in main memory while the network computes, and come to it at every call.
+
+        Of two networks one computes; the other leaves for it.
+        """
+        computing = (self.needs.phases[phase].get("weights", 0) for phase in (SAMPLING, UPDATE))
+        return max(0, self.held().weights // self.networks - min(computing))
+
     def leaves_room_beside(self, *names: str) -> bool:
         """Whether each of these parts takes, in each phase, no more than it may of what there is beside the others."""
         phases = [(parts, sum(parts.values())) for parts in self.estimate().phases.values()]
@@ -485,6 +503,12 @@ class Case(ABC):
         for phase in held.steps_aside:
             if sum(phases[phase].values()) > room:
                 phases[phase] = phases[phase] | {"weights": 0}
+        for phase, (name, least) in held.streams.items():
+            has, parts = self.machine.has or math.inf, phases.get(phase, {})
+            if self.is_low_memory and name == "weights":
+                has = 0
+            if (over := sum(parts.values()) - has) > 0:
+                phases[phase] = parts | {name: max(min(parts[name], least), parts[name] - math.ceil(over))}
         if it and it.evaluated:
             size, guided = it.evaluated
             apart = replace(it, size=size, guided=guided, evaluated=None, kept_calls=0, pull=None)
@@ -551,10 +575,12 @@ class Case(ABC):
     def together(self, has: float, ways: Iterable[Way] | None = None) -> tuple[list[Way], Self]:
         """Changes one after another, each that needs less than those before it, until all of it fits or no change is left.
 
+        Twice: one that helps in another phase alone, does so when that has become the largest.
+
         `ways`: of which to take; None: all.
         """
         case, steps = self, []
-        for way in self.ways() if ways is None else ways:
+        for way in 2 * list(self.ways() if ways is None else ways):
             if case.needs.total <= has:
                 break
             changed = case._with(way)
@@ -571,6 +597,13 @@ class Case(ABC):
         changes, case = self.together(has, ways)
         return (changes, case) if case.needs.total <= has else ([], self)
 
+    def stays_with(self, way: Way) -> bool:
+        """Whether a change that leaves size and gradient as they are has all weights stay where they compute."""
+        changed = self._with(way)
+        return not (
+            {"size", "pull"} & way.iteration.keys() or changed.streamed or changed.needs.total > self.machine.has
+        )
+
     def _with(self, way: Way) -> Self:
         changed = {"iteration": replace(self.iteration, **way.iteration)} if way.iteration and self.iteration else {}
         return replace(self, **changed, **way.case)  # pyright: ignore[reportArgumentType] a data class
@@ -581,7 +614,7 @@ class Case(ABC):
             f"needs about {self.needs.total / GB:.1f} GB for {self.needs.phase} (an estimate), {has / GB:.1f} GB free"
         )
         if self.needs.total <= has:
-            return f"{needs}: fits"
+            return "; ".join(filter(None, (f"{needs}: fits", self.travelling)))
         changes, changed = self.together(has)
         fits = "" if changed.needs.total <= has else ", which does not fit either; a larger GPU"
         fix = (
@@ -590,3 +623,9 @@ class Case(ABC):
             else "a larger GPU"
         )
         return f"{needs}: does not fit. Fix: {fix}"
+
+    @property
+    def travelling(self) -> str:
+        """For a human: what is streamed, and how often; "" where nothing is."""
+        words = "GB of the weights stay in main memory: each call of the network brings them to the GPU, a trained one"
+        return f"{self.streamed / GB:.1f} {words} {self.trips} times" if self.streamed else ""

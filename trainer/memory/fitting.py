@@ -18,7 +18,7 @@ from ..types import MAKE_NODE
 from ..workflow.problem import Problem, general
 from . import needs
 from .blueprint import of_folder
-from .case import GB, TIGHT, Iteration, Machine
+from .case import GB, SAMPLING, TIGHT, UPDATE, Iteration, Machine
 from .native import NativeCase
 
 if TYPE_CHECKING:
@@ -136,6 +136,10 @@ def planned(graph: Mapping[str, Mapping], guidance_is_embedded: bool, device: to
 
 
 def room(case: NativeCase) -> int:
-    """Bytes beside the weights that computing takes, whichever is larger of sampling and the update."""
-    parts = case.needs.parts
-    return max(parts["activations"], parts["sampling"]) + parts["optimizer"]
+    """Bytes beside the weights that computing takes, whichever is larger of sampling and the update.
+
+    The adapter is there already, rewards ask for theirs, and ComfyUI leaves a reserve of its own.
+    """
+    others = {"weights", "adapter", "rewards", "reserve"}
+    computing = (case.needs.phases[phase] for phase in (SAMPLING, UPDATE))
+    return max(sum(size for name, size in parts.items() if name not in others) for parts in computing)

@@ -43,7 +43,9 @@ class Light:
         has, device: what there is of it; without a GPU main memory.
         ram, ram_has: the files, and what there is of main memory.
         missing: names of files.
-        fix: in words, the changes that make it fit, as few as possible; none: it fits, or nothing makes it fit.
+        streamed: the part of the weights that stays in main memory, and travels at each call.
+        fix: in words, the changes that make it fit, as few as possible, without weights that travel if one change is enough for
+            that; none: it fits so, or nothing makes it fit.
         after: what it needs then.
         settings: the same as values.
     """
@@ -57,6 +59,7 @@ class Light:
     ram_has: float = 0
     missing: tuple[str, ...] = ()
     text: str = ""
+    streamed: float = 0
     fix: tuple[str, ...] = ()
     after: float = 0
     settings: tuple[Setting, ...] = ()
@@ -102,18 +105,21 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         needs=case.needs.total / GB,
         phase=case.needs.phase,
         text=own.far(made, *case.iteration.size[:2]) if made else "",
+        streamed=case.streamed / GB,
         has=machine.has / GB,
         device=machine.device,
         ram=case.ram / GB,
         ram_has=machine.ram / GB,
     )
+    ways, state = [way for way in case.ways() if _settings(graph, way)], TOO_MUCH
     if case.needs.total <= machine.has:
         is_tight = case.needs.total > TIGHT * machine.has or light.ram > light.ram_has
-        return replace(light, state=TIGHTLY) if is_tight else light
-    ways, changed = case.fix(machine.has, (way for way in case.ways() if _settings(graph, way)))
+        state = TIGHTLY if is_tight else FITS
+        ways = [way for way in ways if case.streamed and case.stays_with(way)][:1]
+    ways, changed = case.fix(machine.has, ways)
     return replace(
         light,
-        state=TOO_MUCH,
+        state=state,
         fix=tuple(way.words for way in ways),
         after=changed.needs.total / GB,
         settings=tuple(setting for way in ways for setting in _settings(graph, way)),

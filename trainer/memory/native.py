@@ -23,8 +23,13 @@ from .case import (
     ANY_GPU,
     DECODING,
     ENCODING,
+    JUDGING,
     RESERVE,
+    SAMPLING,
+    SCORING,
     TILE,
+    UNDECODING,
+    UPDATE,
     Case,
     Choice,
     Graph,
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 RANK = 16
+ENCODER_LAYERS = 24  # the fewest of the text encoders that are listed, T5's: what has to be there of one
 COMPUTE_BYTES = 2  # activations are bfloat16, ComfyUI's choice on a GPU that has it
 FLOAT32_BYTES = 4  # and on a CPU
 WEIGHT_BYTES = {"bfloat16": 2, "fp8": 1}
@@ -225,7 +231,7 @@ class NativeCase(Case):
         weights_bytes: the frozen weights, all networks together.
         trained: parameters of the adapter.
         checkpointing: blocks are computed again in the backward pass. None: decided by memory.
-        is_low_memory: weights visit the GPU layer by layer.
+        is_low_memory: see Case; layer by layer.
         tiling: pictures are decoded in tiles.
         encoder_bytes, vae_bytes: of the text encoders' and the autoencoder's weights.
         compute_bytes: of one number in the blocks.
@@ -244,12 +250,17 @@ class NativeCase(Case):
     vae_bytes: int = 0
     compute_bytes: int = COMPUTE_BYTES
     machine: Machine = ANY_GPU
+    trips = 3  # `frozen` fetches a weight for its call, when that is computed again, and for the gradient
     encoder_stays: bool | None = None
     kept_blocks: int | None = 0
 
     @property
     def title(self) -> str:
         return self.model.title
+
+    @property
+    def networks(self) -> int:
+        return self.model.networks
 
     @property
     def loaded(self) -> int:
@@ -278,9 +289,9 @@ class NativeCase(Case):
         return most(ways, "activations", "kept graph")
 
     def held(self) -> Held:
-        blocks, visit = self.model.networks * self.model.layers, bool(self.machine.device)
+        visit, one = bool(self.machine.device), self.weights_bytes // (self.networks * self.model.layers)
         return Held(
-            weights=self.weights_bytes // blocks if self.is_low_memory and visit else self.weights_bytes,
+            weights=self.weights_bytes,
             trained=self.trained,
             encoders=0
             if self.encoder_stays is False
@@ -289,7 +300,15 @@ class NativeCase(Case):
             loading=self.weights_bytes + self.encoder_bytes + RESERVE if self.encoder_stays is False else 0,
             encoders_visit=visit,
             vae_visit=visit,
-            steps_aside=(ENCODING, DECODING) if visit else (),  # ComfyUI lets the model leave if they need its room
+            # What needs room asks ComfyUI for it, which lets others leave, and computes with what is not there layer by layer.
+            steps_aside=(ENCODING, DECODING) if visit else (),
+            streams={
+                ENCODING: ("text encoder", self.encoder_bytes // ENCODER_LAYERS),
+                **dict.fromkeys((SAMPLING, UPDATE), ("weights", one)),
+                **dict.fromkeys((SCORING, JUDGING, UNDECODING), ("weights", 0)),
+            }
+            if visit
+            else {},
         )
 
     def latent(self) -> int:
@@ -336,5 +355,3 @@ class NativeCase(Case):
             yield Way("fp8 weights", case={"weights_bytes": min(self.weights_bytes, fp8)}, sets=(kind,))
         yield from it.on_cpu() if has_gpu else ()
         yield from it.smaller(self.model.sizes)
-        if has_gpu:
-            yield Way("Make Trainable memory low (slow)", case={"is_low_memory": True}, sets=((make, "memory", "low"),))

@@ -436,6 +436,9 @@ class NativeModel(FlowModel):
             plain = self._first.core.process_latent_out(self.with_frames(latents).float())
             if plain.ndim == 5 and by.latent_dim == 2:  # a decoder of pictures for a picture's one frame
                 plain = plain[:, :, 0]
+            devices.ask_for_room(
+                self._decoding_bytes(plain), self.device
+            )  # ComfyUI asks for none that a gradient takes
             comfy.model_management.load_models_gpu([by.patcher])
             rewrap(by.first_stage_model)
             with frozen.training(), Mutable():  # some autoencoders write over what they have computed
@@ -445,6 +448,12 @@ class NativeModel(FlowModel):
 
         with self._autoencoder():
             yield decode
+
+    def _decoding_bytes(self, latents: Tensor) -> int:
+        """Bytes that decoding them takes with a gradient, by the count of the model's published autoencoder."""
+        width, height = (side * self.grid.scale for side in (latents.shape[-1], latents.shape[-2]))
+        frames = (latents.shape[2] - 1) * (self.grid.time or 1) + 1 if latents.ndim == 5 else 1
+        return len(latents) * published(self._first).vae.with_gradient((width, height, frames), tile=0).peak
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
@@ -528,6 +537,12 @@ ROWS = 4  # samples in a call, if the sampler takes all of them at once and says
 UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
+def published(expert: Expert) -> Architecture:
+    """The first of the published models of its kind."""
+    kind = expert.core.model_config.unet_config.get("image_model")
+    return next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
+
+
 def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
     """Its training at these settings, by the figures of the model at hand, and by the update that follows if that is known."""
     experts, samples = model.wrapped.values(), settings.batch_size or ROWS
@@ -538,15 +553,13 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
         iteration = replace(model.planned, size=size, guided=guided)
     iteration = replace(iteration, references=max(iteration.references, model.most_pictures))
     blocks = sum(len(expert.blocks) for expert in experts)
-    kind = next(iter(experts)).core.model_config.unet_config.get("image_model")
-    published = next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
     # The width of a token in the blocks: what most of their layers take in
     layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
     widths: Counter[int] = Counter(
         vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
     )
     architecture = replace(
-        published,
+        published(next(iter(experts))),
         title=type(next(iter(experts)).core).__name__,
         params=0,
         width=widths.most_common(1)[0][0] if widths else 1,

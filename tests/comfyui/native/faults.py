@@ -14,6 +14,8 @@ from comfyui_otca.tests.comfyui.native.proofs import logged, stock_velocity
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_checkpointing, without_frozen_layers
 from comfyui_otca.tests.comfyui.tiny.parts import Text, tiny_clip
 from comfyui_otca.trainer.families.options import FlowModelError
+from comfyui_otca.trainer.memory import fitting
+from comfyui_otca.trainer.memory.case import RESERVE, Machine
 from comfyui_otca.trainer.native import kernels, suitable
 from comfyui_otca.trainer.native.expert import Expert
 from comfyui_otca.trainer.native.guard import Tried, WrongGradient
@@ -73,6 +75,49 @@ def unloaded(family: str) -> dict:
             lost = loss.velocity()
         after = loss.velocity()
     return {"with": apart(after, before), "without": apart(lost, before), "without is bare": torch.equal(lost, bare)}
+
+
+def short_of_memory(family: str, share: float) -> dict:
+    """An iteration where a pretend GPU has not the memory for this share of the weights: what ComfyUI put there, by the count and
+    in fact, and how far it ends from the same iteration with all of them there."""
+    import comfy.model_management as management
+
+    def after(made: Made) -> list[torch.Tensor]:
+        made.update(made.sample(seed=0))
+        return made.parameters()
+
+    plain, made = make(family), make(family)
+    case = made.model.case(made.settings())
+    weights, gpu = case.weights_bytes, dataclasses.replace(case, machine=Machine("cuda:0"))
+    has = gpu.needs.total - round(share * weights)
+    machine = Machine("cuda:0", has, ram=10**12)
+    expert = made.model.wrapped["model"]
+
+    def free(device=None, torch_free_too=False):
+        size = has - gpu.needs.parts["adapter"] - RESERVE - expert.patcher.loaded_size()
+        return (size, size) if torch_free_too else size
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (fitting, "here", lambda device=None: machine),
+            (management, "is_device_cpu", lambda device: False),
+            (management, "vram_state", management.VRAMState.NORMAL_VRAM),
+            (management, "MIN_WEIGHT_MEMORY_RATIO", 0.0),  # NVIDIA's
+            (management, "get_free_memory", free),
+            (management, "extra_reserved_memory", lambda: 0),
+            (management, "minimum_inference_memory", lambda: 0),
+        ):
+            stack.enter_context(attribute(owner, name, value))
+        made.model.memo.keep(fitting.Decisions())
+        values = after(made)
+        counted = made.model.case(made.settings())
+    return {
+        "weights": weights,
+        "streamed": counted.streamed,
+        "there": expert.patcher.loaded_size(),
+        "sentence": counted.sentence(has),
+        "apart": max((one - other).abs().max().item() for one, other in zip(values, after(plain), strict=True)),
+    }
 
 
 # -- the guard ------------------------------------------------------------------------------------------------------------

@@ -134,8 +134,10 @@ def test_errors_say_what_to_do():
 
 def test_the_command_says_what_does_not_fit(capsys):
     assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "12"]) == 0
+    assert "fits; 5.1 GB of the weights stay in main memory: each call" in capsys.readouterr().out
+    assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "4"]) == 0
     out = capsys.readouterr().out
-    assert "does not fit" in out and "with fp8 weights: " in out and "not measured on a GPU" in out
+    assert "does not fit" in out and "with size 768 × 768: " in out and "not measured on a GPU" in out
     assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "80"]) == 0
     assert "not fit" not in capsys.readouterr().out and GB == 10**9, "as files are counted"
 
