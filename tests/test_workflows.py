@@ -24,6 +24,7 @@ from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
 from comfyui_otca.tests.training import train
+from comfyui_otca.tools import recipes
 from comfyui_otca.tools.canvases.templates import FILES, LOADERS, TEMPLATES, models_of
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.case import GB
@@ -297,6 +298,8 @@ def test_its_note_begins_with_what_it_needs(name):
     gpu, ram, forwards, time, unit = re.match(rf"# .*\n\n{first}", note).groups()
     case, _ = needs.read(graph(name))
     assert int(gpu) == math.ceil(case.needs.total / GB)
+    least = next(gb for gb in recipes.GPUS if recipes.case_of(name, gb).needs.total <= gb * GB)
+    assert f"With {least} GB it is slower: weights wait in RAM." in note
     files = (
         case.weights_bytes + case.encoder_bytes + case.vae_bytes + sum(judge.bytes for judge in case.iteration.rewards)
     )

@@ -113,7 +113,9 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
     )
     ways, state = [way for way in case.ways() if _settings(graph, way)], TOO_MUCH
     if case.needs.total <= machine.has:
-        is_tight = case.needs.total > TIGHT * machine.has or light.ram > light.ram_has
+        # What can leave for a phase does so without harm; what computes has to have room, with some to spare.
+        less = replace(case, machine=replace(machine, has=TIGHT * machine.has))
+        is_tight = less.needs.total > less.machine.has or less.streamed or light.ram > light.ram_has
         state = TIGHTLY if is_tight else FITS
         ways = [way for way in ways if case.streamed and case.stays_with(way)][:1]
     ways, changed = case.fix(machine.has, ways)

@@ -66,6 +66,7 @@ class Autoencoder:
         decode: values that decoding takes for each pixel of a frame, of a picture and of a video.
         keeps: values that autograd keeps of it for each pixel of all frames, likewise.
         beside: values that there are besides for each pixel of a frame, likewise.
+        again: both for a picture, where its blocks are computed again in the backward pass.
         scale: pixels of a side of one latent position.
     """
 
@@ -73,6 +74,7 @@ class Autoencoder:
     decode: tuple[int, int]
     keeps: tuple[int, int] = (0, 0)
     beside: tuple[int, int] = (0, 0)
+    again: tuple[int, int] = (0, 0)
     scale: int = 8
 
     def decoding(self, size: Size, tiled: bool) -> int:
@@ -80,20 +82,22 @@ class Autoencoder:
         pixels = min(width, TILE) * min(height, TILE) if tiled else width * height
         return self.decode[frames > 1] * pixels * COMPUTE_BYTES
 
-    def with_gradient(self, size: Size, tile: int) -> Graph:
+    def with_gradient(self, size: Size, tile: int, again: bool) -> Graph:
         width, height, frames = with_halo(size, tile, self.scale)
         pixels = width * height * COMPUTE_BYTES
         kept, beside = pixels * frames * self.keeps[frames > 1], pixels * self.beside[frames > 1]
+        if again and frames == 1 and any(self.again):
+            kept, beside = (pixels * values for values in self.again)
         return Graph(kept, kept + beside, beside)
 
 
 # Values a pixel: memory_used_decode in comfy/sd.py of ComfyUI 0.33, per latent pixel there. Videos are decoded piece by piece,
 # so their number of frames does not count; with a gradient it does: `decoders` in bench/memory.md. Sizes: the files' pages on
 # huggingface.co.
-FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131))
-FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), scale=16)
+FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 1152))
+FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 1152), scale=16)
 WAN21_VAE = Autoencoder(
-    254_000_000, (2200, 7000), (3825, 4480), (291, 2556)
+    254_000_000, (2200, 7000), (3825, 4480), (291, 2556), (897, 769)
 )  # Qwen-Image's and Krea 2's are of this kind
 WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000), (2856, 3039), (875, 2180), scale=16)
 
@@ -328,7 +332,7 @@ class NativeCase(Case):
         return self.model.vae.decoding(self.iteration.size, self.tiling)  # one after another, if there is little room
 
     def decoder(self, samples: int, tile: int) -> Graph:
-        sample = self.model.vae.with_gradient(self.iteration.size, tile)
+        sample = self.model.vae.with_gradient(self.iteration.size, tile, self.checkpointing is not False)
         return Graph(samples * sample.kept, samples * sample.peak, samples * sample.backward)
 
     def decoding_at_once(self, samples: int) -> int:

@@ -11,8 +11,9 @@ that happens before its context is left: ours comes after the rollout, the rewar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -25,6 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .frozen import training
 
 OPTIONS = "transformer_options"  # ComfyUI's dictionary for its nodes; a network writes the number of the block into it
+
+# Classes in comfy/ldm/modules/diffusionmodules/model.py (FLUX's, and so Z-Image's) and in comfy/ldm/wan/vae.py.
+DECODER_BLOCKS = {"ResnetBlock", "AttnBlock", "Upsample", "ResidualBlock", "AttentionBlock", "Resample"}
 
 
 def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: tuple, kwargs: dict) -> Any:
@@ -40,6 +44,27 @@ def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: 
     block = _Block(run, inputs, spec, options)
     tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
     return block.outputs(_Checkpoint.apply(block, len(parameters), *parameters, *tensors))
+
+
+@contextmanager
+def blocks_again(decoder: torch.nn.Module) -> Iterator[None]:
+    """Within it those blocks of an autoencoder of ComfyUI that are known, and that nobody has wrapped, are `checkpointed`."""
+    blocks = [block for block in decoder.modules() if type(block).__name__ in DECODER_BLOCKS]
+    blocks = [block for block in blocks if "forward" not in vars(block)]
+    for block in blocks:
+        block.forward = partial(_again, block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _again(forward: Callable, *args, **kwargs) -> Any:
+    # Of a video they write what later frames need into lists, and would write it twice.
+    if any(isinstance(value, list) and len(value) > 1 for value in (*args, *kwargs.values())):
+        return forward(*args, **kwargs)
+    return checkpointed(forward, (), args, kwargs)
 
 
 class _Block:

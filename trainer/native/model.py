@@ -27,7 +27,7 @@ from ..memory.native import ARCHITECTURES, WAN21_VAE, Architecture, NativeCase
 from ..policy.layouts import Network, Rows, plain
 from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable, trial
-from .checkpointing import Mutable
+from .checkpointing import Mutable, blocks_again
 from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
 from .expert import Expert, page
 from .foreign import ordinary, rewrap
@@ -441,7 +441,8 @@ class NativeModel(FlowModel):
             )  # ComfyUI asks for none that a gradient takes
             comfy.model_management.load_models_gpu([by.patcher])
             rewrap(by.first_stage_model)
-            with frozen.training(), Mutable():  # some autoencoders write over what they have computed
+            again = blocks_again(by.first_stage_model) if self.checkpointing else contextlib.nullcontext()
+            with frozen.training(), again, Mutable():  # some autoencoders write over what they have computed
                 made = by.process_output(by.first_stage_model.decode(plain.to(by.vae_dtype)).float())
             images = made.movedim(1, -1)[..., :3].clamp(0, 1)
             return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
@@ -453,7 +454,8 @@ class NativeModel(FlowModel):
         """Bytes that decoding them takes with a gradient, by the count of the model's published autoencoder."""
         width, height = (side * self.grid.scale for side in (latents.shape[-1], latents.shape[-2]))
         frames = (latents.shape[2] - 1) * (self.grid.time or 1) + 1 if latents.ndim == 5 else 1
-        return len(latents) * published(self._first).vae.with_gradient((width, height, frames), tile=0).peak
+        vae = published(self._first).vae
+        return len(latents) * vae.with_gradient((width, height, frames), 0, self.checkpointing).peak
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:

@@ -18,6 +18,8 @@ from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
 from comfyui_otca.trainer import gradient, rollout
 from comfyui_otca.trainer.credit.exact import exact_gradient
 from comfyui_otca.trainer.gradient import RewardSpread
+from comfyui_otca.trainer.native import frozen
+from comfyui_otca.trainer.native.checkpointing import blocks_again
 from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
@@ -430,6 +432,43 @@ def exact(family: str, **options) -> dict:
         pictures = decode(noise.to(made.model.device))
     same = (pictures.detach().cpu() - made.model.decode(noise)).abs().max().item()
     return {"norm": gradient.norm().item(), "slope": (ends[0] - ends[1]) / 2e-3, "decoders": same}
+
+
+def decoder_again(kind: str, frames: int = 1) -> dict:
+    """ComfyUI's own autoencoder of a kind, small, by random weights: how far the gradient in its latents is from that without
+    blocks that are computed again, and the part of the memory that autograd then keeps."""
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+    from comfy.ldm.wan import vae, vae2_2
+
+    torch.manual_seed(0)
+    plain = {"z_channels": 4, "resolution": 32, "in_channels": 3, "out_ch": 3, "ch": 32, "ch_mult": [1, 2]}
+    plain |= {"num_res_blocks": 1, "attn_resolutions": [], "double_z": True}
+    wan = {"dim": 32, "z_dim": 4, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1, "attn_scales": [], "dropout": 0.0}
+    wan |= {"temperal_downsample": [False, True, True]}
+    makers = {
+        "flux": lambda: AutoencoderKL(embed_dim=4, ddconfig=plain),
+        "wan21": lambda: vae.WanVAE(**wan),
+        "wan22": lambda: vae2_2.WanVAE(**wan, dec_dim=32),
+    }
+    network = makers[kind]().requires_grad_(False)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    shape = (1, 4, 8, 8) if kind == "flux" else (1, 4, frames, 8, 8)
+    gradients, sizes = [], []
+    for around in (nullcontext(), blocks_again(network)):
+        latents, kept = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_(), {}
+
+        def keep(tensor, kept=kept):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), frozen.training(), around:
+            pictures = network.decode(latents)
+        sizes.append(sum(kept.values()))
+        gradients += torch.autograd.grad(pictures.square().sum(), latents)
+    free = all("forward" not in vars(module) for module in network.modules())
+    apart = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()
+    return {"apart": apart.item(), "kept": sizes[1] / sizes[0], "free": free}
 
 
 def followed(family: str, mode: str, stand_in: bool = False, tile: int = 0, size: float = 1e-4, **options) -> dict:

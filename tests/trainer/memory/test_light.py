@@ -29,23 +29,23 @@ def light(content, machine=CARD):
 
 
 def test_a_template_fits_a_card_of_24_gb(models):
-    """19.6 GB of docs/models.md: below 80 % of 25.8 GB."""
+    """22.1 GB of docs/models.md; in 80 % of 25.8 GB it would fit, without weights that travel."""
     said = light(graph())
     case, _ = needs.read(graph())
     assert said.state == "fits" and not said.fix
-    assert said.needs == case.needs.total / GB == pytest.approx(19.6, abs=0.05)
+    assert said.needs == case.needs.total / GB == pytest.approx(22.1, abs=0.05)
     # 2 bytes of 6.155e9, of 4.022e9 and of 0.167e9 numbers, and HPSv2's file
     assert said.ram == pytest.approx((2 * (6_154_908_736 + 4_022_468_096 + 167_000_000) + 3.9e9) / GB, abs=1e-3)
     assert (said.has, said.ram_has) == (24 * 2**30 / GB, 64)
 
 
 def test_a_file_that_is_not_here_is_named_and_the_published_one_counted(models):
-    """19.6 GB of docs/models.md with or without a GPU; a name that nobody publishes has no figure."""
+    """22.1 GB of docs/models.md with or without a GPU; a name that nobody publishes has no figure."""
     (models / "vae" / "ae.safetensors").unlink()
     for machine in (CARD, Machine("", 64 * GB, 64 * GB)):
         said = light(graph(), machine)
         assert (said.state, said.missing, said.device) == ("missing", ("ae.safetensors",), machine.device)
-        assert said.needs == pytest.approx(19.6, abs=0.05) and said.has == machine.has / GB
+        assert said.needs == pytest.approx(22.1, abs=0.05) and said.has == machine.has / GB
     mine = light(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
     assert (mine.state, mine.missing, mine.needs) == ("missing", ("mine.safetensors", "ae.safetensors"), 0)
 
@@ -72,13 +72,12 @@ def test_where_nothing_makes_it_fit_nothing_is_offered(models):
     assert (said.state, said.fix, said.settings) == ("does not fit", (), ())
 
 
-def test_above_80_percent_it_is_tight(models):
-    needed = light(graph()).needs
-    cards = [Machine("cuda:0", round(needed * GB / part), 64 * GB) for part in (0.79, 0.81, 0.99, 1.01)]
+def test_where_what_computes_takes_above_80_percent_it_is_tight(models):
+    """In the decoder's and the rewards' phases, which are larger, weights leave as far as they have to."""
+    update = needs.read(graph())[0].needs.totals["the update"]
+    cards = [Machine("cuda:0", round(update / part), 64 * GB) for part in (0.79, 0.81, 0.99, 1.01)]
     assert [light(graph(), card).state for card in cards] == ["fits", "tight", "tight", "tight"]
-    assert [light(graph(), card).streamed > 0 for card in cards] == [False] * 4, (
-        "the decoder's phase lets weights leave"
-    )
+    assert [light(graph(), card).streamed > 0 for card in cards] == [False, False, False, True]
     assert light(graph(), Machine("cuda:0", 4 * GB, 64 * GB)).state == "does not fit"
 
 
