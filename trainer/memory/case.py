@@ -59,6 +59,8 @@ REWARDS = {
     "OTCA_RewardVideoScore": 17_000_000_000,
 }
 
+NARROW = {"OTCA_RewardVideoAlign", "OTCA_RewardVideoScore"}  # whose files are bfloat16; of the others float32
+
 # Of a CLIP that judges, where its file is not here: Qwen3-VL 4B's 4,437,815,808 parameters in bfloat16.
 CLIP_JUDGE = 8_875_631_616
 
@@ -135,12 +137,18 @@ class Judge:
         offload: it leaves when it has answered.
         graph: bytes that a sample takes in a pass with a gradient; 0: it has none, or is only watched.
         batch: samples to a pass; 0: all.
+        is_wide: it computes in float32, and would take half of all in bfloat16.
     """
 
     bytes: int
     offload: bool = False
     graph: int = 0
     batch: int = 0
+    is_wide: bool = field(default=False, compare=False)
+
+    @property
+    def narrow(self) -> Judge:
+        return replace(self, bytes=self.bytes // 2, graph=self.graph // 2, is_wide=False) if self.is_wide else self
 
     def judging(self, samples: int) -> int:
         return self.graph * min(samples, self.batch or samples)
@@ -251,8 +259,12 @@ class Iteration:
                 pull = {"pull": replace(self.pull, tile=tile)}
                 yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
 
-    def on_cpu(self) -> Iterator[Way]:
+    def elsewhere(self) -> Iterator[Way]:
+        """Rewards with less, or none, of the GPU."""
         if self.rewards:
+            narrow = {"rewards": tuple(judge.narrow for judge in self.rewards)}
+            sets = ((tuple(REWARDS), "dtype", "bfloat16"),)
+            yield Way("dtype bfloat16 on every reward (scores change a little)", narrow, sets=sets)
             sets = ((tuple(REWARDS), "device", "cpu"),)
             yield Way("device cpu on every reward (slow)", {"rewards": ()}, sets=sets)
 

@@ -357,5 +357,5 @@ class NativeCase(Case):
         if fp8:
             kind = (("UNETLoader",), "weight_dtype", "fp8_e4m3fn")
             yield Way("fp8 weights", case={"weights_bytes": min(self.weights_bytes, fp8)}, sets=(kind,))
-        yield from it.on_cpu() if has_gpu else ()
+        yield from it.elsewhere() if has_gpu else ()
         yield from it.smaller(self.model.sizes)

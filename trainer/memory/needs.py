@@ -40,7 +40,7 @@ from ..types import (
 )
 from ..workflow import graph as api
 from . import native
-from .case import ANY_GPU, CLIP_JUDGE, GB, JUDGING_BYTES, REWARDS, Case, Iteration, Judge, Machine, Pull
+from .case import ANY_GPU, CLIP_JUDGE, GB, JUDGING_BYTES, NARROW, REWARDS, Case, Iteration, Judge, Machine, Pull
 from .native import Architecture, NativeCase
 
 # Loaders, ComfyUI's own and ComfyUI-GGUF's: the inputs that name files, and the folder of ComfyUI's models.
@@ -399,7 +399,9 @@ def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
     held_out = (asking or node)["inputs"].get("held_out")
     graph = 0 if held_out else (2 if asking else 1) * looked_at * JUDGING_BYTES.get(node["class_type"], 0)
     batch = 0 if asking or node["class_type"] == VARIETY_NODE else inputs.get("batch_size", 0)
-    return Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // looked_at))
+    judge = Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // looked_at))
+    judge = replace(judge, is_wide=node["class_type"] not in NARROW)
+    return judge.narrow if inputs.get("dtype") in ("bfloat16", "float16") else judge
 
 
 def _pull(inputs: Mapping[str, Any], transitions: int) -> Pull:

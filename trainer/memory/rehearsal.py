@@ -387,7 +387,7 @@ class PipelineCase(Case):
             yield memory("vae_tiling", True)
         yield memory("offload_vae", True)
         if it is not None:
-            yield from it.on_cpu()
+            yield from it.elsewhere()
             if it.guided:
                 yield Way("GRPO Step unconditional_gradient off (another gradient)", {"both": False})
             yield from it.smaller(VIDEOS if it.size[2] > 1 else PICTURES)

@@ -250,6 +250,19 @@ def test_relative_words_ask_a_judge_twice_and_variety_takes_whole_groups():
     assert needs.read(content)[0].iteration.batch == 1
 
 
+def test_a_judge_in_bfloat16_takes_half():
+    content, judge = with_one_judge("z_image")
+    judge["class_type"], judge["inputs"] = "OTCA_RewardHPSv2", {"dtype": "bfloat16"}
+    case, _ = needs.read(content)
+    assert case.iteration.rewards == (Judge(1_950_000_000, graph=434_891_272 // 2),)
+    judge["inputs"]["dtype"] = "auto"
+    wide, _ = needs.read(content)
+    [words] = [words for words in wide.changes() if words.startswith("dtype bfloat16")]
+    assert wide.changes()[words].needs.total == case.needs.total == wide.needs.total - 1_950_000_000
+    judge["class_type"] = "OTCA_RewardVideoAlign"
+    assert not needs.read(content)[0].iteration.rewards[0].is_wide, "its file is bfloat16 already"
+
+
 def test_of_a_video_a_judge_sees_eight_frames():
     content, judge = with_one_judge("wan22_5b")
     judge["class_type"], judge["inputs"]["batch_size"] = "OTCA_RewardClipT", 16
