@@ -22,6 +22,7 @@ from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
 from .folder import identity
 from .sizes import Checkpoint
+from .streaming import Stream
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -62,6 +63,7 @@ class PipelineModel(FlowModel):
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
+        self._stream: Stream | None = None
         self._embeddings = Embeddings(self._embed)
         self._decoding = threading.RLock()
         if self.checkpoint.is_distilled:
@@ -145,6 +147,19 @@ class PipelineModel(FlowModel):
         # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
         return next(self.transformer.parameters()).device
 
+    def stream(self, count: int, device: torch.device) -> None:
+        """Has so many blocks of the networks that are trained stay in main memory, see `streaming`.
+
+        Their activations are computed twice from now on. `device`: where it computes, or will.
+        """
+        if self._stream is not None:
+            self._stream.end()
+        self._stream = Stream(self.experts, count, device, lambda: self.device) if count else None
+        for network in self.experts.values():
+            if count:
+                network.enable_gradient_checkpointing()
+            network.to(self.device)  # what is not out any more
+
     def _networks(self) -> list[torch.nn.Module]:
         """The networks that live on the device; the others only visit it."""
         networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
@@ -225,6 +240,8 @@ class PipelineModel(FlowModel):
 
     def export(self, folder: Path) -> None:
         policy = self.policy
+        if self._stream is not None:
+            self.leave()  # to where all weights are
         if policy.is_adapted:
             for network in self.experts.values():
                 network.fuse_lora()
