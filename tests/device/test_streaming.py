@@ -5,12 +5,15 @@ The counter knows nothing of `families/streaming.py`: a buffer is what has the n
 
 from __future__ import annotations
 
+import json
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from comfyui_otca.host import devices
 from comfyui_otca.tests.device import conftest, pretend
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.families.streaming import lists
@@ -19,6 +22,7 @@ from comfyui_otca.trainer.policy.adapters import Adapter
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
+WORKFLOWS = Path(__file__).resolve().parents[2] / "workflows" / "api"
 DEVICE = torch.device("pretend:0")
 DEEP = {
     "flux": (tiny.flux_dev, {"num_layers": 3, "num_single_layers": 5}),
@@ -61,10 +65,15 @@ def models(deep):
     def of(family, count=None, **load):
         usual = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": str(DEVICE)}
         model = load_flow_model(deep(family), **usual | {"gradient_checkpointing": True} | load)
-        model.stream(len(blocks_of(model)) if count is None else count, DEVICE)
+        stream(model, len(blocks_of(model)) if count is None else count)
         return model
 
     return of
+
+
+def stream(model, count):
+    model.streaming = lambda graph, guidance_is_embedded: (count, "")
+    model.stream(None, DEVICE)
 
 
 def blocks_of(model):
@@ -209,7 +218,7 @@ def test_what_is_moved_or_put_on_later_leaves_the_blocks_where_they_are(models):
     expected, _ = conftest.iteration(stays, "flux", 0)
     for count in (None, 2, 0):
         if count is not None:
-            moved.stream(count, DEVICE)
+            stream(moved, count)
             moved.make_fresh()
         assert conftest.iteration(moved, "flux", 0)[0] == expected
     assert {weight.device for block in blocks_of(moved) for weight in frozen(block)} == {DEVICE}
@@ -247,3 +256,32 @@ def test_blocks_that_are_not_computed_again_are_not_brought(models):
             call(model, "flux", gradient=True)
     assert sum(what == "use" for what, _ in seen.events) == 8 + 2
     assert sum(what == "copy" for what, _ in seen.events) == 8 + 2 and seen.ahead() == 1
+
+
+def test_memory_decides_before_loading_and_by_the_graph(deep, monkeypatch):
+    """As many are out as the count says: at first by what is held, then by what the graph is about to compute."""
+    graph = json.loads((WORKFLOWS / "otca.json").read_text(encoding="utf-8"))
+    free = {"bytes": 0}
+    for name in ("free_memory", "available"):
+        monkeypatch.setattr(devices, name, lambda device: free["bytes"])
+    usual = {"lora_rank": 2, "dtype": "float32", "device": str(DEVICE)}
+
+    def out_of(model):
+        assert {p.device for p in model.policy.trainable_parameters()} == {DEVICE}
+        return sum(weight.device.type == "cpu" for block in blocks_of(model) for weight in frozen(block)[:1])
+
+    held = sum(file.stat().st_size for file in deep("flux").rglob("*.safetensors"))
+    free["bytes"] = held
+    model = load_flow_model(deep("flux"), **usual)
+    assert 0 < out_of(model) < 8
+    free["bytes"] = 10**12
+    model.make_room(graph)
+    assert out_of(model) == 0 and "fits" in model.memory_line(conftest.SamplerSettings())
+    model = load_flow_model(deep("flux"), **usual | {"memory": "low"})
+    assert out_of(model) == 8
+    model.make_room(graph)
+    assert out_of(model) == 8 and "8 of 8 blocks" in model.memory_line(conftest.SamplerSettings())
+    model = load_flow_model(deep("flux"), **usual)
+    free["bytes"] = held
+    model.make_room(graph)
+    assert out_of(model) == 0, "there is so much that nothing was counted"

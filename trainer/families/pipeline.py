@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,9 @@ class PipelineModel(FlowModel):
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
-        self._stream: Stream | None = None
+        self.blocks_out: Stream | None = None
+        self._needs = ""
+        self.streaming: Callable[..., tuple[int, str]] = lambda graph, guidance_is_embedded: (0, "")
         self._embeddings = Embeddings(self._embed)
         self._decoding = threading.RLock()
         if self.checkpoint.is_distilled:
@@ -147,18 +149,28 @@ class PipelineModel(FlowModel):
         # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
         return next(self.transformer.parameters()).device
 
-    def stream(self, count: int, device: torch.device) -> None:
-        """Has so many blocks of the networks that are trained stay in main memory, see `streaming`.
+    def stream(self, graph: Mapping[str, Mapping] | None, device: torch.device) -> None:
+        """Has as many blocks of its networks as are to be out for that graph stay in main memory, see `streaming`.
 
-        Their activations are computed twice from now on. `device`: where it computes, or will.
+        `device`: where it computes, or will.
         """
-        if self._stream is not None:
-            self._stream.end()
-        self._stream = Stream(self.experts, count, device, lambda: self.device) if count else None
+        count, self._needs = self.streaming(graph, self.guidance_is_embedded)
+        if count == (len(self.blocks_out) if self.blocks_out else 0):
+            return
+        if self.blocks_out:
+            self.blocks_out.end()
+        self.blocks_out = Stream(self.experts, count, device, lambda: self.device)
         for network in self.experts.values():
-            if count:
-                network.enable_gradient_checkpointing()
-            network.to(self.device)  # what is not out any more
+            network.enable_gradient_checkpointing()  # else a graph would hold the weights
+            network.to(self.device)  # those that are not out any more
+
+    def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
+        super().make_room()
+        if graph is not None:
+            self.stream(graph, self._home or self.device)
+
+    def memory_line(self, settings: SamplerSettings) -> str:
+        return self._needs
 
     def _networks(self) -> list[torch.nn.Module]:
         """The networks that live on the device; the others only visit it."""
@@ -240,7 +252,7 @@ class PipelineModel(FlowModel):
 
     def export(self, folder: Path) -> None:
         policy = self.policy
-        if self._stream is not None:
+        if self.blocks_out:
             self.leave()  # to where all weights are
         if policy.is_adapted:
             for network in self.experts.values():

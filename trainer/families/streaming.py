@@ -94,7 +94,7 @@ class Stream:
     ):
         """`device`: on which they will compute; `where`: the one on which the networks are now."""
         self._where = where
-        self._there: dict[_Visitor, tuple[Tensor, Callable[[], None]]] = {}
+        self.there: dict[_Visitor, tuple[Tensor, Callable[[], None]]] = {}
         self._last: tuple[_Visitor, bool] | None = None
         self._after: dict[tuple[_Visitor, bool], _Visitor] = {}  # what follows a block, forwards and in a backward pass
         self._network: dict[_Visitor, str] = {}
@@ -111,6 +111,9 @@ class Stream:
             block: Any = visitor.block
             block.forward = self._visiting(visitor, block.forward)
             block._apply = functools.partial(self._applied, visitor, block._apply)
+
+    def __len__(self) -> int:
+        return len(self._network)
 
     def _visiting(self, visitor: _Visitor, forward: Callable) -> Callable:
         @functools.wraps(forward)
@@ -133,18 +136,18 @@ class Stream:
         following = self._after[self._last]
         self._let_go(keep=(visitor, following))
         self._bring(visitor, device)
-        buffer, wait = self._there[visitor]
+        buffer, wait = self.there[visitor]
         wait()
         visitor.enter(buffer)
         self._bring(following, device)
 
     def _bring(self, visitor: _Visitor, device: torch.device) -> None:
-        if visitor not in self._there:
-            self._there[visitor] = visitor.arrive(device)
+        if visitor not in self.there:
+            self.there[visitor] = visitor.arrive(device)
 
     def _let_go(self, keep: Sequence[_Visitor] = ()) -> None:
-        for visitor in [visitor for visitor in self._there if visitor not in keep]:
-            _, wait = self._there.pop(visitor)
+        for visitor in [visitor for visitor in self.there if visitor not in keep]:
+            _, wait = self.there.pop(visitor)
             wait()  # else its memory could be taken while it still comes
 
     def _applied(self, visitor: _Visitor, apply: Callable, *args, **kwargs) -> nn.Module:
