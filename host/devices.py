@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import comfyui
 
@@ -140,6 +140,45 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # Of ordinary memory the host would have to wait until a larger part was fetched; pinned memory stays until it is.
     return (tensor.pin_memory() if tensor.nbytes > _STAGED else tensor).to(device, non_blocking=True)
+
+
+def buffer_for(device: torch.device, size: int) -> torch.Tensor:
+    """So many bytes of main memory, of which that device takes copies without the host waiting, if it can."""
+    import torch
+
+    buffer = torch.empty(size, dtype=torch.uint8)
+    if device.type != "cuda":
+        return buffer.pin_memory() if device.type in QUEUES else buffer
+    # Ordinary memory, made known: torch's own pinned memory comes in powers of two, and half of it may be waste.
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostRegister(buffer.data_ptr(), size, 0)
+    weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, buffer.data_ptr())
+    return buffer
+
+
+def fetch(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+    """Has a device copy a buffer of main memory beside what it computes, after all that it was asked before.
+
+    Returns what has later work wait for it.
+    """
+    import torch
+
+    if target.device.type != "cuda":
+        target.copy_(source, non_blocking=target.device.type in QUEUES)
+        return lambda: None
+    beside = _beside(target.device)
+    beside.wait_stream(torch.cuda.current_stream(target.device))
+    with torch.cuda.stream(beside):
+        target.copy_(source, non_blocking=True)
+    done = beside.record_event()
+    return lambda: torch.cuda.current_stream(target.device).wait_event(done)
+
+
+@functools.cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 def download(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from ..host.access.wants import MODEL, RUN_BEFORE, Naming, downloads
 from ..host.text import plain_name, quoted
 from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
-from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
+from ..trainer.types import ATTENTIONS, MEMORY, QUANTIZATIONS, TRAININGS
 from .inputs import DEVICE, Node, choice, dtype, found, integer, number, seed, socket, switch, text
 from .training import RL, TRAIN
 
@@ -291,6 +291,10 @@ class ModelMemory(Node):
         "shard": switch(label="split over GPUs").tip(
             "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that do not fit "
             "into one. Loading takes main memory for each process. On one GPU it does nothing."
+        ),
+        "memory": choice(MEMORY, advanced=True).tip(
+            "Blocks of the frozen transformer that stay in main memory and visit the device one by one. auto: as many "
+            "as do not fit. low: all of them. Same results, more time."
         ),
     }
 

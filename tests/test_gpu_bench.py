@@ -13,7 +13,7 @@ from comfyui_otca.bench.gpu import measures, report, shapes
 from comfyui_otca.bench.gpu.measures import PARTS, Place
 from comfyui_otca.trainer.memory.case import RESERVE
 
-OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing")
+OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing", "all_out")
 
 
 @pytest.fixture(scope="module")

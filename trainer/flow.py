@@ -46,6 +46,8 @@ def load_flow_model(
     `gradient_checkpointing`: activations are computed twice instead of stored.
     `attention`: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
     `compile`: the transformer's blocks go through torch.compile.
+    `memory`: "low" keeps all blocks of the frozen transformer in main memory, from where they visit the device; "auto" as many
+        as do not fit it.
     `shard`: of several processes each holds a part of the frozen transformer; only with "lora", since "full" is always
         sharded. Each loads it whole into main memory first.
 
@@ -71,8 +73,11 @@ def load_flow_model(
     device = loading.resolve_device(chosen.device)
     own = "float32" if device.type == "cpu" else "bfloat16"
     dtype = loading.DTYPES[own if chosen.dtype == "auto" else chosen.dtype]
-    fitting.check_folder(path, chosen, adapter, device, dtype)
+    streaming = fitting.check_folder(path, chosen, adapter, device, dtype)
     model = loading.load(family, path, chosen, device, dtype)
+    if streaming is not None:
+        model.streaming = streaming.decided
+        model.stream(None, device)
     if adapter is not None:
         model.policy.add_adapter(adapter)
         if chosen.shard:

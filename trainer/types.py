@@ -76,7 +76,7 @@ GRADIENT_PARTNERS = ("awm", "grpo", "nft", "dgpo", "dpo", CREDIT_ONLY)  # what R
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
-MEMORY = ("auto", "low")  # … and where its weights are
+MEMORY = ("auto", "low")  # and where weights are: of what ComfyUI loaded, and of blocks of a folder
 JUDGE_ANSWERS = ("auto", "yes_no", "number", "grade")  # of a vision-language model
 JUDGE_TEMPLATES = (  # what it is asked: the user's own questions, …
     *("my questions", "content", "text", "count and place", "aesthetics", "same person", "edit followed", "rest kept"),

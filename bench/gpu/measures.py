@@ -11,7 +11,7 @@ import sys
 import time
 import xml.etree.ElementTree
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -161,6 +161,8 @@ def iteration(place: Place, batch: int, **how) -> dict:
     return {
         **case.about,
         "batch": batch,
+        "blocks_out": case.blocks_out,
+        "bytes_a_pass": sum(replace(case.whole, blocks_out=case.blocks_out).out),
         "samples": case.samples,
         "steps": STEPS,
         "trained_steps": trained,
@@ -186,7 +188,9 @@ class Case:
         sampled_steps: int = 0,
         load: dict | None = None,
         shape: str = "flux",
+        out: float = 0,
     ):
+        """`out`: the share of the blocks that stay in main memory."""
         self.place, self.shape, self.options = place, shape, LoadOptions(**(load or {}))
         self.model, self.about, self.blueprint = shapes.made(place, shape)
         side = 32 if place.tiny else SIDE
@@ -200,6 +204,11 @@ class Case:
             loading.speed_up(self.model.transformer, self.options)
         except FlowModelError as error:
             raise Skipped(str(error)) from error
+        self.whole = shapes.estimated(place, shape, self.blueprint, self.options, None, 0)
+        self.blocks_out = round(out * len(self.whole.rehearsal.blocks))
+        if out:
+            self.model.streaming = lambda graph, guidance_is_embedded: (self.blocks_out, "")
+            self.model.stream(None, self.model.device)
 
     def run(self, seed: int) -> dict[str, float]:
         """Seconds of one iteration's parts."""
@@ -262,8 +271,8 @@ class Case:
             guided=self.model.guides(settings.guidance),
             kept_calls=len(self.taken.trained) * self.keep_graph,
         )
-        needs = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration).needs
-        return needs.total + self.about["weights_bytes"] - needs.parts["weights"]
+        case = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration, self.blocks_out)
+        return case.needs.total + self.about["weights_bytes"] - self.whole.needs.parts["weights"]
 
 
 def _share(place: Place, operations: float, seconds: float) -> float | None:
@@ -325,6 +334,8 @@ PARTS: dict[str, Part] = {
     "kept_graph": Part(partial(iteration, batch=1, keep_graph=True), 180),
     "sampled_steps": Part(partial(iteration, batch=4, sampled_steps=1), 120),
     "checkpointing": Part(partial(iteration, batch=4, load={"gradient_checkpointing": True}), 180),
+    "half_out": Part(partial(iteration, batch=4, out=0.5, load={"gradient_checkpointing": True}), 240),
+    "all_out": Part(partial(iteration, batch=4, out=1.0, load={"gradient_checkpointing": True}), 240),
     "profile": Part(partial(profile, batch=4), 180),
     "compile": Part(partial(iteration, batch=4, load={"compile": True}), 300),
     **{f"attention_{name}": Part(partial(iteration, batch=4, load={"attention": name}), 120) for name in ATTENTIONS},

@@ -23,11 +23,14 @@ FLOOR = """\
 The floor is the same transformer calls, bare. Shares of the matrix rate count what a LoRA needs: recomputation by
 checkpointing adds nothing to them."""
 GAIN = "Kept graph: {:.2f} × as fast as recomputing. The aim is 1.25, and 45 % of the matrix rate for the update."
+OUT = "{} of the blocks stay in main memory, {:.1f} GB a pass: {:.2f} × the time of none."
 ITERATIONS = {
     **{f"batch_{batch}": f"batch {batch}" for batch in BATCHES},
     "kept_graph": "batch 1, kept graph",
     "sampled_steps": "batch 4, `sampled_steps` 1",
     "checkpointing": "batch 4, checkpointing",
+    "half_out": "batch 4, checkpointing, half of the blocks out",
+    "all_out": "batch 4, checkpointing, all blocks out",
     "compile": "batch 4, compiled",
     **{f"attention_{name}": f"batch 4, attention `{name}`" for name in ATTENTIONS},
     "z_image": "Z-Image's shape, guided, batch 1",
@@ -112,6 +115,10 @@ def _iterations(done: Parts) -> list[str]:
     if "batch_1" in done and "kept_graph" in done:
         plain, kept = (done[name]["seconds"]["iteration"] for name in ("batch_1", "kept_graph"))
         gain = GAIN.format(plain / kept)
+    for name in ("half_out", "all_out") if "checkpointing" in done else ():
+        if row := done.get(name):
+            ratio = row["seconds"]["iteration"] / done["checkpointing"]["seconds"]["iteration"]
+            gain += "\n" * bool(gain) + OUT.format(row["blocks_out"], row["bytes_a_pass"] / 1e9, ratio)
     if (share := min((row["share_of_blocks"] for row in results.values()), default=1.0)) < 1:
         held = f"The device holds {share:.3g} of the model's blocks; the shares of the matrix rate are those of all of them."
     heads = ("", "samples", "rollout s", "update s", "iteration ÷ floor")

@@ -117,10 +117,10 @@ def made(place: Place, kind: str = "flux") -> tuple[PipelineModel, dict[str, Any
 
 
 def estimated(
-    place: Place, kind: str, blueprint: Blueprint, options: LoadOptions, iteration: Iteration
+    place: Place, kind: str, blueprint: Blueprint, options: LoadOptions, iteration: Iteration | None, out: int
 ) -> PipelineCase:
-    """Its training as `otca memory` sees it, without text encoders."""
-    case = PipelineCase(blueprint, Adapter(RANK, RANK), options, dtype_of(place), iteration)
+    """Its training as `otca memory` sees it, without text encoders and with so many blocks out."""
+    case = PipelineCase(blueprint, Adapter(RANK, RANK), options, dtype_of(place), iteration, blocks_out=out)
     case.rehearsal.model._embeddings = _embeddings(place, SHAPES[kind], case.rehearsal.model)
     return case
 

@@ -73,6 +73,7 @@ CASES = {
     "kept graph": {"keep_graph": True},
     "all weights": {"load": {"training": "full"}},
     "moving average": {"update": {"ema_decay": 0.9}},
+    "streaming": {"load": {"memory": "low"}},
     "encoders offloaded": {"load": {"offload_encoders": True}},
 }
 PHASES = (ENCODING, SAMPLING, DECODING, UPDATE)
@@ -102,6 +103,7 @@ class Allocated(TorchDispatchMode):
             t for state in (policy.optimizer.state if policy.optimizer else {}).values() for t in state.values()
         ]
         tensors += [*policy._originals, *(policy.ema.shadow_params if policy.ema else ())]
+        tensors += [buffer for buffer, _ in (model.blocks_out.there.values() if model.blocks_out else ())]
         tensors += [t.grad for t in tensors if t.grad is not None]
         for tensor in tensors:
             self._follow(tensor)
@@ -315,7 +317,7 @@ def estimated(folder: Path, training: Training) -> dict[str, int]:
             pull=pull,
         ),
     )
-    found = case.estimate(room=float("inf"))
+    found = case.decided.estimate(room=float("inf"))
     totals = {phase: total - found.phases[phase]["reserve"] for phase, total in found.totals.items()}
     if pull:
         return {JUDGING: max(totals[JUDGING], totals[UNDECODING]), UPDATE: totals[UPDATE]}

@@ -236,6 +236,21 @@ REFUSED = [
         [memory(quantize="8bit", shard=True), sets("LoadFlowModel", memory=["memory", 0])],
         *("LoadFlowModel", "memory", "cannot be spread"),
     ),
+    *(
+        (
+            [
+                memory(**{"quantize": "none", "memory": "low", **how}),
+                sets("LoadFlowModel", memory=["memory", 0], **training),
+            ],
+            *("LoadFlowModel", "memory", f"blocks cannot leave the device with {reason}"),
+        )
+        for how, training, reason in (
+            ({"quantize": "4bit"}, {}, "quantize = 4bit"),
+            ({"compile": True}, {}, "compile"),
+            ({"shard": True}, {}, "shard"),
+            ({}, {"training": "full"}, "training = full"),
+        )
+    ),
     (
         [memory(quantize="none", attention="flash"), sets("LoadFlowModel", memory=["memory", 0])],
         *("LoadFlowModel", "memory", "attention 'flash' cannot be had here"),

@@ -28,17 +28,25 @@ class LoadOptions:
     compile: bool = False
     offload_vae: bool = False
     shard: bool = False
+    memory: str = "auto"  # one of types.MEMORY
 
 
 def conflict(training: str, options: Mapping) -> Misfit | None:
     """Options of `load_flow_model` that do not go together, with the one to change."""
     quantize = options.get("quantize", "none")
-    if quantize == "none":
-        return None
-    if training == "full":
-        message = f"quantize = {quantize} freezes the weights that training = full changes"
+    quantized = f"quantize = {quantize}" if quantize != "none" else ""
+    if training == "full" and quantized:
+        message = f"{quantized} freezes the weights that training = full changes"
         return Misfit("training", message, "quantize = none, or training = lora")
-    if options.get("shard"):
-        message = f"shard: weights in quantize = {quantize} cannot be spread over processes"
+    if options.get("shard") and quantized:
+        message = f"shard: weights in {quantized} cannot be spread over processes"
         return Misfit("memory", message, "quantize = none, or switch shard off")
+    stay = (
+        "training = full" if training == "full" else "",
+        quantized,
+        *(options.get(n) and n for n in ("shard", "compile")),
+    )
+    if options.get("memory") == "low" and (reason := next(filter(None, stay), None)):
+        message = f"memory = low: blocks cannot leave the device with {reason}"
+        return Misfit("memory", message, f"memory = auto on Model Memory, or do without {reason}")
     return None

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
 from .folder import identity
 from .sizes import Checkpoint
+from .streaming import Stream
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -62,6 +63,9 @@ class PipelineModel(FlowModel):
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
+        self.blocks_out: Stream | None = None
+        self._needs = ""
+        self.streaming: Callable[..., tuple[int, str]] = lambda graph, guidance_is_embedded: (0, "")
         self._embeddings = Embeddings(self._embed)
         self._decoding = threading.RLock()
         if self.checkpoint.is_distilled:
@@ -145,6 +149,29 @@ class PipelineModel(FlowModel):
         # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
         return next(self.transformer.parameters()).device
 
+    def stream(self, graph: Mapping[str, Mapping] | None, device: torch.device) -> None:
+        """Has as many blocks of its networks as are to be out for that graph stay in main memory, see `streaming`.
+
+        `device`: where it computes, or will.
+        """
+        count, self._needs = self.streaming(graph, self.guidance_is_embedded)
+        if count == (len(self.blocks_out) if self.blocks_out else 0):
+            return
+        if self.blocks_out:
+            self.blocks_out.end()
+        self.blocks_out = Stream(self.experts, count, device, lambda: self.device)
+        for network in self.experts.values():
+            network.enable_gradient_checkpointing()  # else a graph would hold the weights
+            network.to(self.device)  # those that are not out any more
+
+    def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
+        super().make_room()
+        if graph is not None:
+            self.stream(graph, self._home or self.device)
+
+    def memory_line(self, settings: SamplerSettings) -> str:
+        return self._needs
+
     def _networks(self) -> list[torch.nn.Module]:
         """The networks that live on the device; the others only visit it."""
         networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
@@ -225,6 +252,8 @@ class PipelineModel(FlowModel):
 
     def export(self, folder: Path) -> None:
         policy = self.policy
+        if self.blocks_out:
+            self.leave()  # to where all weights are
         if policy.is_adapted:
             for network in self.experts.values():
                 network.fuse_lora()

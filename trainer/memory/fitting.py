@@ -18,11 +18,12 @@ from ..types import MAKE_NODE
 from ..workflow.problem import Problem, general
 from . import needs
 from .blueprint import of_folder
-from .case import GB, SAMPLING, TIGHT, UPDATE, Iteration, Machine
+from .case import GB, RESERVE, SAMPLING, TIGHT, UPDATE, Iteration, Machine
 from .native import NativeCase
 
 if TYPE_CHECKING:
     from ..memo import Saved
+    from .rehearsal import PipelineCase
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +33,33 @@ logger = logging.getLogger(__name__)
 PLENTY = 16
 
 
+class Streaming:
+    """Decides how many blocks of a folder's model stay in main memory, once for each plan that a graph has for it."""
+
+    def __init__(self, case: PipelineCase, device: torch.device):
+        self._case, self._device = case, device
+        self._decided: dict[Iteration, PipelineCase] = {}
+
+    def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, str]:
+        """The number of blocks, and what the training takes in words, where it has to be decided at all.
+
+        `graph`: None before anything is sampled: by what is held, with room for what computes.
+        """
+        if not self._case.can_stream:
+            return 0, ""
+        case = self._case
+        if plan := planned(graph, guidance_is_embedded, self._device) if graph else None:
+            if plan not in self._decided:
+                more = {"iteration": plan, "reserve": RESERVE, "machine": here(self._device)}
+                self._decided[plan] = replace(case, **more).decided
+            case = self._decided[plan]
+        case = case.decided
+        return case.blocks_out or 0, case.sentence(case.machine.has) if plan else ""
+
+
 def check_folder(
     path: Path, options: LoadOptions, adapter: Adapter | None, device: torch.device, dtype: torch.dtype
-) -> None:
+) -> Streaming | None:
     """Compares what a model holds, by its configurations, with what is free.
 
     What computing takes comes on top: it depends on the sampler's settings, and `otca memory` counts it. So too much is an error
@@ -42,15 +67,20 @@ def check_folder(
 
     `adapter`: what it is going to get; None: all weights are trained.
 
+    Returns what decides about its blocks; None where all of them fit.
+
     Raises:
         FlowModelError: more than the device's free memory.
     """
     free = devices.free_memory(device)
-    if PLENTY * sum(file.stat().st_size for file in path.glob("*/*.safetensors")) < free:
-        return
+    if options.memory == "auto" and PLENTY * sum(file.stat().st_size for file in path.glob("*/*.safetensors")) < free:
+        return None
     from .rehearsal import PipelineCase
 
-    case = PipelineCase(of_folder(path), adapter, options, dtype, None, distributed.world(), reserve=0)
+    machine = Machine(
+        "" if device.type in ("cpu", "mps") else str(device), TIGHT * free
+    )  # of which computing takes a part, too
+    case = PipelineCase(of_folder(path), adapter, options, dtype, None, distributed.world(), reserve=0, machine=machine)
     need = case.needs.total
     message = f"{path.name} needs about {need / GB:.1f} GB on {device} before activations, {free / GB:.1f} GB are free"
     if need > free:
@@ -58,6 +88,7 @@ def check_folder(
         raise FlowModelError(f"{message}. Fix: {', or '.join([*ways, 'a larger device'])}")
     if need > TIGHT * free:
         logger.warning("%s: tight", message)
+    return Streaming(case, device)
 
 
 # --- what ComfyUI loaded -----------------------------------------------------------------------------------------------

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..families import family_class
+from ..families import family_class, streaming
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
 from ..families.options import LoadOptions
@@ -27,8 +28,11 @@ from ..families.sizes import RULES
 from ..policy.adapters import Adapter
 from ..types import NextRollout, SamplerSettings
 from .blueprint import Blueprint
-from .case import ANY_GPU, ENCODING, RESERVE, Case, Graph, Held, Iteration, Machine, Way, with_halo
+from .case import ANY_GPU, ENCODING, GB, RESERVE, Case, Graph, Held, Iteration, Machine, Way, with_halo
 from .meta import META, Live, as_on_a_gpu, there_and_back
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 GUIDED = 3.5  # above what any family takes as no guidance
 # Bits of a weight in bitsandbytes' formats; in 4 bits every 64 weights have a factor in float32 (QLoRA, 2305.14314).
@@ -109,6 +113,16 @@ class Rehearsal:
         layers = (m for network in self.model.experts.values() for m in network.modules() if isinstance(m, LoraLayer))
         return sum(layer.get_base_layer().get_parameter("weight").nbytes for layer in layers)
 
+    @cached_property
+    def blocks(self) -> list[int]:
+        """Bytes of each block of the trained networks, without its adapter."""
+        lists = (blocks for network in self.model.experts.values() for _, blocks in streaming.lists(network))
+        return [
+            streaming.size_of(weight for *_, weight in streaming.weights_of(block))
+            for blocks in lists
+            for block in blocks
+        ]
+
     # -- what calls take ---------------------------------------------------------------------------------------------------
 
     @cache  # noqa: B019
@@ -148,7 +162,7 @@ class Rehearsal:
     def _kinds(self) -> dict[tuple, list[int]]:
         """Numbers of the blocks of a trained network by their list and the shapes of their weights; the networks are alike."""
         kinds: dict[tuple, list[int]] = {}
-        for name, blocks in _lists(next(iter(self.model.experts.values()))):
+        for name, blocks in streaming.lists(next(iter(self.model.experts.values()))):
             for number, block in enumerate(blocks):
                 shapes = tuple((key, tuple(weight.shape)) for key, weight in block.named_parameters())
                 kinds.setdefault((name, shapes), []).append(number)
@@ -157,7 +171,11 @@ class Rehearsal:
     @contextlib.contextmanager
     def _blocks(self, once_more: tuple | None = None) -> Iterator[None]:
         """Within it the networks have two blocks of each kind, and of the kind `once_more` three."""
-        lists = [(network, name, blocks) for network in self.model.experts.values() for name, blocks in _lists(network)]
+        lists = [
+            (network, name, blocks)
+            for network in self.model.experts.values()
+            for name, blocks in streaming.lists(network)
+        ]
         for network, name, blocks in lists:
             sizes = [
                 n for kind, all_ in self._kinds.items() if kind[0] == name for n in all_[: 2 + (kind == once_more)]
@@ -277,11 +295,6 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
     return size
 
 
-def _lists(network: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """The network's blocks."""
-    return [(name, child) for name, child in network.named_children() if isinstance(child, torch.nn.ModuleList)]
-
-
 def _linear(network: nn.Module) -> Iterator[int]:
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name:
@@ -296,6 +309,7 @@ class PipelineCase(Case):
         adapter: None trains all weights.
         processes: that share what can be shared.
         reserve: see `case.RESERVE`.
+        blocks_out: so many blocks stay in main memory, see `families/streaming`. None: decided by memory.
     """
 
     blueprint: Blueprint
@@ -306,10 +320,47 @@ class PipelineCase(Case):
     processes: int = 1
     reserve: int = RESERVE
     machine: Machine = ANY_GPU
+    blocks_out: int | None = None
 
     @property
     def title(self) -> str:
         return self.blueprint.name
+
+    @property
+    def can_stream(self) -> bool:
+        o = self.options
+        return (
+            bool(self.machine.device)
+            and self.adapter is not None
+            and o.quantize == "none"
+            and not (o.shard or o.compile)
+        )
+
+    def filled(self) -> Self:
+        """The case with as few blocks out as need to be."""
+        cases = [replace(self, blocks_out=count) for count in range(len(self.rehearsal.blocks) + 1)]
+        if not self.can_stream or self.blocks_out is not None:
+            return self
+        if self.options.memory == "low":
+            return cases[-1]
+        if not self.machine.has or cases[0].estimate().total <= self.machine.has:
+            return cases[0]
+        fits = bisect_left(
+            cases, True, lo=1, hi=len(cases) - 1, key=lambda case: case.estimate().total <= case.machine.has
+        )
+        return cases[fits]
+
+    @property
+    def out(self) -> list[int]:
+        """Bytes of the blocks that are out."""
+        sizes = self.rehearsal.blocks
+        return [sizes[number] for number in streaming.out(len(sizes), self.blocks_out or 0)]
+
+    @property
+    def travelling(self) -> str:
+        out, networks = self.decided.out, len(self.rehearsal.model.experts)
+        moved = f"{sum(out) / networks / GB:.1f} GB go to the GPU in each pass through a network"
+        return f"{len(out)} of {len(self.rehearsal.blocks)} blocks stay in main memory: {moved}" if out else ""
 
     @property
     def rehearsal(self) -> Rehearsal:
@@ -327,6 +378,7 @@ class PipelineCase(Case):
         if options.quantize != "none":
             quantized = sum(rehearsal.linear.values())
             weights = round(quantized * BITS[options.quantize] / 8) + (all_weights - quantized) * itemsize
+        weights += sum(sorted(self.out)[-2:]) - sum(self.out)  # one that computes, and one that comes
         return Held(
             weights=weights // parts,
             trained=all_weights // parts if whole else rehearsal.trained,
@@ -365,13 +417,18 @@ class PipelineCase(Case):
         return self.rehearsal.largest_layer if self.options.quantize != "none" else 0
 
     def merged(self) -> int:
-        return self.rehearsal.adapted
+        out = sum(self.out)
+        stays = self.rehearsal.adapted * (1 - out / sum(self.rehearsal.blocks))
+        return round(stays) + max(self.out, default=0)
 
     def _call(self, samples: int) -> Call:
         it = self.iteration
         assert it is not None, "asked only about an iteration"
         width, height, frames = it.size
-        checkpointing, through = self.options.gradient_checkpointing, bool(it.pull and not it.pull.holds_a_call)
+        checkpointing, through = (
+            self.options.gradient_checkpointing or bool(self.blocks_out),
+            bool(it.pull and not it.pull.holds_a_call),
+        )
         return Call(samples, height, width, frames, it.guided, it.both, checkpointing, through)
 
     def ways(self) -> Iterator[Way]:
@@ -384,6 +441,9 @@ class PipelineCase(Case):
         if it is not None:
             yield from it.ways()
             yield memory("gradient_checkpointing", True)
+        if self.can_stream:
+            yield memory("memory", "low")
+        if it is not None:
             yield memory("vae_tiling", True)
         yield memory("offload_vae", True)
         if it is not None:

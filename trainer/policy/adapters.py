@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,8 +133,11 @@ class PeftAdapters(Adapters):
             raise ValueError(
                 f"lora_targets {adapter.targets!r} fit no module. Fix: leave it empty, or use {', '.join(self.targets)}"
             ) from error
+        home = self.network.device  # peft puts it where the layer is, which may be out (`families/streaming.py`)
         for parameter in self.parameters().values():
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(
+                home if parameter.device.type == "cpu" else parameter.device, torch.float32
+            )
 
     def remove(self, names: Collection[str]) -> None:
         from peft.tuners.lora import LoraLayer
@@ -202,20 +206,30 @@ def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
 
     layers = [module for network in networks for module in network.modules() if isinstance(module, LoraLayer)]
     layers = [layer for layer in layers if not layer.disable_adapters]
-    aside = []
+    aside, hooks = [], []
     try:
         for layer in layers:
-            weight = layer.get_base_layer().get_parameter("weight")
-            total = _sum(layer)
+            base = layer.get_base_layer()
+            weight = base.get_parameter("weight")
             aside.append(weight.data)
-            weight.data = total
+            if weight.device == next(layer.lora_A.parameters()).device:
+                weight.data = _sum(layer)
+            else:  # it is out: each time that it comes
+                hooks.append(base.register_forward_pre_hook(partial(_put_sum, layer)))
             # By this peft's layers know that A and B are in the weight already.
             layer.merged_adapters.extend(layer.active_adapters)
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for layer, data in zip(layers, aside, strict=False):  # fewer, where summing them failed
             layer.get_base_layer().weight.data = data
             layer.merged_adapters.clear()
+
+
+def _put_sum(layer: LoraLayer, base: torch.nn.Module, args: tuple) -> None:
+    with torch.autocast(base.get_parameter("weight").device.type, enabled=False):  # as outside of a call
+        base._parameters["weight"] = torch.nn.Parameter(_sum(layer), requires_grad=False)
 
 
 @torch.no_grad()

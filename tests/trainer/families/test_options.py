@@ -207,6 +207,10 @@ def test_sharding_needs_a_newer_torch(folder, monkeypatch):
         ),
         ({"training": "half"}, "training must be one of"),
         ({"shard": True, "quantize": "4bit"}, "quantize = 4bit cannot be spread over processes.*Fix: quantize = none"),
+        (
+            {"memory": "low", "compile": True},
+            "cannot leave the device with compile. Fix: memory = auto on Model Memory",
+        ),
         ({"attention": "_native_math"}, "SD3Transformer2DModel computes attention in one way only. Fix: auto"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from comfyui_otca.trainer.types import TRAJECTORY_NODES, SamplerSettings
 
 API = Path(__file__).resolve().parents[3] / "workflows" / "api"
 
+SMALL = Adapter(1, 1.0)
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 
@@ -104,6 +106,46 @@ def test_the_adapter_needs_room_too(folder, free):
         load_flow_model(folder, device="cpu", lora_rank=8)
 
 
+@pytest.fixture(scope="module")
+def streamed(folder):
+    """streamed(bytes, …): the decided case of a model with eight blocks on a GPU with so much memory."""
+    blueprint = of_folder(folder)
+    library, kind, config = blueprint.parts["transformer"]
+    deep = replace(blueprint, parts={**blueprint.parts, "transformer": (library, kind, {**config, "num_layers": 8})})
+
+    def of(has, device="cuda:0", adapter=SMALL, **options):
+        machine = Machine(device, has)
+        return PipelineCase(deep, adapter, LoadOptions(**options), torch.float32, None, 1, 0, machine).decided
+
+    return of
+
+
+def test_as_few_blocks_are_out_as_need_to_be(streamed):
+    whole = streamed(GB)
+    sizes, most = whole.rehearsal.blocks, whole.estimate().total
+    assert whole.blocks_out == 0 and len(sizes) == 8 and "main memory" not in whole.sentence(GB)
+    all_out = most - sum(sizes) + sum(sorted(sizes)[-2:])
+    for has in (most, most - 1, (most + all_out) // 2, all_out, 1):
+        case = streamed(has)
+        fewer = replace(case, blocks_out=case.blocks_out - 1).estimate().total if case.blocks_out else has + 1
+        assert fewer > has and (case.estimate().total <= has or (has, case.blocks_out) == (1, 8))
+    assert streamed(all_out).estimate().total == all_out, "two are there: one that computes, and one that comes"
+    low = streamed(GB, memory="low")
+    assert low.blocks_out == 8 and low.estimate().total == all_out
+    moved = f"8 of 8 blocks stay in main memory: {sum(sizes) / GB:.1f} GB go to the GPU in each pass through a network"
+    assert low.sentence(GB).endswith(moved)
+    assert streamed(0).blocks_out == 0, "how much there is is not known"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": ""}, {"adapter": None}, {"quantize": "4bit"}, {"shard": True}, {"compile": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_has_to_stay_stays(options, streamed):
+    assert not streamed(1, **options).out
+
+
 def test_several_processes_need_their_part_each(folder):
     """A model that is trained as a whole is shared out; but the weights are there in float32 before."""
     trained, rest = numbers(folder, "transformer"), 2 * numbers(folder, "vae", *ENCODERS)
@@ -112,11 +154,10 @@ def test_several_processes_need_their_part_each(folder):
         held = case(folder, adapter, torch.bfloat16, processes, **options)
         return held.needs.total - (16 * held.rehearsal.trained if adapter else 0)
 
-    small = Adapter(1, 1.0)
     for processes, each in ((1, 22), (2, 11), (8, 4)):
         assert needed(processes) == about(each * trained + rest)
-        assert needed(processes, small) == about(2 * trained + rest)
-        assert needed(processes, small, shard=True) == about(2 * trained / processes + rest)
+        assert needed(processes, SMALL) == about(2 * trained + rest)
+        assert needed(processes, SMALL, shard=True) == about(2 * trained / processes + rest)
 
 
 def loaded(graph, case, device="cuda"):

@@ -1,0 +1,287 @@
+"""Blocks that are out: what of them is on the pretend device, what is moved, and when, counted by its allocations and copies.
+
+The counter knows nothing of `families/streaming.py`: a buffer is what has the numbers of a block's weights in main memory.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from comfyui_otca.host import devices
+from comfyui_otca.tests.device import conftest, pretend
+from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.trainer.families.streaming import lists
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.policy.adapters import Adapter
+
+pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
+
+WORKFLOWS = Path(__file__).resolve().parents[2] / "workflows" / "api"
+DEVICE = torch.device("pretend:0")
+DEEP = {
+    "flux": (tiny.flux_dev, {"num_layers": 3, "num_single_layers": 5}),
+    "sd3": (tiny.stable_diffusion_3, {"num_layers": 8}),
+    "z-image": (tiny.z_image, {"n_layers": 4}),
+    "wan22": (tiny.FAMILIES["wan22"], {"num_layers": 4}),
+}
+CALLS = {
+    "flux": 1,
+    "sd3": 1,
+}  # of the network for a velocity; one after another for the negative prompt, where not said
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """deep(family): a checkpoint with so many blocks."""
+    place = tmp_path_factory.mktemp("deep")
+
+    def of(family):
+        folder = place / family
+        if not folder.is_dir():
+            make, changes = DEEP[family]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                pipeline = make()
+                for name in ("transformer", "transformer_2"):
+                    if old := getattr(pipeline, name, None):
+                        options = {key: value for key, value in old.config.items() if not key.startswith("_")}
+                        pipeline.register_modules(**{name: tiny._awake(type(old)(**options | changes), by=0.02)})
+            pipeline.save_pretrained(folder)
+        return folder
+
+    return of
+
+
+@pytest.fixture
+def models(deep):
+    """models(family, count, …): with so many blocks out, None: all of them; else the same."""
+
+    def of(family, count=None, **load):
+        usual = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": str(DEVICE)}
+        model = load_flow_model(deep(family), **usual | {"gradient_checkpointing": True} | load)
+        stream(model, len(blocks_of(model)) if count is None else count)
+        return model
+
+    return of
+
+
+def stream(model, count):
+    model.streaming = lambda graph, guidance_is_embedded: (count, "")
+    model.stream(None, DEVICE)
+
+
+def blocks_of(model):
+    return [block for network in model.experts.values() for _, blocks in lists(network) for block in blocks]
+
+
+def frozen(block):
+    return [weight for name, weight in block.named_parameters() if "lora_" not in name]
+
+
+class Watched(TorchDispatchMode):
+    """Notes, of the blocks that are out, when each is called and when its weights are copied to the device.
+
+    Attributes:
+        events: ("use" or "copy", number of the block), in turn.
+        peak: the most bytes of their weights that were on the device at once.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.sizes, self.events, self.now, self.peak = {}, [], 0, 0
+        self._numbers = {}
+        for block in blocks_of(model):
+            weights = frozen(block)
+            if {weight.device.type for weight in weights} == {"cpu"}:
+                number = self._numbers[min(weight.data_ptr() for weight in weights)] = len(self.sizes)
+                self.sizes[number] = sum(weight.nbytes for weight in weights)
+                block.register_forward_pre_hook(lambda *_, number=number: self.events.append(("use", number)))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        source = args[1] if func is pretend.COPY else None
+        number = None if source is None else self._numbers.get(source.data_ptr())
+        if number is not None and source.device.type == "cpu":
+            assert args[2:] == (True,) and pretend._is_pinned(source), "the host would wait"
+            self.events.append(("copy", number))
+            self.now += self.sizes[number]
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(args[0].untyped_storage(), self._freed, self.sizes[number])
+        return result
+
+    def _freed(self, size):
+        self.now -= size
+
+    def moved(self):
+        return sum(self.sizes[number] for what, number in self.events if what == "copy")
+
+    def used(self):
+        """The lower bound: each block that is called comes once."""
+        return sum(self.sizes[number] for what, number in self.events if what == "use")
+
+    def ahead(self):
+        """The share of calls whose weights came before."""
+        late = sum(
+            what == "copy" and before == ("use", number)
+            for before, (what, number) in zip(self.events, self.events[1:], strict=False)
+        )
+        return 1 - late / sum(what == "use" for what, _ in self.events)
+
+    def two(self):
+        """Bytes of the two largest blocks."""
+        return sum(sorted(self.sizes.values())[-2:])
+
+
+def call(model, family, gradient):
+    """One call of the model, with a backward pass or without; guided where it is classifier-free."""
+    settings = conftest.SamplerSettings(**{"kind": "ode", "steps": 2, **conftest.SIZES[family], "negative_prompt": "a"})
+    condition = model.condition(["a red circle"], settings)
+    shape = model.latent_shape(settings.height, settings.width, settings.frames)
+    x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(model.device)
+    with torch.set_grad_enabled(gradient), model.autocast():
+        velocity = model.velocity(x, 0.5, condition, settings.guidance)
+    if gradient:
+        velocity.sum().backward()
+    return velocity
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "and back"])
+@pytest.mark.parametrize("family", DEEP)
+def test_two_blocks_are_there_and_each_comes_once_a_pass_before_its_turn(family, gradient, models):
+    model = models(family)
+    with Watched(model) as seen:
+        call(model, family, gradient)  # it begins with nothing there, and shows the order
+        seen.events.clear()
+        call(model, family, gradient)
+    calls = CALLS.get(family, 2) / len(model.experts)  # of which one is asked
+    assert sum(what == "use" for what, _ in seen.events) == len(seen.sizes) * calls * (1 + gradient)
+    assert seen.peak <= seen.two()
+    assert seen.moved() <= 1.05 * seen.used()
+    assert seen.ahead() >= 0.95
+    assert {weight.device.type for block in blocks_of(model) for weight in frozen(block)} == {"cpu"}
+
+
+ITERATIONS = {
+    "flux": ("flux", {}),
+    "kept graphs, bfloat16": ("sd3", {"keep_graph": True, "dtype": "bfloat16"}),
+    "merged, bfloat16": ("sd3", {"sampler": {"merge_adapter": True}, "dtype": "bfloat16"}),
+    "two experts": ("wan22", {"update": {"batch_size": 3, "ema_decay": 0.5}}),
+    "half of it without gradient": ("z-image", {"update": {"unconditional_gradient": False}}),
+    "a reference": ("flux", {"matching": {"loss": "nft", "old_policy": "gradual", "kl_coefficient": 0.1}}),
+}
+
+
+def iterations(model, family, sampler=None, update=None, matching=None, keep_graph=False):
+    rows = [conftest.iteration(model, family, seed, sampler, update, matching, keep_graph)[0] for seed in range(2)]
+    return rows, [parameter.detach().cpu() for parameter in model.policy.trainable_parameters()]
+
+
+@pytest.mark.parametrize("case", ITERATIONS)
+def test_iterations_are_those_of_resident_blocks_to_the_bit(case, models):
+    family, options = ITERATIONS[case]
+    options = dict(options)
+    load = {"dtype": options.pop("dtype", "float32")}
+    expected, weights = iterations(models(family, 0, **load), family, **options)
+    for count in (None, 3)[: 1 + (case == "flux")]:
+        model = models(family, count, **load)
+        with Watched(model) as seen:
+            rows, trained = iterations(model, family, **options)
+        assert rows == expected and all(map(torch.equal, trained, weights))
+        assert len(seen.sizes) == (count or len(blocks_of(model)))
+        if count is None:
+            assert seen.peak <= seen.two()
+            assert seen.moved() <= 1.05 * seen.used()
+            assert seen.ahead() >= 0.95
+    assert all(row["gradient_norm"] > 0 for row in expected), expected
+
+
+def test_what_is_moved_or_put_on_later_leaves_the_blocks_where_they_are(models):
+    """Away and back, another adapter, a fresh one, and other blocks: the results stay."""
+    stays, moved = models("flux", 0), models("flux")
+    guide = Adapter(2, 2.0, seed=5)
+    for model in (stays, moved):
+        conftest.iteration(model, "flux", 0)
+        assert model.leave() and model.device.type == "cpu"
+        model.come_back()
+        model.policy.add_adapter(guide, "guide")
+        conftest.sampled(model, "flux")
+        model.policy.remove_adapters(["guide"])
+        model.make_fresh()
+    assert {weight.device.type for block in blocks_of(moved) for weight in frozen(block)} == {"cpu"}
+    assert {weight.device for weight in moved.policy.trainable_parameters()} == {DEVICE}
+    expected, _ = conftest.iteration(stays, "flux", 0)
+    for count in (None, 2, 0):
+        if count is not None:
+            stream(moved, count)
+            moved.make_fresh()
+        assert conftest.iteration(moved, "flux", 0)[0] == expected
+    assert {weight.device for block in blocks_of(moved) for weight in frozen(block)} == {DEVICE}
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_stopped_within_a_block_all_is_as_before(gradient, models):
+    """As by Stop: what was there is let go of, and the next call is right."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*args):
+        raise Stopped
+
+    model, expected = models("flux"), call(models("flux", 0), "flux", gradient=False)
+    block = blocks_of(model)[4]
+    inner = next(module for module in block.modules() if isinstance(module, torch.nn.Linear))
+    hook = inner.register_forward_hook(stop)
+    with Watched(model) as seen:
+        with pytest.raises(Stopped):
+            call(model, "flux", gradient=gradient)
+        hook.remove()
+        assert {weight.device.type for weight in frozen(block)} == {"cpu"}
+        assert torch.equal(call(model, "flux", gradient=False), expected)
+    assert seen.peak <= seen.two()
+
+
+def test_blocks_that_are_not_computed_again_are_not_brought(models):
+    """With an adapter on the last blocks alone the backward pass ends there, and then a forward pass begins."""
+    model = models("flux", lora_targets="single_transformer_blocks.3.attn.to_q")
+    with Watched(model) as seen:
+        for _ in range(3):
+            seen.events.clear()
+            call(model, "flux", gradient=True)
+    assert sum(what == "use" for what, _ in seen.events) == 8 + 2
+    assert sum(what == "copy" for what, _ in seen.events) == 8 + 2 and seen.ahead() == 1
+
+
+def test_memory_decides_before_loading_and_by_the_graph(deep, monkeypatch):
+    """As many are out as the count says: at first by what is held, then by what the graph is about to compute."""
+    graph = json.loads((WORKFLOWS / "otca.json").read_text(encoding="utf-8"))
+    free = {"bytes": 0}
+    for name in ("free_memory", "available"):
+        monkeypatch.setattr(devices, name, lambda device: free["bytes"])
+    usual = {"lora_rank": 2, "dtype": "float32", "device": str(DEVICE)}
+
+    def out_of(model):
+        assert {p.device for p in model.policy.trainable_parameters()} == {DEVICE}
+        return sum(weight.device.type == "cpu" for block in blocks_of(model) for weight in frozen(block)[:1])
+
+    held = sum(file.stat().st_size for file in deep("flux").rglob("*.safetensors"))
+    free["bytes"] = held
+    model = load_flow_model(deep("flux"), **usual)
+    assert 0 < out_of(model) < 8
+    free["bytes"] = 10**12
+    model.make_room(graph)
+    assert out_of(model) == 0 and "fits" in model.memory_line(conftest.SamplerSettings())
+    model = load_flow_model(deep("flux"), **usual | {"memory": "low"})
+    assert out_of(model) == 8
+    model.make_room(graph)
+    assert out_of(model) == 8 and "8 of 8 blocks" in model.memory_line(conftest.SamplerSettings())
+    model = load_flow_model(deep("flux"), **usual)
+    free["bytes"] = held
+    model.make_room(graph)
+    assert out_of(model) == 0, "there is so much that nothing was counted"
