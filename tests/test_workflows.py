@@ -299,7 +299,7 @@ def test_its_note_begins_with_what_it_needs(name):
     case, _ = needs.read(graph(name))
     assert int(gpu) == math.ceil(case.needs.total / GB)
     least = next(gb for gb in recipes.GPUS if recipes.case_of(name, gb).needs.total <= gb * GB)
-    assert f"With {least} GB it is slower: weights wait in RAM." in note
+    assert f"Slower with {least} GB: weights wait in RAM." in note
     files = (
         case.weights_bytes + case.encoder_bytes + case.vae_bytes + sum(judge.bytes for judge in case.iteration.rewards)
     )
