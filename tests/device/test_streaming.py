@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfyui_otca.host import devices
@@ -285,3 +286,15 @@ def test_memory_decides_before_loading_and_by_the_graph(deep, monkeypatch):
     free["bytes"] = held
     model.make_room(graph)
     assert out_of(model) == 0, "there is so much that nothing was counted"
+
+
+def test_a_whole_model_is_exported_from_where_its_weights_are(models, tmp_path):
+    saved = []
+    for count in (0, None):
+        model = models("flux", count)
+        conftest.iteration(model, "flux", 0)
+        model.leave()  # a sum of the device may be rounded otherwise
+        model.come_back() if count is None else None
+        model.export(tmp_path / str(count))
+        saved.append(load_file(next((tmp_path / str(count) / "transformer").glob("*.safetensors"))))
+    assert saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])

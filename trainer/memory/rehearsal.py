@@ -343,12 +343,15 @@ class PipelineCase(Case):
             return self
         if self.options.memory == "low":
             return cases[-1]
-        if not self.machine.has or cases[0].estimate().total <= self.machine.has:
+        has, least = self.machine.has, cases[-1]
+        if not has or cases[0].estimate().total <= has:
             return cases[0]
-        fits = bisect_left(
-            cases, True, lo=1, hi=len(cases) - 1, key=lambda case: case.estimate().total <= case.machine.has
-        )
-        return cases[fits]
+
+        def fits(case: Self) -> bool:  # each phase that can be made to
+            phases = least.estimate().totals
+            return all(total <= max(has, phases[phase]) for phase, total in case.estimate().totals.items())
+
+        return cases[bisect_left(cases, True, hi=len(cases) - 1, key=fits)]
 
     @property
     def out(self) -> list[int]:

@@ -20,7 +20,7 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.memo import Memos
 from comfyui_otca.trainer.memory import fitting, needs
 from comfyui_otca.trainer.memory.blueprint import of_folder
-from comfyui_otca.trainer.memory.case import GB, Machine
+from comfyui_otca.trainer.memory.case import ENCODING, GB, Machine
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.native.model import NativeModel, case_of
 from comfyui_otca.trainer.policy.adapters import Adapter
@@ -106,6 +106,11 @@ def test_the_adapter_needs_room_too(folder, free):
         load_flow_model(folder, device="cpu", lora_rank=8)
 
 
+class LargeEncoders(PipelineCase):
+    def held(self):
+        return replace(super().held(), encoders=GB, encoders_visit=True, steps_aside=(ENCODING,))
+
+
 @pytest.fixture(scope="module")
 def streamed(folder):
     """streamed(bytes, …): the decided case of a model with eight blocks on a GPU with so much memory."""
@@ -113,9 +118,9 @@ def streamed(folder):
     library, kind, config = blueprint.parts["transformer"]
     deep = replace(blueprint, parts={**blueprint.parts, "transformer": (library, kind, {**config, "num_layers": 8})})
 
-    def of(has, device="cuda:0", adapter=SMALL, **options):
+    def of(has, device="cuda:0", adapter=SMALL, kind=PipelineCase, **options):
         machine = Machine(device, has)
-        return PipelineCase(deep, adapter, LoadOptions(**options), torch.float32, None, 1, 0, machine).decided
+        return kind(deep, adapter, LoadOptions(**options), torch.float32, None, 1, 0, machine).decided
 
     return of
 
@@ -135,6 +140,15 @@ def test_as_few_blocks_are_out_as_need_to_be(streamed):
     moved = f"8 of 8 blocks stay in main memory: {sum(sizes) / GB:.1f} GB go to the GPU in each pass through a network"
     assert low.sentence(GB).endswith(moved)
     assert streamed(0).blocks_out == 0, "how much there is is not known"
+
+
+def test_no_more_are_out_than_make_a_phase_fit(streamed):
+    """The text encoders do not fit, whatever else is there."""
+    update = streamed(0, kind=LargeEncoders).estimate().totals["the update"]
+    for has, least in ((update, 0), (update - 1, 1)):
+        case = streamed(has, kind=LargeEncoders)
+        assert case.needs.total > GB > has and least <= case.blocks_out < 8
+        assert case.estimate().totals["the update"] <= has
 
 
 @pytest.mark.parametrize(
