@@ -2,8 +2,6 @@
 
     python bench/rewards.py stack [--pictures 24] [--batch 0] [--rounds 5]
     python bench/rewards.py published [--only hpsv2 …] [--pictures *.png] [--prompt "a red circle"]
-    python bench/rewards.py words
-    python bench/rewards.py detectors [--pictures 4] [--rounds 3]
     python bench/rewards.py overlap [WORKFLOW] [--set NODE.INPUT=VALUE …] [--share S …] [--rounds 5]
 
 - stack: pictures a second of CLIP-T, Aesthetic (on the same checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights
@@ -12,10 +10,6 @@
   Stack does it, where CLIP-T and Aesthetic also share a forward pass.
 - published: scores by the published weights that are on this machine against a second implementation on the same weights, and
   against the authors' packages `hpsv2` and `ImageReward` if they can be imported.
-- words: 50 words, written by Pillow in five fonts on plain, shaded and noisy ground, at four sizes, read back by Reward: Text.
-  Each picture is scored by its own word, and by the same word with one letter changed, where 1 - 1 / length is right.
-- detectors: seconds a picture of Text with its real models, and of Objects with random weights on pictures as large as the
-  published detectors see, next to CLIP-T.
 - overlap: seconds of an iteration whose rewards score after sampling, and while it samples. One reward more is connected, which
   waits as for a server, S times as long as the rollout takes.
 
@@ -35,22 +29,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import font_manager
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from comfyui_otca.bench.common import PHASES, WORKFLOW, table, take_turns
 from comfyui_otca.commands.options import quiet_libraries
 from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import features, network, preprocess
 from comfyui_otca.trainer.rewards import clip, hps, image_reward, reward_class
 from comfyui_otca.trainer.rewards.base import Reward, score
-from comfyui_otca.trainer.rewards.text import likeness, reader
 from comfyui_otca.trainer.run.loop import only
-from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES
 from comfyui_otca.trainer.workflow.running import Workflow
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
@@ -58,7 +49,7 @@ PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["stack", "published", "words", "detectors", "overlap"])
+    parser.add_argument("what", choices=["stack", "published", "overlap"])
     parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW, help="of overlap")
     parser.add_argument("--pictures", nargs="+", help="how many; files of published (default: noise)")
     parser.add_argument("--prompt", action="append", help="of published: one, or one for each picture")
@@ -231,99 +222,6 @@ def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.I
             return model.logit_scale.exp() * cosine if kind == "pickscore" else cosine
 
         yield "CLIPModel", clip_model
-
-
-# --- words and objects ------------------------------------------------------------------------------------------------
-
-WORDS = (
-    "open closed bakery coffee market library station museum garden harbor welcome danger exit sale fresh "
-    "summer winter sunset midnight tomorrow freedom justice courage wisdom silence Amsterdam Berlin Chicago "
-    "Dublin Edinburgh 2026 No.7 B52 24h 50% café naïve façade jalapeño über "
-    "rock&roll don't mother-in-law e-mail A+ imagination refrigerator xylophone quartz zigzag"
-).split()
-FONTS = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "DejaVu Sans:bold", "DejaVu Sans:italic")
-SIZES = (8, 12, 24, 48)  # pixels from line to line, in a picture of SIDE
-SIDE = 512
-
-
-def words(options: argparse.Namespace) -> None:
-    lines_of = reader()
-    print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
-    right = statistics.mean(1 - 1 / len(word) for word in WORDS)
-    rows, missed = [], {}
-    for size in SIZES:
-        own, changed = [], []
-        for number, word in enumerate(WORDS):
-            read = "".join(lines_of.lines(preprocess.pil(written(word, size, number))[0]))
-            own.append(likeness(read, [word]))
-            changed.append(likeness(read, [with_one_changed(word)]))
-        missed[size] = [word for word, value in zip(WORDS, own, strict=True) if value < 1]
-        means = f"{statistics.mean(own):.3f}", f"{statistics.mean(changed):.3f}"
-        rows.append((f"{size} px", f"{own.count(1)} of {len(own)}", *means, f"{right:.3f}"))
-    heads = (
-        "size of the font",
-        "read to the letter",
-        "mean score",
-        "the same, asked with one letter changed",
-        "all read:",
-    )
-    print(table(heads, rows))
-    for size, unread in missed.items():
-        print(f"\nNot read at {size} px: {', '.join(unread) or 'nothing'}")
-
-
-def with_one_changed(word: str) -> str:
-    """The middle letter becomes the one in the alphabet after it, and what is not a letter a z."""
-    place = len(word) // 2
-    letter = word[place].lower()
-    other = chr(ord(letter) + 1) if "a" <= letter < "z" else "z" if letter != "z" else "a"
-    return word[:place] + other + word[place + 1 :]
-
-
-def written(word: str, size: int, number: int) -> torch.Tensor:
-    """[1, SIDE, SIDE, 3]: the word somewhere on a ground of some color, both picked by its number."""
-    random = np.random.default_rng(number)
-    ground = random.uniform(20, 235, 3)
-    shade = np.linspace(-20, 20, SIDE)[None, :, None] * (number % 3 == 1)
-    noise = random.normal(0, 12, (SIDE, SIDE, 1)) * (number % 3 == 2)
-    picture = Image.fromarray(np.clip(np.ones((SIDE, SIDE, 1)) * ground + shade + noise, 0, 255).astype(np.uint8))
-    font = ImageFont.truetype(font_manager.findfont(FONTS[number % len(FONTS)]), size)
-    pen = ImageDraw.Draw(picture)
-    _, _, right, bottom = pen.textbbox((0, 0), word, font=font)
-    x, y = random.uniform(8, max(SIDE - right - 8, 9)), random.uniform(8, SIDE - bottom - 8)
-    pen.text((x, y), word, font=font, fill="white" if ground.mean() < 128 else "black")
-    return torch.from_numpy(np.asarray(picture).copy())[None] / 255
-
-
-def detectors(options: argparse.Namespace) -> None:
-    count = int(options.pictures[0]) if options.pictures else 4
-    pictures = torch.cat([written(WORDS[number], 64, number) for number in range(count)])
-    wishes = [{"class": "cup", "count": 2}, {"class": "dog", "count": 1}]
-    prompts = [Prompt(word, {"text": word, "include": wishes}) for word in WORDS[:count]]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        user_named(folder)
-        tiny_rewards.clip(folder / "clip", text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
-        tiny_detectors.owlv2(folder / "owlv2", width=384, layers=6, patch=16, image=960)
-        tiny_detectors.grounding_dino(folder / "dino", width=256, layers=6, image=800, backbone=48, queries=900)
-        objects = {"clip_model": "", "device": options.device, "batch_size": 1}
-        rewards = {
-            "clip_t": reward_class("clip_t")(model=str(folder / "clip"), device=options.device),
-            "text": reward_class("text")(),
-            "objects, OWLv2": reward_class("objects")(path=str(folder / "owlv2"), **objects),
-            "objects, Grounding DINO": reward_class("objects")(path=str(folder / "dino"), **objects),
-        }
-        # Each sees a copy, of which nothing is known yet.
-        ways = {
-            name: lambda reward=reward: score([reward], pictures.clone(), prompts) for name, reward in rewards.items()
-        }
-        medians, _ = take_turns(ways, options.rounds)
-    print(f"\n{count} pictures of {SIDE} × {SIDE}, two names each for Objects\n")
-    rows = [
-        (name, f"{median / count:.2f}", f"{count / median:.2f}", f"{median / medians['clip_t']:.1f}")
-        for name, median in medians.items()
-    ]
-    print(table(("reward", "seconds a picture", "pictures a second", "time ÷ CLIP-T's"), rows))
 
 
 # --- scoring while it samples -----------------------------------------------------------------------------------------
