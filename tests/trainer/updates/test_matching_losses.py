@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from comfyui_otca.trainer.credit.sampled_steps import drawn, everywhere, inclusion
 from comfyui_otca.trainer.types import AWM_WEIGHTINGS
 from comfyui_otca.trainer.updates.matching_losses import KINDS, loser_scale, matching_loss, pairs
+from comfyui_otca.trainer.updates.passes import Passes
 
 SHAPE = (6, 2, 3, 4)  # two groups of three
 
@@ -198,6 +200,17 @@ def test_on_policy_identity(case, kind, given):
     found = gradient_of(matching_loss(kind, **case)[0], case["velocity"])
     assert expected.abs().max() > 1e-4
     assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-6
+
+
+@pytest.mark.parametrize("strength", [0.2, 3.0])
+def test_ram_is_awm_with_a_pull_to_the_original(case, strength):
+    """RAM (2605.10759) is ‖v - (v_ref + R·(v* - v))‖², the target without gradient. With R = α·A that is 5α·(awm + KL/(5α))."""
+    v, reference, reward = case["velocity"], case["reference"], strength * case["advantage"].clamp(-5, 5)
+    toward = (reference + reward.view(-1, 1, 1, 1) * (case["noise"] - case["x0"] - v)).detach()
+    own, _ = matching_loss("awm", v, case["x0"], case["noise"], case["sigma"], case["advantage"], weighting="uniform")
+    apart = Passes.divergence(SimpleNamespace(kl="velocity"), v, reference, torch.ones(6))
+    both = gradient_of(own + apart.mean() / (5 * strength), v)
+    torch.testing.assert_close(5 * strength * both, gradient_of((v - toward).square().mean(), v), rtol=1e-9, atol=1e-12)
 
 
 def test_dpos_gradient_is_that_of_its_two_samples(case):
