@@ -44,12 +44,15 @@ def of_the_loop(
     """The loss as its authors write it, one sample after the other."""
     old = velocity.detach() if old is None else old
     weight = torch.ones(len(x0), dtype=torch.float64) if weight is None else weight
-    total, count = 0.0, len(x0)
+    total, count, target = 0.0, len(x0), noise - x0
     for b in range(len(x0)):
+        members = [i for i in range(len(x0)) if groups[i] == groups[b]]
+        gained = {
+            i: ((velocity[i] - target[i]) ** 2).mean() - ((reference[i] - target[i]) ** 2).mean() for i in members
+        }
         s, a = sigma[b].item(), advantage[b].item()
         x = (1 - s) * x0[b] + s * noise[b]
-        fit = ((velocity[b] - (noise[b] - x0[b])) ** 2).mean()
-        fit_old = ((old[b] - (noise[b] - x0[b])) ** 2).mean()
+        fit, fit_old = ((velocity[b] - target[b]) ** 2).mean(), ((old[b] - target[b]) ** 2).mean()
         if kind == "nft":
             r = min(max(a / 10 + 0.5, 0.0), 1.0)
             terms = []
@@ -66,26 +69,16 @@ def of_the_loop(
             bounded = min(max(ratio.item(), 1 - c), 1 + c) if not 1 - c <= ratio <= 1 + c else ratio
             own = -a * ratio if -a * ratio >= -a * bounded else torch.tensor(-a * bounded, dtype=torch.float64)
         elif kind == "dgpo":
-            members = [i for i in range(len(x0)) if groups[i] == groups[b]]
-            s_g = 0.0
-            for i in members:
-                target = noise[i] - x0[i]
-                gained = ((velocity[i] - target) ** 2).mean().item() - ((reference[i] - target) ** 2).mean().item()
-                s_g += advantage[i].item() * beta * gained / len(members)
+            s_g = sum(advantage[i].item() * beta * gained[i].item() / len(members) for i in members)
             ratio, c = math.exp(fit_old.item() - fit.item()), 0.05 if clip is None else clip
             if (a > 0 and ratio > 1 + c) or (a < 0 and ratio < 1 - c):
                 fit = fit.detach()
             own = 1 / (1 + math.exp(-s_g)) * a * fit
         else:
-            members = [i for i in range(len(x0)) if groups[i] == groups[b]]
             best = max(members, key=lambda i: advantage[i].item())
             worst = min(members, key=lambda i: advantage[i].item())
             if b != best:
                 continue
-            gained = {}
-            for i in (best, worst):
-                target = noise[i] - x0[i]
-                gained[i] = ((velocity[i] - target) ** 2).mean() - ((reference[i] - target) ** 2).mean()
             inside = -(beta / 2) * (gained[best] - gained[worst])
             own, count = -torch.log(1 / (1 + torch.exp(-inside))), 2
         total = total + weight[b].item() * own
@@ -198,6 +191,16 @@ def test_on_policy_identity(case, kind, given):
     found = gradient_of(matching_loss(kind, **case)[0], case["velocity"])
     assert expected.abs().max() > 1e-4
     assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-6
+
+
+@pytest.mark.parametrize("strength", [0.2, 3.0])
+def test_ram_is_awm_with_a_pull_to_the_original(case, strength):
+    """RAM (2605.10759) is ‖v - (v_ref + R·(v* - v))‖², the target without gradient. With R = α·A that is 5α·(awm + KL/(5α))."""
+    v, reference, reward = case["velocity"], case["reference"], strength * case["advantage"].clamp(-5, 5)
+    toward = (reference + reward.view(-1, 1, 1, 1) * (case["noise"] - case["x0"] - v)).detach()
+    own, _ = matching_loss("awm", v, case["x0"], case["noise"], case["sigma"], case["advantage"], weighting="uniform")
+    both = gradient_of(own + (v - reference).square().mean() / (5 * strength), v)
+    torch.testing.assert_close(5 * strength * both, gradient_of((v - toward).square().mean(), v), rtol=1e-9, atol=1e-12)
 
 
 def test_dpos_gradient_is_that_of_its_two_samples(case):
