@@ -55,7 +55,7 @@ def test_files_that_are_missing_are_named(template):
     (template.comfyui.base / "models" / "vae" / "ae.safetensors").unlink()
     touch(template, {f"{SAMPLER}.group_size": 3})
     template.wait(
-        SHOWN, "Files are missing: see ComfyUI's list. With them it needs about 20 GB of GPU memory; this machine"
+        SHOWN, "Files are missing: see ComfyUI's list. With them it needs about 22 GB of GPU memory; this machine"
     )
     assert not template.page.locator(".otca-light .otca-button").is_visible(), "there is nothing to press"
 
