@@ -224,6 +224,7 @@ def test_what_is_counted_is_what_runs(name, monkeypatch):
             assert getattr(ran, choice) == getattr(counted.decided, choice), (choice, device, gb, side)
         ours, theirs = ran.needs.phases["the update"], counted.needs.phases["the update"]
         assert ours == pytest.approx(theirs, rel=0.01), (device, gb, side)
+        assert ran.streamed == pytest.approx(counted.streamed, rel=0.01), (device, gb, side)
         seen.add(counted.decided.checkpointing)
     assert seen == ({True} if "wan" in name else {True, False}), "Wan's templates have it on"
     model = loaded(graph, counted, device)
