@@ -24,12 +24,14 @@ line leap 404 leap
 line kl_3 401 leap RewardGradientStep.kl_coefficient=3
 line rank_64 401 leap LoadFlowModel.lora_rank=64 LoadFlowModel.lora_alpha=64
 line variety_0.5 401 leap_variety_0.5
+line variety_0.5 404 leap_variety_0.5
 for seed in 401 402 403 404 405 406; do
     adapter=$output/leap/leap/lr0.001/seed$seed/lora.safetensors
     [ $seed -gt 403 ] && all=0.5 late=2 || all="0.5 0.75 1.5" late="1 2 3"
     for strength in $all; do methods+=(--guide "all_$strength-$seed=$adapter=$strength"); done
     [ $seed -gt 403 ] || methods+=(--guide "early_1-$seed=$adapter=0:1,4:0")
     for strength in $late; do methods+=(--guide "late_$strength-$seed=$adapter=0:0,4:$strength"); done
+    methods+=(--guide "variety_late_2-$seed=$output/variety_0.5/variety_0.5/lr0.001/seed$seed/lora.safetensors=0:0,4:2")
 done
 otca eval scenes-flux "${methods[@]}" --prompts scenes_eval.txt --seed 4000 --seeds 12 --steps 8 --size 40x40 --batch-size 48 \
     --reward scenes:strict=true --reward clip_t:model=scenes-clip --reward sharpness --output "$output/pictures"
@@ -53,12 +55,13 @@ from comfyui_otca.trainer.networks import features
 from comfyui_otca.trainer.pictures.figures import COLORS, new_figure
 from comfyui_otca.trainer.rewards.scenes import Scenes, parse_caption
 
-LINES = {  # each begins at the default, but for the first three, which begin before training
+LINES = {  # each begins before training or at the default
     "strength γ, all 8 steps": ("base", "all_0.5", "all_0.75", "leap", "all_1.5"),
     "strength γ, last 4 of 8 steps": ("base", "late_1", "late_2", "late_3"),
     "strength 1, first 4 of 8 steps": ("base", "early_1"),
     "pull to the original κ 1, 3": ("leap", "kl_3"),
     "Variety added, 0, 0.5": ("leap", "variety_0.5"),
+    "Variety 0.5, strength 2, last 4 of 8 steps": ("base", "variety_late_2"),
     "rank 16, 64": ("leap", "rank_64"),
 }
 output, encoder = Path(sys.argv[1]), features.load("scenes-clip")
@@ -129,8 +132,7 @@ def row(method, seeds):
 lines = [row(method, sorted(by_seed)[:3]) for method, by_seed in of.items() if method != "base"]
 points = {"base": (1.0, base[0].mean(), 0, 0)} | {cells[0]: point for _, cells, point in lines}
 lines = sorted(lines)
-if len(of["late_2"]) > 3:
-    lines += [row(method, sorted(of["late_2"])) for method in ("leap", "all_0.5", "late_2")]
+lines += [row(method, sorted(by_seed)) for method, by_seed in of.items() if len(by_seed) > 3]
 heads = ("method", "judge, each training", "mean", "diversity", "among right ones", "sharpness, ×", "CLIP-T", "above the slider")
 print(f"untrained: {base[0].mean():.3f}, {base[1].mean():.3f}, {base_right:.3f}, CLIP-T {base[3].mean():.3f}")
 print(table(heads, [cells for _, cells, _ in lines]))
@@ -144,7 +146,7 @@ figure = new_figure(7.2, 4.6)
 axis = figure.subplots()
 for number, (name, methods) in enumerate(LINES.items()):
     x, y, over_x, over_y = np.transpose([points[method] for method in methods if method in points])
-    look = {"color": [COLORS[-1], *COLORS][number], "marker": "oDs^v<"[number]}
+    look = {"color": [COLORS[-1], *COLORS][number], "marker": "oDs^v*<"[number]}
     bars = {"xerr": 100 * over_x, "yerr": over_y, "elinewidth": 0.6, "capsize": 1.5}
     axis.errorbar(100 * x, y, **bars, **look, linewidth=1.4, markersize=5, label=name)
 axis.set_xlabel("diversity left, % of before training")
