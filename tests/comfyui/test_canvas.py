@@ -318,7 +318,7 @@ def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name
         small.press_run()
     assert first[0].end == "execution_success"
 
-    small.set({"3.group_size": 32, "3.steps": 10, "3.keep_graph": "off", "11.batch_size": 1})
+    small.set({"3.group_size": 16, "3.steps": 10, "3.keep_graph": "off", "11.batch_size": 1})
     seen = len(small.events())
     with small.executions(1) as stopped:
         small.press_run()
@@ -326,6 +326,7 @@ def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name
             """seen => otcaTest.events.slice(seen).some(
                 ([type, data]) => type === "progress" && data.node === "11" && data.value > 2)""",
             seen,
+            seconds=90,
         )
         small.press_stop()
     assert stopped[0].end == "execution_interrupted" and stopped[0].detail["node_id"] == "11"
