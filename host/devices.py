@@ -151,9 +151,27 @@ def buffer_for(device: torch.device, size: int) -> torch.Tensor:
         return buffer.pin_memory() if device.type in QUEUES else buffer
     # Ordinary memory, made known: torch's own pinned memory comes in powers of two, and half of it may be waste.
     runtime: Any = torch.cuda.cudart()
-    runtime.cudaHostRegister(buffer.data_ptr(), size, 0)
-    weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, buffer.data_ptr())
+    if size and runtime.cudaHostRegister(buffer.data_ptr(), size, 0):
+        # No more can be made known: copies of it take the host's time. CUDA remembers the error, and the next kernel says it.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    elif size:
+        weakref.finalize(buffer.untyped_storage(), _forget, runtime, buffer.data_ptr()).atexit = False
     return buffer
+
+
+def _forget(runtime: Any, address: int) -> None:
+    """Has CUDA know this memory no more."""
+    wait_for_copies()
+    runtime.cudaHostUnregister(address)
+
+
+def wait_for_copies() -> None:
+    """Waits until nothing is under way between main memory and a GPU."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def fetch(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:

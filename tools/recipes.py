@@ -36,8 +36,7 @@ def _cell(case: NativeCase, has: int) -> str:
     ways, changed = case.together(has)
     if changed.needs.total > has:
         return f"no: {changed.needs.total / GB:.1f} GB"
-    sizes = [way for way in ways if "size" in way.iteration]
-    decided, words = changed.decided, [way.words for way in ways if way not in sizes[:-1]]
+    decided, words = changed.decided, [way.words for way in ways]
     words += [f"{changed.streamed / GB:.1f} GB of weights in main memory"] if changed.streamed else []
     words += [f"kept calls: {calls}"] if (calls := decided.iteration.kept_calls) else []
     words += ["no checkpointing"] if not decided.checkpointing else []

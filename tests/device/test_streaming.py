@@ -73,7 +73,7 @@ def models(deep):
 
 
 def stream(model, count):
-    model.streaming = lambda graph, guidance_is_embedded: (count, "")
+    model.streaming = lambda graph, guidance_is_embedded: (count, 0, "")
     model.stream(None, DEVICE)
 
 
@@ -246,6 +246,59 @@ def test_stopped_within_a_block_all_is_as_before(gradient, models):
         assert {weight.device.type for weight in frozen(block)} == {"cpu"}
         assert torch.equal(call(model, "flux", gradient=False), expected)
     assert seen.peak <= seen.two()
+
+
+def test_without_room_for_the_next_block_all_is_as_before(models, monkeypatch):
+    """Merged, too: what is not in main memory would be taken for a block that stays."""
+    model, stays = models("sd3"), models("sd3", 0)
+    call(stays, "sd3", gradient=False)  # what was read once is not read again, in whatever batch
+    fetch, calls = devices.fetch, iter(range(10**6))
+
+    def short(target, source):
+        if next(calls) == 4:
+            raise MemoryError
+        return fetch(target, source)
+
+    monkeypatch.setattr(devices, "fetch", short)
+    with pytest.raises(MemoryError):
+        call(model, "sd3", gradient=False)
+    assert {weight.device.type for block in blocks_of(model) for weight in frozen(block)} == {"cpu"}
+    samples = [conftest.sampled(one, "sd3", sampler={"merge_adapter": True}).latents for one in (model, stays)]
+    assert torch.equal(*samples)
+
+
+def test_blocks_that_could_not_all_be_put_out_are_put_out_the_next_time(models, monkeypatch):
+    """And never is more of main memory taken than by the blocks that were out and one that is copied."""
+    model, expected = models("flux"), call(models("flux", 0), "flux", gradient=False)
+    make, held, most = devices.buffer_for, [], []
+    fails = iter([False, True] + 100 * [False])
+
+    def counted(device, size):
+        if next(fails):
+            raise MemoryError
+        buffer = make(device, size)
+        held.append((weakref.ref(buffer.untyped_storage()), size))
+        most.append(sum(bytes_ for storage, bytes_ in held if storage() is not None))
+        return buffer
+
+    monkeypatch.setattr(devices, "buffer_for", counted)
+    with pytest.raises(MemoryError):
+        stream(model, 7)
+    stream(model, 7)
+    assert sum({weight.device.type for weight in frozen(block)} == {"cpu"} for block in blocks_of(model)) == 7
+    assert torch.equal(call(model, "flux", gradient=False), expected)
+    sizes = [sum(weight.nbytes for weight in frozen(block)) for block in blocks_of(model)]
+    assert max(most) <= 1.05 * (sum(sizes) + max(sizes)), (max(most), sizes)
+
+
+def test_beside_blocks_that_are_out_as_many_graphs_are_kept_as_were_counted(models):
+    model, settings = models("flux", 0, gradient_checkpointing=False), conftest.SamplerSettings(width=32, height=32)
+    free = model.kept_calls(settings, [1, 1, 1])
+    model.streaming = lambda graph, guidance_is_embedded: (2, 1, "")
+    model.stream(None, DEVICE)
+    assert free == 3 and model.kept_calls(settings, [1, 1, 1]) == 1 and model.transformer.is_gradient_checkpointing
+    stream(model, 0)
+    assert model.kept_calls(settings, [1, 1, 1]) == 3 and not model.transformer.is_gradient_checkpointing
 
 
 def test_blocks_that_are_not_computed_again_are_not_brought(models):

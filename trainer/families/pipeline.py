@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...host import devices
+from ...host.devices import moving
 from ..policy.adapters import PeftAdapters
 from ..policy.layouts import Network
 from . import names
@@ -64,8 +65,9 @@ class PipelineModel(FlowModel):
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
         self.blocks_out: Stream | None = None
-        self._needs = ""
-        self.streaming: Callable[..., tuple[int, str]] = lambda graph, guidance_is_embedded: (0, "")
+        self._out, self._kept, self._needs = 0, 0, ""
+        self._checkpoints = False  # also where all blocks stay
+        self.streaming: Callable[..., tuple[int, int, str]] = lambda graph, guidance_is_embedded: (0, 0, "")
         self._embeddings = Embeddings(self._embed)
         self._decoding = threading.RLock()
         if self.checkpoint.is_distilled:
@@ -154,15 +156,28 @@ class PipelineModel(FlowModel):
 
         `device`: where it computes, or will.
         """
-        count, self._needs = self.streaming(graph, self.guidance_is_embedded)
-        if count == (len(self.blocks_out) if self.blocks_out else 0):
+        count, self._kept, self._needs = self.streaming(graph, self.guidance_is_embedded)
+        if count == self._out:
             return
-        if self.blocks_out:
-            self.blocks_out.end()
-        self.blocks_out = Stream(self.experts, count, device, lambda: self.device)
-        for network in self.experts.values():
-            network.enable_gradient_checkpointing()  # else a graph would hold the weights
-            network.to(self.device)  # those that are not out any more
+        with moving:
+            if self._out == 0:
+                self._checkpoints = any(network.is_gradient_checkpointing for network in self.experts.values())
+            self._out = -1  # until all is in its place: else the next call begins again
+            before, self.blocks_out = self.blocks_out, None
+            if before:
+                before.end()
+            del before  # with whose buffers main memory would hold twice what is out
+            self.blocks_out = Stream(self.experts, count, device, lambda: self.device) if count else None
+            for network in self.experts.values():
+                if count or self._checkpoints:  # where blocks are out, a graph would hold their weights
+                    network.enable_gradient_checkpointing()
+                else:
+                    network.disable_gradient_checkpointing()
+                network.to(self.device)  # those that are not out any more
+            self._out = count
+
+    def kept_calls(self, settings: SamplerSettings, counts: Sequence[int]) -> int:
+        return min(self._kept, len(counts)) if self.blocks_out else super().kept_calls(settings, counts)
 
     def make_room(self, graph: Mapping[str, Mapping] | None = None) -> None:
         super().make_room()

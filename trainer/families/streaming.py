@@ -118,8 +118,8 @@ class Stream:
     def _visiting(self, visitor: _Visitor, forward: Callable) -> Callable:
         @functools.wraps(forward)
         def visiting(*args, **kwargs):
-            self._enter(visitor)
             try:
+                self._enter(visitor)
                 return forward(*args, **kwargs)
             finally:  # a computation that is made again ends by an exception as soon as it has all that is asked
                 visitor.leave()
@@ -157,5 +157,6 @@ class Stream:
     def end(self) -> None:
         """None is out any more; their weights are in main memory until the network is moved."""
         self._let_go()
+        devices.wait_for_copies()  # from buffers that nobody may hold any more
         for visitor in self._network:
             del visitor.block.forward, visitor.block._apply

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,12 +105,14 @@ class Way:
         words: for a human.
         iteration, case: the fields of both that differ.
         sets: values of inputs that make it: classes of nodes, input, value. None: no input does.
+        kind: another change of the same kind takes its place.
     """
 
     words: str
     iteration: Mapping[str, Any] = field(default_factory=dict)
     case: Mapping[str, Any] = field(default_factory=dict)
     sets: tuple[tuple[tuple[str, ...], str, Any], ...] = ()
+    kind: str = ""
 
 
 def with_halo(size: Size, tile: int, scale: int) -> Size:
@@ -257,23 +259,23 @@ class Iteration:
             for tile in (TILE, TILE // 2):
                 words = f"Reward Gradient Step tile {tile} (an estimate of the gradient)"
                 pull = {"pull": replace(self.pull, tile=tile)}
-                yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),))
+                yield Way(words, pull, sets=(((GRADIENT_NODE,), "tile", tile),), kind="tile")
 
     def elsewhere(self) -> Iterator[Way]:
         """Rewards with less, or none, of the GPU."""
         if self.rewards:
             narrow = {"rewards": tuple(judge.narrow for judge in self.rewards)}
             sets = ((tuple(REWARDS), "dtype", "bfloat16"),)
-            yield Way("dtype bfloat16 on every reward (scores change a little)", narrow, sets=sets)
+            yield Way("dtype bfloat16 on every reward (scores change a little)", narrow, sets=sets, kind="rewards")
             sets = ((tuple(REWARDS), "device", "cpu"),)
-            yield Way("device cpu on every reward (slow)", {"rewards": ()}, sets=sets)
+            yield Way("device cpu on every reward (slow)", {"rewards": ()}, sets=sets, kind="rewards")
 
     def smaller(self, sizes: tuple[Size, ...]) -> Iterator[Way]:
         for size in sizes:
             if math.prod(size) < math.prod(self.size):
                 names = ("width", "height", *(("frames",) if self.size[2] > 1 else ()))
                 sets = tuple((TRAJECTORY_NODES, name, value) for name, value in zip(names, size, strict=False))
-                yield Way("size " + in_words(size), {"size": size}, sets=sets)
+                yield Way("size " + in_words(size), {"size": size}, sets=sets, kind="size")
 
 
 def in_words(size: Size) -> str:
@@ -584,29 +586,28 @@ class Case(ABC):
         cases = {way.words: self._with(way) for way in self.ways()}
         return {words: case for words, case in cases.items() if case.needs.total < self.needs.total}
 
-    def together(self, has: float, ways: Iterable[Way] | None = None) -> tuple[list[Way], Self]:
-        """Changes one after another, each that needs less than those before it, until all of it fits or no change is left.
+    def together(self, has: float, accepts: Callable[[Way], bool] = lambda way: True) -> tuple[list[Way], Self]:
+        """Changes one after another, each the cheapest that then helps, until all of it fits or none is left.
 
-        Twice: one that helps in another phase alone, does so when that has become the largest.
+        Of one `kind` the last one counts.
 
-        `ways`: of which to take; None: all.
+        `accepts`: of which to take.
         """
         case, steps = self, []
-        for way in 2 * list(self.ways() if ways is None else ways):
-            if case.needs.total <= has:
+        while case.needs.total > has:
+            ways = (way for way in case.ways() if accepts(way) and case._with(way).needs.total < case.needs.total)
+            if (way := next(ways, None)) is None:
                 break
-            changed = case._with(way)
-            if changed.needs.total < case.needs.total:
-                case, steps = changed, [*steps, way]
+            steps = [*(step for step in steps if not way.kind or step.kind != way.kind), way]
+            case = case._with(way)
         return steps, case
 
-    def fix(self, has: float, ways: Iterable[Way]) -> tuple[list[Way], Self]:
-        """The first change of `ways` that alone makes it fit; else several `together`. No changes: it cannot be made to fit."""
-        ways = list(ways)
-        for way in ways:
+    def fix(self, has: float, accepts: Callable[[Way], bool]) -> tuple[list[Way], Self]:
+        """The first change that alone makes it fit; else several `together`. No changes: it cannot be made to fit."""
+        for way in filter(accepts, self.ways()):
             if (changed := self._with(way)).needs.total <= has:
                 return [way], changed
-        changes, case = self.together(has, ways)
+        changes, case = self.together(has, accepts)
         return (changes, case) if case.needs.total <= has else ([], self)
 
     def stays_with(self, way: Way) -> bool:

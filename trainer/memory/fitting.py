@@ -40,13 +40,15 @@ class Streaming:
         self._case, self._device = case, device
         self._decided: dict[Iteration, PipelineCase] = {}
 
-    def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, str]:
-        """The number of blocks, and what the training takes in words, where it has to be decided at all.
+    def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, int, str]:
+        """The number of blocks, that of a sample's calls whose graphs have room beside them, and what a training takes in words.
+
+        0, 0 and "" where nothing has to be decided.
 
         `graph`: None before anything is sampled: by what is held, with room for what computes.
         """
         if not self._case.can_stream:
-            return 0, ""
+            return 0, 0, ""
         case = self._case
         if plan := planned(graph, guidance_is_embedded, self._device) if graph else None:
             if plan not in self._decided:
@@ -54,7 +56,8 @@ class Streaming:
                 self._decided[plan] = replace(case, **more).decided
             case = self._decided[plan]
         case = case.decided
-        return case.blocks_out or 0, case.sentence(case.machine.has) if plan else ""
+        kept = (case.iteration.kept_calls if case.iteration else 0) or 0
+        return case.blocks_out or 0, kept, case.sentence(case.machine.has) if plan else ""
 
 
 def check_folder(

@@ -111,14 +111,17 @@ def _light(graph: Mapping[str, Mapping], machine: Machine) -> Light:
         ram=case.ram / GB,
         ram_has=machine.ram / GB,
     )
-    ways, state = [way for way in case.ways() if _settings(graph, way)], TOO_MUCH
+    state = TOO_MUCH
     if case.needs.total <= machine.has:
         # What can leave for a phase does so without harm; what computes has to have room, with some to spare.
         less = replace(case, machine=replace(machine, has=TIGHT * machine.has))
         is_tight = less.needs.total > less.machine.has or less.streamed or light.ram > light.ram_has
         state = TIGHTLY if is_tight else FITS
-        ways = [way for way in ways if case.streamed and case.stays_with(way)][:1]
-    ways, changed = case.fix(machine.has, ways)
+
+    def accepts(way: Way) -> bool:
+        return bool(_settings(graph, way)) and (state == TOO_MUCH or bool(case.streamed) and case.stays_with(way))
+
+    ways, changed = case.fix(machine.has, accepts)
     return replace(
         light,
         state=state,

@@ -401,6 +401,8 @@ def _judge(node: Mapping, frames: int, asking: Mapping | None) -> Judge:
     batch = 0 if asking or node["class_type"] == VARIETY_NODE else inputs.get("batch_size", 0)
     judge = Judge(REWARDS[node["class_type"]], bool(inputs.get("offload")), graph, batch and max(1, batch // looked_at))
     judge = replace(judge, is_wide=node["class_type"] not in NARROW)
+    if inputs.get("dtype") == "float32" and not judge.is_wide:
+        return replace(judge, bytes=2 * judge.bytes)
     return judge.narrow if inputs.get("dtype") in ("bfloat16", "float16") else judge
 
 

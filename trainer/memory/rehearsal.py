@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from ..families import family_class, streaming
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
-from ..families.options import LoadOptions
+from ..families.options import LoadOptions, conflict
 from ..families.pipeline import PipelineModel
 from ..families.sizes import RULES
 from ..policy.adapters import Adapter
@@ -435,15 +435,24 @@ class PipelineCase(Case):
         return Call(samples, height, width, frames, it.guided, it.both, checkpointing, through)
 
     def ways(self) -> Iterator[Way]:
+        training = "lora" if self.adapter else "full"
+        for way in self._ways():
+            options = way.case.get("options", self.options)
+            if not conflict(training, vars(options)):
+                yield way
+
+    def _ways(self) -> Iterator[Way]:
         def memory(name: str, value: Any) -> Way:
-            words = f"Model Memory {name} {'on' if value is True else value}"
-            return Way(words, case={"options": replace(self.options, **{name: value})})
+            words = f"Model Memory {name} {({True: 'on', False: 'off'}).get(value, value)}"
+            return Way(words, case={"options": replace(self.options, **{name: value})}, kind=name)
 
         it, is_frozen = self.iteration, self.adapter is not None
         yield memory("offload_encoders", True)
         if it is not None:
             yield from it.ways()
             yield memory("gradient_checkpointing", True)
+        if self.options.compile:
+            yield memory("compile", False)
         if self.can_stream:
             yield memory("memory", "low")
         if it is not None:
@@ -461,7 +470,7 @@ class PipelineCase(Case):
         for processes in (2, 4, 8):
             words = f"{processes} GPUs (--gpus {processes})" + (" with Model Memory shard on" if is_frozen else "")
             shared = replace(self.options, shard=is_frozen, quantize="none")
-            yield Way(words, case={"processes": processes * self.processes, "options": shared})
+            yield Way(words, case={"processes": processes * self.processes, "options": shared}, kind="quantize")
 
 
 _rehearsal = lru_cache(maxsize=8)(Rehearsal)

@@ -61,8 +61,9 @@ def blocks_again(decoder: torch.nn.Module) -> Iterator[None]:
 
 
 def _again(forward: Callable, *args, **kwargs) -> Any:
-    # Of a video they write what later frames need into lists, and would write it twice.
-    if any(isinstance(value, list) and len(value) > 1 for value in (*args, *kwargs.values())):
+    # Of a video they write what later frames need into lists, and would write it twice; of a picture Wan's count in one.
+    lists = (value for value in (*args, *kwargs.values()) if isinstance(value, list))
+    if any([type(entry) for entry in value] != [int] for value in lists):
         return forward(*args, **kwargs)
     return checkpointed(forward, (), args, kwargs)
 

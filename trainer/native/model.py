@@ -451,11 +451,13 @@ class NativeModel(FlowModel):
             yield decode
 
     def _decoding_bytes(self, latents: Tensor) -> int:
-        """Bytes that decoding them takes with a gradient, by the count of the model's published autoencoder."""
+        """Bytes that decoding them takes, by the count of the model's published autoencoder."""
         width, height = (side * self.grid.scale for side in (latents.shape[-1], latents.shape[-2]))
         frames = (latents.shape[2] - 1) * (self.grid.time or 1) + 1 if latents.ndim == 5 else 1
-        vae = published(self._first).vae
-        return len(latents) * vae.with_gradient((width, height, frames), 0, self.checkpointing).peak
+        size, vae = (width, height, frames), published(self).vae
+        if not (torch.is_grad_enabled() and latents.requires_grad):
+            return len(latents) * vae.decoding(size, tiled=False)
+        return len(latents) * vae.with_gradient(size, 0, self.checkpointing).peak
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
@@ -539,10 +541,12 @@ ROWS = 4  # samples in a call, if the sampler takes all of them at once and says
 UNKNOWN = Architecture("", 0, 0, 0, 0, 0, WAN21_VAE, text_tokens=512)  # as many as a long prompt has
 
 
-def published(expert: Expert) -> Architecture:
-    """The first of the published models of its kind."""
-    kind = expert.core.model_config.unet_config.get("image_model")
-    return next((row for row in ARCHITECTURES.values() if row.image_model == kind), UNKNOWN)
+def published(model: NativeModel) -> Architecture:
+    """The first of the published models of its kind, and of its latents if there is one."""
+    kind = next(iter(model.wrapped.values())).core.model_config.unet_config.get("image_model")
+    alike = [row for row in ARCHITECTURES.values() if row.image_model == kind]
+    values = model.grid.channels * model.grid.patch**2
+    return next((row for row in alike if row.values == values), (alike or [UNKNOWN])[0])
 
 
 def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
@@ -561,7 +565,7 @@ def case_of(model: NativeModel, settings: SamplerSettings) -> NativeCase:
         vars(layer)["in_features"] for layer in layers if {"in_features", "out_features"} <= vars(layer).keys()
     )
     architecture = replace(
-        published(next(iter(experts))),
+        published(model),
         title=type(next(iter(experts)).core).__name__,
         params=0,
         width=widths.most_common(1)[0][0] if widths else 1,

@@ -438,6 +438,7 @@ def decoder_again(kind: str, frames: int = 1) -> dict:
     """ComfyUI's own autoencoder of a kind, small, by random weights: how far the gradient in its latents is from that without
     blocks that are computed again, and the part of the memory that autograd then keeps."""
     from comfy.ldm.models.autoencoder import AutoencoderKL
+    from comfy.ldm.modules.diffusionmodules.model import Decoder
     from comfy.ldm.wan import vae, vae2_2
 
     torch.manual_seed(0)
@@ -447,6 +448,7 @@ def decoder_again(kind: str, frames: int = 1) -> dict:
     wan |= {"temperal_downsample": [False, True, True]}
     makers = {
         "flux": lambda: AutoencoderKL(embed_dim=4, ddconfig=plain),
+        "hunyuan": lambda: Decoder(**plain, conv3d=True, time_compress=2),
         "wan21": lambda: vae.WanVAE(**wan),
         "wan22": lambda: vae2_2.WanVAE(**wan, dec_dim=32),
     }
@@ -463,7 +465,7 @@ def decoder_again(kind: str, frames: int = 1) -> dict:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), frozen.training(), around:
-            pictures = network.decode(latents)
+            pictures = getattr(network, "decode", network)(latents)
         sizes.append(sum(kept.values()))
         gradients += torch.autograd.grad(pictures.square().sum(), latents)
     free = all("forward" not in vars(module) for module in network.modules())
