@@ -449,7 +449,7 @@ class Case(ABC):
     def streamed(self) -> int:
         """Bytes of the weights that stay in main memory while the network computes, and come to it at every call.
 
-        Of two networks one computes; the other leaves for it.
+        One of two networks computes; the other leaves for it.
         """
         computing = (self.needs.phases[phase].get("weights", 0) for phase in (SAMPLING, UPDATE))
         return max(0, self.held().weights // self.networks - min(computing))
@@ -589,7 +589,7 @@ class Case(ABC):
     def together(self, has: float, accepts: Callable[[Way], bool] = lambda way: True) -> tuple[list[Way], Self]:
         """Changes one after another, each the cheapest that then helps, until all of it fits or none is left.
 
-        Of one `kind` the last one counts.
+        The last of one `kind` counts.
 
         `accepts`: of which to take.
         """

@@ -293,7 +293,7 @@ class NativeCase(Case):
         return most(ways, "activations", "kept graph")
 
     def held(self) -> Held:
-        visit, one = bool(self.machine.device), self.weights_bytes // (self.networks * self.model.layers)
+        visit, block = bool(self.machine.device), self.weights_bytes // (self.networks * self.model.layers)
         return Held(
             weights=self.weights_bytes,
             trained=self.trained,
@@ -308,7 +308,7 @@ class NativeCase(Case):
             steps_aside=(ENCODING, DECODING) if visit else (),
             streams={
                 ENCODING: ("text encoder", self.encoder_bytes // ENCODER_LAYERS),
-                **dict.fromkeys((SAMPLING, UPDATE), ("weights", one)),
+                **dict.fromkeys((SAMPLING, UPDATE), ("weights", block)),
                 **dict.fromkeys((SCORING, JUDGING, UNDECODING), ("weights", 0)),
             }
             if visit

@@ -48,7 +48,7 @@ def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: 
 
 @contextmanager
 def blocks_again(decoder: torch.nn.Module) -> Iterator[None]:
-    """Within it those blocks of an autoencoder of ComfyUI that are known, and that nobody has wrapped, are `checkpointed`."""
+    """Within it an autoencoder's blocks are `checkpointed`: those that are known, and that no other node has wrapped."""
     blocks = [block for block in decoder.modules() if type(block).__name__ in DECODER_BLOCKS]
     blocks = [block for block in blocks if "forward" not in vars(block)]
     for block in blocks:
