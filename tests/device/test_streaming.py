@@ -24,7 +24,7 @@ from comfyui_otca.trainer.policy.adapters import Adapter
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
 WORKFLOWS = Path(__file__).resolve().parents[2] / "workflows" / "api"
-DEVICE = torch.device("pretend:0")
+DEVICE = "pretend:0"  # whose name torch knows only while it is there
 DEEP = {
     "flux": (tiny.flux_dev, {"num_layers": 3, "num_single_layers": 5}),
     "sd3": (tiny.stable_diffusion_3, {"num_layers": 8}),
@@ -64,7 +64,7 @@ def models(deep):
     """models(family, count, …): with so many blocks out, None: all of them; else the same."""
 
     def of(family, count=None, **load):
-        usual = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": str(DEVICE)}
+        usual = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": DEVICE}
         model = load_flow_model(deep(family), **usual | {"gradient_checkpointing": True} | load)
         stream(model, len(blocks_of(model)) if count is None else count)
         return model
@@ -74,7 +74,7 @@ def models(deep):
 
 def stream(model, count):
     model.streaming = lambda graph, guidance_is_embedded: (count, 0, "")
-    model.stream(None, DEVICE)
+    model.stream(None, torch.device(DEVICE))
 
 
 def blocks_of(model):
@@ -215,14 +215,14 @@ def test_what_is_moved_or_put_on_later_leaves_the_blocks_where_they_are(models):
         model.policy.remove_adapters(["guide"])
         model.make_fresh()
     assert {weight.device.type for block in blocks_of(moved) for weight in frozen(block)} == {"cpu"}
-    assert {weight.device for weight in moved.policy.trainable_parameters()} == {DEVICE}
+    assert {str(weight.device) for weight in moved.policy.trainable_parameters()} == {DEVICE}
     expected, _ = conftest.iteration(stays, "flux", 0)
     for count in (None, 2, 0):
         if count is not None:
             stream(moved, count)
             moved.make_fresh()
         assert conftest.iteration(moved, "flux", 0)[0] == expected
-    assert {weight.device for block in blocks_of(moved) for weight in frozen(block)} == {DEVICE}
+    assert {str(weight.device) for block in blocks_of(moved) for weight in frozen(block)} == {DEVICE}
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -295,7 +295,7 @@ def test_beside_blocks_that_are_out_as_many_graphs_are_kept_as_were_counted(mode
     model, settings = models("flux", 0, gradient_checkpointing=False), conftest.SamplerSettings(width=32, height=32)
     free = model.kept_calls(settings, [1, 1, 1])
     model.streaming = lambda graph, guidance_is_embedded: (2, 1, "")
-    model.stream(None, DEVICE)
+    model.stream(None, torch.device(DEVICE))
     assert free == 3 and model.kept_calls(settings, [1, 1, 1]) == 1 and model.transformer.is_gradient_checkpointing
     stream(model, 0)
     assert model.kept_calls(settings, [1, 1, 1]) == 3 and not model.transformer.is_gradient_checkpointing
@@ -318,10 +318,10 @@ def test_memory_decides_before_loading_and_by_the_graph(deep, monkeypatch):
     free = {"bytes": 0}
     for name in ("free_memory", "available"):
         monkeypatch.setattr(devices, name, lambda device: free["bytes"])
-    usual = {"lora_rank": 2, "dtype": "float32", "device": str(DEVICE)}
+    usual = {"lora_rank": 2, "dtype": "float32", "device": DEVICE}
 
     def out_of(model):
-        assert {p.device for p in model.policy.trainable_parameters()} == {DEVICE}
+        assert {str(p.device) for p in model.policy.trainable_parameters()} == {DEVICE}
         return sum(weight.device.type == "cpu" for block in blocks_of(model) for weight in frozen(block)[:1])
 
     held = sum(file.stat().st_size for file in deep("flux").rglob("*.safetensors"))
