@@ -207,7 +207,7 @@ class Case:
         self.whole = shapes.estimated(place, shape, self.blueprint, self.options, None, 0)
         self.blocks_out = round(out * len(self.whole.rehearsal.blocks))
         if out:
-            self.model.streaming = lambda graph, guidance_is_embedded: (self.blocks_out, "")
+            self.model.streaming = lambda graph, guidance_is_embedded: (self.blocks_out, 0, "")
             self.model.stream(None, self.model.device)
 
     def run(self, seed: int) -> dict[str, float]:
