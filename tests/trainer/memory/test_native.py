@@ -248,7 +248,8 @@ def test_what_travels_is_said():
 
 @pytest.mark.parametrize("template", recipes.TEMPLATES)
 def test_with_more_memory_a_template_gives_up_less(template):
-    before = None
+    before, (ways, _) = None, recipes.case_of(template, 4).together(4 * GB)
+    assert len({way.kind or way.words for way in ways}) == len(ways), "of two sizes, or two tiles, the last one is said"
     for gpu in recipes.GPUS:
         ways, case = recipes.case_of(template, gpu).together(gpu * GB)
         state = case.needs.total > gpu * GB, len(ways), case.streamed
