@@ -41,12 +41,12 @@ def conflict(training: str, options: Mapping) -> Misfit | None:
     if options.get("shard") and quantized:
         message = f"shard: weights in {quantized} cannot be spread over processes"
         return Misfit("memory", message, "quantize = none, or switch shard off")
-    stay = (
+    reasons = (
         "training = full" if training == "full" else "",
         quantized,
         *(options.get(n) and n for n in ("shard", "compile")),
     )
-    if options.get("memory") == "low" and (reason := next(filter(None, stay), None)):
+    if options.get("memory") == "low" and (reason := next(filter(None, reasons), None)):
         message = f"memory = low: blocks cannot leave the device with {reason}"
         return Misfit("memory", message, f"memory = auto on Model Memory, or do without {reason}")
     return None

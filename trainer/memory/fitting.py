@@ -38,7 +38,7 @@ class Streaming:
 
     def __init__(self, case: PipelineCase, device: torch.device):
         self._case, self._device = case, device
-        self._decided: dict[Iteration, PipelineCase] = {}
+        self._planned: dict[Iteration, PipelineCase] = {}
 
     def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, int, str]:
         """The number of blocks, that of a sample's calls whose graphs have room beside them, and what a training takes in words.
@@ -51,13 +51,13 @@ class Streaming:
             return 0, 0, ""
         case = self._case
         if plan := planned(graph, guidance_is_embedded, self._device) if graph else None:
-            if plan not in self._decided:
+            if plan not in self._planned:
                 more = {"iteration": plan, "reserve": RESERVE, "machine": here(self._device)}
-                self._decided[plan] = replace(case, **more).decided
-            case = self._decided[plan]
-        case = case.decided
-        kept = (case.iteration.kept_calls if case.iteration else 0) or 0
-        return case.blocks_out or 0, kept, case.sentence(case.machine.has) if plan else ""
+                self._planned[plan] = replace(case, **more)
+            case = self._planned[plan]
+        decided = case.decided
+        kept = (decided.iteration.kept_calls if decided.iteration else 0) or 0
+        return decided.blocks_out or 0, kept, case.sentence(case.machine.has) if plan else ""
 
 
 def check_folder(
@@ -80,9 +80,8 @@ def check_folder(
         return None
     from .rehearsal import PipelineCase
 
-    machine = Machine(
-        "" if device.type in ("cpu", "mps") else str(device), TIGHT * free
-    )  # of which computing takes a part, too
+    name = "" if device.type in ("cpu", "mps") else str(device)
+    machine = Machine(name, TIGHT * free)  # of which computing takes a part, too
     case = PipelineCase(of_folder(path), adapter, options, dtype, None, distributed.world(), reserve=0, machine=machine)
     need = case.needs.total
     message = f"{path.name} needs about {need / GB:.1f} GB on {device} before activations, {free / GB:.1f} GB are free"

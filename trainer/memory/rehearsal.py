@@ -338,9 +338,9 @@ class PipelineCase(Case):
 
     def filled(self) -> Self:
         """The case with as few blocks out as need to be."""
-        cases = [replace(self, blocks_out=count) for count in range(len(self.rehearsal.blocks) + 1)]
         if not self.can_stream or self.blocks_out is not None:
             return self
+        cases = [replace(self, blocks_out=count) for count in range(len(self.rehearsal.blocks) + 1)]
         if self.options.memory == "low":
             return cases[-1]
         has, least = self.machine.has, cases[-1]

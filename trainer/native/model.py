@@ -436,9 +436,8 @@ class NativeModel(FlowModel):
             plain = self._first.core.process_latent_out(self.with_frames(latents).float())
             if plain.ndim == 5 and by.latent_dim == 2:  # a decoder of pictures for a picture's one frame
                 plain = plain[:, :, 0]
-            devices.ask_for_room(
-                self._decoding_bytes(plain), self.device
-            )  # ComfyUI asks for none that a gradient takes
+            # ComfyUI asks for no room that a gradient takes.
+            devices.ask_for_room(self._decoding_bytes(plain), self.device)
             comfy.model_management.load_models_gpu([by.patcher])
             rewrap(by.first_stage_model)
             again = blocks_again(by.first_stage_model) if self.checkpointing else contextlib.nullcontext()
