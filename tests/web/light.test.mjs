@@ -16,6 +16,8 @@ test("a light says its figures, and what else there is to know", () => {
 test("what makes it fit is a button, and without it that is said", () => {
   const state = "does not fit";
   assert.equal(lightLine({ ...LIGHT, state, fix: ["a", "b"], after: 9.96 }).button, "Make it fit: a, b (10.0 GB)");
+  const streams = { ...LIGHT, state: "tight", streamed: 5, fix: ["a"], after: 9.96 };
+  assert.equal(lightLine(streams).button, "Keep all on the GPU: a (10.0 GB)");
   assert.match(lightLine({ ...LIGHT, state }).text, /No setting makes it fit\.$/);
 });
 

@@ -39,12 +39,16 @@ export function lightLine(light) {
     ? t("{word}: {needs} of {has} GB on {device}, RAM {ram} of {all} GB.", values)
     : t("{word}: {needs} of {has} GB of RAM (no GPU).", values);
   const streamed = light.streamed > 0.05 && t("Slower: {streamed} GB of the weights stay in RAM.", { streamed: gb(light.streamed) });
+  const change = { change: light.fix.join(", "), after: gb(light.after) };
+  const button = light.streamed && light.state !== "does not fit"
+    ? t("Keep all on the GPU: {change} ({after} GB)", change)
+    : t("Make it fit: {change} ({after} GB)", change);
   const isHopeless = light.state === "does not fit" && !light.fix.length;
   return {
     tone,
     text: [figures, streamed, isHopeless && t("No setting makes it fit."), light.text && t("Unusual size.")].filter(Boolean).join(" "),
     more: [light.text, counted(light.phase)].filter(Boolean).join(". "),
-    button: light.fix.length ? t("Make it fit: {change} ({after} GB)", { change: light.fix.join(", "), after: gb(light.after) }) : "",
+    button: light.fix.length ? button : "",
   };
 }
 
