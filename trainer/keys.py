@@ -4,6 +4,7 @@
     held_out/<name>/mean, held_out/<name>/std   the same of a reward that is only watched
     held_out/<name>_foretold/mean               the share of your votes that Reward: Vote foretold before it learned them
     evaluation/<name>, evaluation/sum           a reward's mean on the fixed prompts and seeds, and the sum of all rises
+    diversity                                   how far samples are from the others of their prompt, where a reward sees that
     does_not_apply/<name>                       to how many samples a reward does not apply, where there are any
     credit/step/<number>                        mean weight of a denoising step
     credit/objective/<name>/<number>            its mean weight for one reward, where a credit tells them apart

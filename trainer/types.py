@@ -494,6 +494,7 @@ class Scores:
     `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the Rewards themselves,
     trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
     `seconds` is what each reward took; `waited` is how long the iteration stood still for all of them, None for the sum.
+    `distance` [B] is how far each sample is from the others of its prompt, NaN for one that is alone; None: no reward saw that.
     """
 
     values: Tensor
@@ -509,6 +510,7 @@ class Scores:
     plain: StepCredit | None = (
         None  # every step alike, for a fusion node without a credit; of pictures without steps None
     )
+    distance: Tensor | None = None
 
     @property
     def usable(self) -> Tensor:

@@ -34,6 +34,10 @@ class OncePerBatch:
             results[what] = compute()
         return results[what]
 
+    def known(self, batch: Tensor, what: Hashable) -> Any:
+        """The result that `once` has for this very tensor, or None."""
+        return self._results.get(batch, {}).get(what)
+
 
 class Network(OncePerBatch, Resident):
     """Loaded once for all who use the same checkpoint on the same device in the same precision.

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import distributed, stopping
 from ...host.devices import Resident
+from ..groups import distances
 from ..networks import RewardError
 from ..networks.network import Network, shared
 from ..types import FAILED, LEFT_OUT, VIDEO_FRAMES, Scores, metadata_of, place_of
@@ -367,10 +368,14 @@ def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT for what is missing, and each reward's seconds."""
+    """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT for what is missing, and each reward's seconds.
+
+    `points`: [b·n, D], where the pictures, or n frames of each video, stand in the space of the first encoder that was asked.
+    """
 
     values: Mapping[str, Tensor]
     seconds: Mapping[str, float]
+    points: Tensor | None = None
 
 
 def score_part(
@@ -387,7 +392,9 @@ def score_part(
         started = time.perf_counter()
         values[reward.name] = _column(reward, images, prompts, first)
         seconds[reward.name] = time.perf_counter() - started
-    return Columns(values, seconds)
+    seen = images if images.ndim == 4 else stills(images)
+    points = (reward.network.known(seen, "pictures") for reward in rewards if isinstance(reward, NetworkReward))
+    return Columns(values, seconds, next((some.cpu() for some in points if some is not None), None))
 
 
 def _score_groups(
@@ -464,6 +471,7 @@ def score_stack(
     columns |= compared.values
     seconds = {reward.name: sum(part.seconds[reward.name] for part in parts) for reward in single}
     seconds.update(compared.seconds)
+    points = [part.points for part in parts if part.points is not None]
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -478,4 +486,5 @@ def score_stack(
         rewards=tuple(rewards),
         prompts=tuple(prompts),
         seconds={name: seconds[name] for name in names},
+        distance=distances(torch.cat(points), groups) if points and len(points) == len(parts) else None,
     )

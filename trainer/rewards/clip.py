@@ -24,11 +24,9 @@ class ClipReward(NetworkReward):
 
     network: Clip
 
-    def picture_features(self, images: Tensor) -> Tensor:
-        return self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
-
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return self.of(self.picture_features(images), prompts)
+        points = self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
+        return self.of(points, prompts)
 
     def differentiable(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.of(self.in_batches(self.network.pictures_with_gradient, images), prompts)

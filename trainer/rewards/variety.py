@@ -33,14 +33,10 @@ class Variety(GroupReward, NetworkReward):
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> list[float | None]:
         pictures = stills(samples) if samples.ndim == 5 else samples
         points = self.network.once(pictures, "pictures", lambda: self.in_batches(self.network.pictures, pictures))
-        values = self._of(points, len(samples), groups).tolist()
+        values = distances(points, torch.as_tensor(groups, device=points.device)).tolist()
         return [None if list(groups).count(group) == 1 else value for value, group in zip(values, groups, strict=True)]
 
     def differentiable_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Tensor:
         pictures = samples[:, seen_frames(samples.shape[1])].flatten(0, 1) if samples.ndim == 5 else samples
-        return self._of(self.in_batches(self.network.pictures_with_gradient, pictures), len(samples), groups)
-
-    @staticmethod
-    def _of(points: Tensor, count: int, groups: Sequence[int]) -> Tensor:
-        frames = torch.nn.functional.normalize(points, dim=-1).unflatten(0, (count, -1))
-        return distances(frames.flatten(1), torch.as_tensor(groups, device=points.device))
+        points = self.in_batches(self.network.pictures_with_gradient, pictures)
+        return distances(points, torch.as_tensor(groups, device=points.device)).nan_to_num(0.0)

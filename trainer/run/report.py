@@ -25,6 +25,8 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
             metrics[keys.std(kind, name)] = column.std().item() if len(column) > 1 else 0.0
             if without := int((values[:, k] == LEFT_OUT).sum()):
                 metrics[keys.does_not_apply(name)] = float(without)
+    if scores.distance is not None and len(distance := scores.distance[scores.distance.isfinite()]):
+        metrics["diversity"] = distance.mean().item()
     for reward in scores.rewards:
         for name, value in reward.watched().items():
             metrics[keys.mean(keys.HELD_OUT, f"{reward.name}_{name}")] = value

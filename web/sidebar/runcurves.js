@@ -21,6 +21,7 @@ const TRAINING_CHARTS = [
   { title: t("Zero fraction of z"), lines: { "z/zero_fraction": "" } },
   { title: t("KL to the untrained model"), lines: { "kl/reference": "" }, ifAny: true },
   { title: t("Steps longer than the untrained model's"), lines: { "norm/growth": "" }, ifAny: true },
+  { title: t("How different a prompt's pictures are"), lines: { diversity: "" } },
   { title: t("KL to the sampling policy"), lines: { "kl/approx": "" }, ifAny: true },
 ];
 

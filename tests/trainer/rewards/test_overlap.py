@@ -273,6 +273,7 @@ def test_a_training_is_the_same_bit_for_bit(small_workflow, tmp_path):
         }
         phases = sum(ours[f"seconds/{phase}"] for phase in ("rollout", "reward", "credit", "update"))
         assert ours["seconds/iteration"] == pytest.approx(phases)
+        assert ours["diversity"] == row["diversity"] > 0
     first, second = (load_file(tmp_path / name / "lora.safetensors") for name in ("ahead", "plain"))
     assert first.keys() == second.keys() and all(torch.equal(second[name], value) for name, value in first.items())
 

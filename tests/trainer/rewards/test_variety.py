@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.families.base import Forwards
 from comfyui_otca.trainer.rewards.base import RewardError, refuse_groups_only, score_stack, score_with_gradient
 from comfyui_otca.trainer.rewards.clip import ClipT
+from comfyui_otca.trainer.rewards.pixels import Colorfulness
 from comfyui_otca.trainer.rewards.variety import Variety
 from comfyui_otca.trainer.run import evaluation
 from comfyui_otca.trainer.types import RunSettings, SamplerSettings
@@ -49,6 +51,26 @@ def test_its_mean_is_the_diversity_of_otca_compare(tiny, grain):
     scores = judge.score_groups(grain, [""] * 6, [0, 0, 0, 1, 1, 1])
     points = judge.network.pictures(grain).reshape(2, 3, -1)
     assert sum(scores) / 6 == pytest.approx(pairwise_distance(points), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_a_stack_knows_the_diversity_of_pictures_that_a_reward_has_encoded(tiny, grain, monkeypatch, size):
+    """By the points that CLIP-T has computed: none is computed for it."""
+    first, judge = ClipT(model=str(tiny / "clip")), Variety(model=str(tiny / "clip"))
+    own = [math.nan if score is None else score for score in judge.score_groups(grain, [""] * 6, GROUPS)]
+    encode, pictures = judge.network.pictures, []
+    monkeypatch.setattr(judge.network, "pictures", lambda images: pictures.append(len(images)) or encode(images))
+    scores = score_stack([first], grain.clone(), ["a", "b", "c"], torch.tensor(GROUPS), batch_size=size)
+    assert scores.distance is not None and scores.distance.tolist() == pytest.approx(own, abs=1e-6, nan_ok=True)
+    assert sum(pictures) == 6
+    assert score_stack([Colorfulness()], grain, ["a", "b", "c"], torch.tensor(GROUPS)).distance is None
+
+
+def test_of_videos_it_is_by_the_frames_that_the_reward_has_seen(tiny, grain):
+    first, judge = ClipT(model=str(tiny / "clip")), Variety(model=str(tiny / "clip"))
+    videos, groups = grain.reshape(3, 2, *grain.shape[1:]), torch.zeros(3).long()
+    distance = score_stack([first], videos, ["a"], groups).distance
+    assert distance is not None and distance.tolist() == pytest.approx(judge.score_groups(videos, [""] * 3, [0] * 3))
 
 
 def test_of_videos_frames_of_the_same_time_are_compared(tiny, grain):
