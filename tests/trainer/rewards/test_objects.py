@@ -11,7 +11,7 @@ import torch
 from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino, Owlv2, apart, kind_of, shared_area
-from comfyui_otca.trainer.networks.network import shared
+from comfyui_otca.trainer.networks.network import OncePerBatch, shared
 from comfyui_otca.trainer.networks.published import pillow_processor
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import RewardError
@@ -209,7 +209,7 @@ def seen(detectors):
         reward = Objects(path=str(detectors / "grounding-dino"), **{"clip_model": "", **settings})
         answer = {name: [Found(0.9, box) for box in own] for name, own in boxes.items()}
 
-        class Hand:
+        class Hand(OncePerBatch):
             device = torch.device("cpu")
 
             def find(self, images, names, threshold):
