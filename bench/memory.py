@@ -2,7 +2,7 @@
 
     python bench/memory.py allocations [--families FAMILY …] [--cases CASE …]
     python bench/memory.py gradients [--families FAMILY …] [--cases CASE …] [--side PIXELS]
-    python bench/memory.py templates [--families TEMPLATE …]
+    python bench/memory.py templates [--families TEMPLATE …] [--gpu-gb GB]
     ~/comfy/ComfyUI/.venv/bin/python bench/memory.py architectures ~/comfy/ComfyUI
 
 `allocations`: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16.
@@ -41,7 +41,7 @@ from comfyui_otca.tools.true_size.networks import FLUX, KLEIN, LUMINA, WAN, flux
 from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.blueprint import published as published_blueprints
-from comfyui_otca.trainer.memory.case import GB, UPDATE, Held
+from comfyui_otca.trainer.memory.case import GB, JUDGING, UNDECODING, UPDATE, Held, Machine
 from comfyui_otca.trainer.memory.meta import Live
 from comfyui_otca.trainer.memory.native import NativeCase
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
@@ -50,6 +50,7 @@ from comfyui_otca.trainer.types import MAKE_NODE
 
 # --- templates against a rehearsal -------------------------------------------------------------------------------------
 
+PULLED_PHASES = UPDATE, JUDGING, UNDECODING
 API = Path(__file__).resolve().parents[1] / "workflows" / "api"
 COUNTERPARTS = {  # template: the same network in diffusers
     "z_image": "Tongyi-MAI/Z-Image-Turbo",
@@ -73,35 +74,41 @@ class Rehearsed(PipelineCase):
         return replace(super().held(), **{name: getattr(self.files, name) for name in names})
 
 
-def of_template(name: str) -> tuple[NativeCase, Rehearsed]:
-    """A template's training, counted and rehearsed."""
+def of_template(name: str, gpu_gb: float = 0) -> tuple[NativeCase, Rehearsed]:
+    """A template's training, counted and rehearsed; changed so that it fits a GPU of that size, if one is named."""
     graph = json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
-    case, _ = needs.read(graph)
+    case, _ = needs.read(graph, Machine(has=gpu_gb * GB))
     assert isinstance(case, NativeCase), "it has a Make Trainable"
+    if gpu_gb:
+        _, case = case.together(gpu_gb * GB)
+    case = case.decided
     rank = needs.the_only(graph, "Make Trainable", MAKE_NODE)["inputs"]["lora_rank"]
     return case, Rehearsed(
         blueprint=published_blueprints()[COUNTERPARTS[name]],
         adapter=Adapter(rank, float(rank), ""),
-        options=LoadOptions(gradient_checkpointing=case.checkpointing, vae_tiling=case.tiling),
+        options=LoadOptions(gradient_checkpointing=bool(case.checkpointing), vae_tiling=case.tiling),
         dtype=torch.bfloat16,
         iteration=case.iteration,
         files=case.held(),
     )
 
 
-def templates(families: list[str]) -> None:
-    """GB, estimated / rehearsed = their ratio; prints a table."""
-    print(common.table(["template", "needs", "in", "the update", "all phases, least and most"], []), flush=True)
+def templates(families: list[str], gpu_gb: float) -> None:
+    """GB beside the weights, estimated / rehearsed = their ratio; prints a table."""
+    print(common.table(["template", *PULLED_PHASES, "others, least and most"], []), flush=True)
     for name in families or COUNTERPARTS:
-        counted, rehearsed = (case.needs for case in of_template(name))
-        phases = counted.totals.keys() & rehearsed.totals.keys()
-        ratios = [counted.totals[phase] / rehearsed.totals[phase] for phase in phases]
-        both = [
-            f"{own / GB:.1f} / {peer / GB:.1f} = {own / peer:.2f}"
-            for own, peer in ((counted.total, rehearsed.total), (counted.totals[UPDATE], rehearsed.totals[UPDATE]))
-        ]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"| {name} | {both[0]} | {counted.phase} | {both[1]} | {spread} |", flush=True)
+        counted, rehearsed = (
+            {phase: sum(parts.values()) - parts.get("weights", 0) for phase, parts in case.needs.phases.items()}
+            for case in of_template(name, gpu_gb)
+        )
+        both = {
+            phase: f"{counted[phase] / GB:.1f} / {rehearsed[phase] / GB:.1f} = {counted[phase] / rehearsed[phase]:.2f}"
+            for phase in PULLED_PHASES
+            if phase in counted
+        }
+        ratios = [own / rehearsed[phase] for phase, own in counted.items() if phase not in both and phase in rehearsed]
+        cells = [both.get(phase, "") for phase in PULLED_PHASES]
+        print(f"| {name} | {' | '.join(cells)} | {min(ratios):.2f} to {max(ratios):.2f} |", flush=True)
 
 
 # --- against allocations -----------------------------------------------------------------------------------------------
@@ -250,7 +257,9 @@ def main() -> None:
     for parser_of in (of_allocations, of_gradients):
         parser_of.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
         parser_of.add_argument("--cases", nargs="+", default=[], metavar="CASE", help="kinds of training")
-    kinds.add_parser("templates").add_argument("--families", nargs="+", default=[], metavar="TEMPLATE")
+    of_templates = kinds.add_parser("templates")
+    of_templates.add_argument("--families", nargs="+", default=[], metavar="TEMPLATE")
+    of_templates.add_argument("--gpu-gb", type=float, default=0, help="with the changes by which they fit this GPU")
     kinds.add_parser("architectures").add_argument("comfyui", type=Path)
     options = vars(parser.parse_args())
     torch.set_num_threads(1)

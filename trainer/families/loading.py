@@ -98,7 +98,15 @@ def load(
         pipeline.vae.enable_tiling()
     for network in model.experts.values():
         speed_up(network, options)
+    if options.gradient_checkpointing:
+        decode_again(pipeline.vae)
     return model
+
+
+def decode_again(vae: Any, blocks: bool = True) -> None:
+    """Has the autoencoder's blocks be computed again in a backward pass, of those that can."""
+    if vae._supports_gradient_checkpointing:
+        (vae.enable_gradient_checkpointing if blocks else vae.disable_gradient_checkpointing)()
 
 
 def components(path: Path) -> dict[str, tuple[str, str]]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from ..families import family_class, streaming
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
+from ..families.loading import decode_again
 from ..families.options import LoadOptions, conflict
 from ..families.pipeline import PipelineModel
 from ..families.sizes import RULES
@@ -198,6 +199,7 @@ class Rehearsal:
     def decoder(self, call: Call) -> Graph:
         """The same with a gradient, and the way back to the latents."""
         latents = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=True)
+        decode_again(self.model.pipeline.vae, call.checkpointing)
         with self._live() as live:
             kept, over, back = there_and_back(live, lambda: self.model.decode_latents(latents).float().clamp(0, 1))
         return Graph(kept, kept + max(over, back), back)
@@ -410,7 +412,8 @@ class PipelineCase(Case):
     def decoder(self, samples: int, tile: int) -> Graph:
         call, scale = self._call(samples), self.rehearsal.model.latent_grid.scale
         width, height, frames = with_halo((call.width, call.height, call.frames), tile, scale)
-        return self.rehearsal.decoder(Call(samples, height, width, frames))
+        again = self.options.gradient_checkpointing
+        return self.rehearsal.decoder(Call(samples, height, width, frames, checkpointing=again))
 
     def encoding(self) -> int:
         assert self.iteration is not None, "asked only about an iteration"

@@ -392,8 +392,8 @@ def score_part(
         started = time.perf_counter()
         values[reward.name] = _column(reward, images, prompts, first)
         seconds[reward.name] = time.perf_counter() - started
-    seen = images if images.ndim == 4 else stills(images)
-    points = (reward.network.known(seen, "pictures") for reward in rewards if isinstance(reward, NetworkReward))
+    pictures = images if images.ndim == 4 else stills(images)
+    points = (reward.network.known(pictures, "pictures") for reward in rewards if isinstance(reward, NetworkReward))
     return Columns(values, seconds, next((some.cpu() for some in points if some is not None), None))
 
 

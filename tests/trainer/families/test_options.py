@@ -119,6 +119,25 @@ def test_gradient_checkpointing_stores_less_and_computes_the_same(folder, pertur
     assert saving.graph_bytes(settings) < 0.7 * plain.graph_bytes(settings)
 
 
+def test_with_checkpointing_the_decoders_blocks_are_computed_again_with_the_same_gradient(folder, small_settings):
+    kept, gradients = [], []
+    for on in (False, True):
+        model = load_flow_model(folder, device="cpu", lora_rank=2, gradient_checkpointing=on)
+        shape = model.sample_shape(["a red circle"], small_settings(**SIZE))
+        latents = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        sizes = []
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t),
+            model.decoder(["a red circle"]) as decode,
+        ):
+            pictures = decode(latents)
+        pictures.square().sum().backward()
+        kept.append(sum(sizes))
+        gradients.append(latents.grad)
+    assert torch.equal(*gradients) and gradients[0].any()
+    assert kept[1] < 0.3 * kept[0]
+
+
 def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_settings):
     model = load_flow_model(folder, device="cpu", offload_encoders=True)
     encoder, moves = model.pipeline.text_encoder_3, []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from comfyui_otca.bench.memory import COUNTERPARTS, of_template
-from comfyui_otca.trainer.memory.case import UNDECODING, UPDATE
+from comfyui_otca.trainer.memory.case import JUDGING, UNDECODING, UPDATE
 
-# diffusers' decoder of Krea 2 keeps twice what ComfyUI's does (bench/memory.md), in the largest phase.
-OTHER_DECODER = "krea2"
+# Whose decoder diffusers cannot compute again block by block, as ComfyUI's is: its two phases are left out.
+OTHER_DECODER = ("krea2", "qwen_image")
 
 
 @pytest.mark.parametrize("name", COUNTERPARTS)
@@ -16,15 +16,10 @@ def test_a_templates_estimate_is_within_10_percent_of_its_rehearsal(name, everyt
     """Minutes for all of them, so in `make test-all`."""
     if not everything:
         pytest.skip("a rehearsal at true size takes up to a minute: --everything")
-    counted, rehearsed = (case.needs for case in of_template(name))
-    assert counted.totals[UPDATE] / rehearsed.totals[UPDATE] == pytest.approx(1, abs=0.1)
-    if name == OTHER_DECODER:
-        without = [
-            {phase: total for phase, total in found.totals.items() if phase != UNDECODING}
-            for found in (counted, rehearsed)
-        ]
-        ours, theirs = (max(totals.values()) for totals in without)
-        assert ours / theirs == pytest.approx(1, abs=0.1)
-    else:
-        assert counted.total / rehearsed.total == pytest.approx(1, abs=0.1)
-        assert counted.phase == rehearsed.phase
+    counted, rehearsed = (case.needs.totals for case in of_template(name))
+    assert counted[UPDATE] / rehearsed[UPDATE] == pytest.approx(1, abs=0.1)
+    others = {UNDECODING, JUDGING} if name in OTHER_DECODER else set()
+    ours, theirs = (
+        max(size for phase, size in totals.items() if phase not in others) for totals in (counted, rehearsed)
+    )
+    assert ours / theirs == pytest.approx(1, abs=0.1)
