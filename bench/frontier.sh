@@ -2,38 +2,49 @@
 # The picture and the table of "A point above the frontier" in bench/FOLLOWING.md: trainings by reward gradients with other seeds than
 # elsewhere in that note, their pictures from other noises, and the judge against the diversity.
 #
-#     bench/frontier.sh OUTPUT
+#     bench/frontier.sh OUTPUT [again]
 #
-# Goes on where it was stopped. About half an hour on one core.
+# Goes on where it was stopped. About half an hour on one core. `again`: what was nearest to a point above it, with eight other
+# training seeds and other noises; as long.
 set -e
-output=$1
+output=$1 again=$2 noises=4000 seeds=3
 methods=()
 line() { # a name, the first training seed, a method of bench/comparison.py, and what is changed in it
     local name=$1 first=$2 method=$3 seed
     shift 3
     [ $# = 0 ] || set -- --set "$@"
     otca compare "$name=$output/methods/$method.json" --output "$output/$name" --forwards 14000 --evaluations 1 --evaluation-seeds 2 \
-        --score judge --judge grade --features scenes-clip --seed "$first" --seeds 3 --learning-rates 1e-3 "$@"
-    for seed in $first $((first + 1)) $((first + 2)); do
+        --score judge --judge grade --features scenes-clip --seed "$first" --seeds $seeds --learning-rates 1e-3 "$@"
+    for seed in $(seq $first $((first + seeds - 1))); do
         methods+=(--lora "$name-$seed=$output/$name/$name/lr0.001/seed$seed/lora.safetensors")
     done
 }
+guides() { # a training seed, and the strengths of the template's adapter in all steps, and in the last four alone
+    local seed=$1 of=lr0.001/seed$1/lora.safetensors strength
+    for strength in $2; do methods+=(--guide "all_$strength-$seed=$output/leap/leap/$of=$strength"); done
+    for strength in $3; do methods+=(--guide "late_$strength-$seed=$output/leap/leap/$of=0:0,4:$strength"); done
+    methods+=(--guide "variety_late_2-$seed=$output/variety_0.5/variety_0.5/$of=0:0,4:2")
+}
 python -m comfyui_otca.bench.comparison methods "$output/methods" --world followed
-line leap 401 leap
-line leap 404 leap
-line kl_3 401 leap RewardGradientStep.kl_coefficient=3
-line rank_64 401 leap LoadFlowModel.lora_rank=64 LoadFlowModel.lora_alpha=64
-line variety_0.5 401 leap_variety_0.5
-line variety_0.5 404 leap_variety_0.5
-for seed in 401 402 403 404 405 406; do
-    adapter=$output/leap/leap/lr0.001/seed$seed/lora.safetensors
-    [ $seed -gt 403 ] && all=0.5 late=2 || all="0.5 0.75 1.5" late="1 2 3"
-    for strength in $all; do methods+=(--guide "all_$strength-$seed=$adapter=$strength"); done
-    [ $seed -gt 403 ] || methods+=(--guide "early_1-$seed=$adapter=0:1,4:0")
-    for strength in $late; do methods+=(--guide "late_$strength-$seed=$adapter=0:0,4:$strength"); done
-    methods+=(--guide "variety_late_2-$seed=$output/variety_0.5/variety_0.5/lr0.001/seed$seed/lora.safetensors=0:0,4:2")
-done
-otca eval scenes-flux "${methods[@]}" --prompts scenes_eval.txt --seed 4000 --seeds 12 --steps 8 --size 40x40 --batch-size 48 \
+if [ "$again" ]; then
+    noises=8000 seeds=8
+    line leap 411 leap
+    line variety_0.5 411 leap_variety_0.5
+    for seed in $(seq 411 418); do guides $seed "0.5 0.75" 2; done
+else
+    line leap 401 leap
+    line leap 404 leap
+    line kl_3 401 leap RewardGradientStep.kl_coefficient=3
+    line rank_64 401 leap LoadFlowModel.lora_rank=64 LoadFlowModel.lora_alpha=64
+    line variety_0.5 401 leap_variety_0.5
+    line variety_0.5 404 leap_variety_0.5
+    for seed in 401 402 403; do
+        guides $seed "0.5 0.75 1.5" "1 2 3"
+        methods+=(--guide "early_1-$seed=$output/leap/leap/lr0.001/seed$seed/lora.safetensors=0:1,4:0")
+    done
+    for seed in 404 405 406; do guides $seed 0.5 2; done
+fi
+otca eval scenes-flux "${methods[@]}" --prompts scenes_eval.txt --seed $noises --seeds 12 --steps 8 --size 40x40 --batch-size 48 \
     --reward scenes:strict=true --reward clip_t:model=scenes-clip --reward sharpness --output "$output/pictures"
 python - "$output" <<'END'
 """Prints the table and draws the picture, from what `otca eval` wrote."""
