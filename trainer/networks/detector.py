@@ -64,11 +64,9 @@ class Detector(Network):
                     *(result[key].tolist() for key in ("scores", "labels", "boxes")), strict=True
                 ):
                     own[self._answer(question, label)].append(Found(score, tuple(box)))
-        for own in objects:
-            for boxes in own.values():
-                boxes.sort(key=lambda box: -box.score)
-                del boxes[MOST:]
-        return objects
+        return [
+            {name: sorted(boxes, key=lambda box: -box.score)[:MOST] for name, boxes in own.items()} for own in objects
+        ]
 
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:
         """The names that one forward pass asks for together."""

@@ -334,15 +334,12 @@ def _column(
 
 def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
     """A reward's answer as float32 on the CPU, with FAILED and LEFT_OUT for what is not a score."""
-    left_out = []
-    if isinstance(scores, list | tuple):
-        left_out = [sample for sample, value in enumerate(scores) if value is None]
-        scores = [FAILED if value is None else value for value in scores]
-    column = torch.as_tensor(scores).float().cpu()
+    answers = scores if isinstance(scores, list | tuple) else []
+    numbers = [FAILED if answer is None else answer for answer in answers] if answers else scores
+    column = torch.as_tensor(numbers).float().cpu()
     column = torch.where(column.isfinite(), column, FAILED)
-    if left_out:
-        column[left_out] = LEFT_OUT
-    return column
+    left_out = [answer is None for answer in answers]
+    return column.masked_fill(torch.tensor(left_out), LEFT_OUT) if any(left_out) else column
 
 
 def nothing_to_learn(scores: Scores) -> tuple[str, str] | None:

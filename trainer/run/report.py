@@ -31,11 +31,13 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
         for name, value in reward.watched().items():
             metrics[keys.mean(keys.HELD_OUT, f"{reward.name}_{name}")] = value
     metrics |= {**advantages.metrics, **update}
-    metrics["seconds/rollout"] = trajectories.seconds
-    metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited
+    phases = {
+        "seconds/rollout": trajectories.seconds,
+        "seconds/reward": sum(scores.seconds.values()) if scores.waited is None else scores.waited,
+        "seconds/credit": advantages.credit.seconds + advantages.seconds,
+        "seconds/update": metrics["seconds/update"],
+    }
+    metrics |= {**phases, "seconds/iteration": sum(phases.values())}
     metrics |= {keys.reward_seconds(name): seconds for name, seconds in scores.seconds.items()}
-    metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
-    phases = ("rollout", "reward", "credit", "update")
-    metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
     metrics["samples_per_second"] = trajectories.share.total / metrics["seconds/iteration"]
     return Report(metrics, advantages, trajectories)
