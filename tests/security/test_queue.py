@@ -26,6 +26,7 @@ from comfyui_otca.page.requests import Refused
 def trainers(site, monkeypatch, stand_in):
     """trainers(): the processes that stand in for trainings, in the order in which they were begun; each waits to be told."""
     stand_in("exec sleep 300")
+    others = {*threading.enumerate()}  # which other tests left at work, such as a gallery's
     monkeypatch.setattr(jobs, "GLANCE", 0.05)
     Popen, begun = subprocess.Popen, []
     monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
@@ -34,7 +35,7 @@ def trainers(site, monkeypatch, stand_in):
         site.jobs.queued_jobs.clear()
     for process in begun:
         process.kill()
-    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("otca ")]:
+    for thread in {*threading.enumerate()} - others:
         thread.join(20)
 
 
