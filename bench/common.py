@@ -31,9 +31,9 @@ def graph(changes: Mapping[str, Mapping[str, Any]], source: Path = WORKFLOW) -> 
     return content
 
 
-def wait(device: torch.device) -> None:
-    """Waits until the device has done all that it was asked."""
-    if device.type == "cuda":
+def wait(device: torch.device | None) -> None:
+    """Waits until the device has done all that it was asked; None: nothing."""
+    if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
@@ -52,12 +52,10 @@ def take_turns(
     results = {}
     for number in range(rounds + 1):
         for way, run in ways.items():
-            if device is not None:
-                wait(device)
+            wait(device)
             started = time.perf_counter()
             results[way] = run()
-            if device is not None:
-                wait(device)
+            wait(device)
             if number:
                 seconds[way].append(time.perf_counter() - started)
     return {way: statistics.median(times) for way, times in seconds.items()}, results

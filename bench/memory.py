@@ -79,9 +79,7 @@ def of_template(name: str, gpu_gb: float = 0) -> tuple[NativeCase, Rehearsed]:
     graph = json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
     case, _ = needs.read(graph, Machine(has=gpu_gb * GB))
     assert isinstance(case, NativeCase), "it has a Make Trainable"
-    if gpu_gb:
-        _, case = case.together(gpu_gb * GB)
-    case = case.decided
+    case = (case.together(gpu_gb * GB)[1] if gpu_gb else case).decided
     rank = needs.the_only(graph, "Make Trainable", MAKE_NODE)["inputs"]["lora_rank"]
     return case, Rehearsed(
         blueprint=published_blueprints()[COUNTERPARTS[name]],
@@ -101,13 +99,14 @@ def templates(families: list[str], gpu_gb: float) -> None:
             {phase: sum(parts.values()) - parts.get("weights", 0) for phase, parts in case.needs.phases.items()}
             for case in of_template(name, gpu_gb)
         )
-        both = {
-            phase: f"{counted[phase] / GB:.1f} / {rehearsed[phase] / GB:.1f} = {counted[phase] / rehearsed[phase]:.2f}"
-            for phase in PULLED_PHASES
+        cells = [
+            f"{counted[phase] / GB:.1f} / {rehearsed[phase] / GB:.1f} = {counted[phase] / rehearsed[phase]:.2f}"
             if phase in counted
-        }
-        ratios = [own / rehearsed[phase] for phase, own in counted.items() if phase not in both and phase in rehearsed]
-        cells = [both.get(phase, "") for phase in PULLED_PHASES]
+            else ""
+            for phase in PULLED_PHASES
+        ]
+        others = (counted.keys() & rehearsed.keys()).difference(PULLED_PHASES)
+        ratios = [counted[phase] / rehearsed[phase] for phase in others]
         print(f"| {name} | {' | '.join(cells)} | {min(ratios):.2f} to {max(ratios):.2f} |", flush=True)
 
 
