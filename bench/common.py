@@ -8,7 +8,7 @@ import json
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,8 @@ def durations(report: Path, most: int = 300) -> str:
     folders: defaultdict[str, float] = defaultdict(float)
     for (file, _), spent in seconds.items():
         folders[file.partition("/test_")[0]] += spent
-    slowest = sorted(seconds.items(), key=lambda case: -case[1])[:most]
-    most_first = sorted(folders.items(), key=lambda folder: -folder[1])
-    sums = table(("folder", "s"), [(folder, f"{spent:.0f}") for folder, spent in most_first])
+    sums = table(("folder", "s"), [(folder, f"{spent:.0f}") for folder, spent in Counter(folders).most_common()])
+    slowest = Counter(seconds).most_common(most)
     rows = [(f"{spent:.2f}", f"`{file}::{cell(name)}`") for (file, name), spent in slowest]
     return f"{len(seconds)} tests, {sum(seconds.values()):.0f} s\n\n{sums}\n\n{table(('s', 'test'), rows)}"
 
