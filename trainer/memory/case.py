@@ -296,6 +296,7 @@ class Held:
         steps_aside: phases in which the weights leave if they and what works do not both fit.
         streams: {phase: (part, bytes)}, parts that stay in main memory as far as that phase needs their room, but for so many
             bytes, and come when they are computed with.
+        at_once: they stay there but for that as soon as the phase needs any of their room.
         loading: what is there of the networks that are trained before they are shared out, if that is more.
         reserve: see RESERVE.
     """
@@ -309,6 +310,7 @@ class Held:
     vae_visit: bool = False
     steps_aside: tuple[str, ...] = ()
     streams: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    at_once: bool = False
     loading: int = 0
     reserve: int = RESERVE
 
@@ -522,7 +524,8 @@ class Case(ABC):
             if self.is_low_memory and name == "weights":
                 has = 0
             if (over := sum(parts.values()) - has) > 0:
-                phases[phase] = parts | {name: max(min(parts[name], least), parts[name] - math.ceil(over))}
+                rest = 0 if held.at_once else parts[name] - math.ceil(over)
+                phases[phase] = parts | {name: max(min(parts[name], least), rest)}
         if it and it.evaluated:
             size, guided = it.evaluated
             apart = replace(it, size=size, guided=guided, evaluated=None, kept_calls=0, pull=None)
