@@ -18,13 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from comfyui_otca.host import devices
 from comfyui_otca.tests.device import conftest, pretend
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.tiny import rewards
 from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.families.streaming import lists
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.memory.blueprint import of_folder
-from comfyui_otca.trainer.memory.case import ENCODING, Machine
+from comfyui_otca.trainer.memory.case import ENCODING, Judge, Machine
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
+from comfyui_otca.trainer.rewards.base import score_with_gradient
+from comfyui_otca.trainer.rewards.clip import ClipT
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
@@ -456,3 +459,48 @@ def test_encoders_stream_where_the_count_says_so(wordy, read):
         read(model, [f"number {share}"], has - beside)
         assert max(seen) == pytest.approx(counted, rel=0.001), share
         assert (model.encoders_out is not None) == (max(seen) < 0.2 * whole) == (share < 1)
+
+
+# -- judges, which leave between two uses --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clip_t(tmp_path):
+    """A CLIP-T whose towers have many blocks."""
+    folder = rewards.clip(tmp_path / "clip", text=(32, 30, 2), vision=(64, 30, 2))
+    return ClipT(model=str(folder), device=DEVICE, offload=True)
+
+
+def judged(clip_t):
+    """One look at pictures, and the way back to them."""
+    seen = torch.rand(2, 40, 40, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    score_with_gradient(clip_t, seen, ["a red circle", "a blue square"]).sum().backward()
+    return seen.grad
+
+
+def test_two_blocks_of_a_judge_are_there_and_each_comes_once_a_pass(clip_t, monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1)
+    judged(clip_t)
+    clip_t.rest()
+    blocks = within([clip_t.network.model])
+    with Watched(blocks) as seen:
+        judged(clip_t)
+        clip_t.rest()
+    assert {p.device.type for p in clip_t.network.model.parameters()} == {"cpu"} and seen.now == 0
+    assert sum(what == "use" for what, _ in seen.events) == 30, "a block that is computed again is no call"
+    assert seen.peak <= seen.two() and seen.moved() <= 1.05 * 2 * seen.used()
+
+
+@pytest.mark.parametrize("times", [1.9, 2.1])
+def test_a_judge_streams_where_the_count_says_so(clip_t, times, monkeypatch):
+    assert clip_t.network.device.type == "cpu", "it waits for its first use, too"
+    judge = Judge(sum(p.nbytes for p in clip_t.network.model.parameters()), offload=True)
+    monkeypatch.setattr(devices, "free_memory", lambda device: times * judge.bytes)
+    asked = []
+    monkeypatch.setattr(devices, "ask_for_room", lambda size, device: asked.append(size))
+    for _ in range(2):
+        clip_t.rest()
+        judged(clip_t)
+    assert asked[0] == 2 * judge.bytes and (asked[1] < 0.4 * asked[0]) == (times < 2), "of ComfyUI, for what comes"
+    there = sum(p.nbytes for p in clip_t.network.model.parameters() if p.device.type != "cpu")
+    assert (there < judge.bytes) == (judge.there(times * judge.bytes) < judge.bytes) == (times < 2)

@@ -47,6 +47,7 @@ class PipelineModel(FlowModel):
     EXPERTS: tuple[str, ...] = ("transformer",)  # the networks that are trained
     REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
     LORA_PREFIX = "transformer."
+    blocks_out: Stream | None = None
     LATENTS = "hidden_states"  # what the networks call the noisy latents
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
@@ -62,7 +63,6 @@ class PipelineModel(FlowModel):
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
-        self.blocks_out: Stream | None = None
         self.encoders_out: Stream | None = None
         self._out, self._kept, self._needs = 0, 0, ""
         self._checkpoints = False  # also where all blocks stay

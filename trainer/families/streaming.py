@@ -23,20 +23,19 @@ from torch.utils.checkpoint import checkpoint
 from ...host import devices
 
 ALIGNED = 64  # bytes: kernels read from such addresses
-VISITING = 0.9  # of what is free: the most that visitors take whole, beside what they compute
 
 
-def fits(networks: Iterable[nn.Module], device: torch.device, share: float = VISITING) -> bool:
-    """Whether they may be on the device whole: with that share of what is free there now."""
-    size = sum(weight.nbytes for network in networks for weight in network.parameters())
-    return size <= share * devices.free_memory(device)
+def fits(networks: Iterable[nn.Module], device: torch.device, share: float = 0.9) -> bool:
+    """Whether they may be on the device whole: with that share of what is free there now, beside what they compute."""
+    return sum(p.nbytes for network in networks for p in network.parameters()) <= share * devices.free_memory(device)
 
 
 def lists(network: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     """The network's blocks, in the order in which most call them: its own, or else those of the networks in it."""
     own = [(name, child) for name, child in network.named_children() if isinstance(child, nn.ModuleList)]
-    inner = ((name, *blocks) for name, child in network.named_children() for blocks in lists(child))
-    return own or [(f"{name}.{place}", blocks) for name, place, blocks in inner]
+    return own or [
+        (f"{name}.{place}", blocks) for name, child in network.named_children() for place, blocks in lists(child)
+    ]
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
@@ -51,8 +50,12 @@ def out(blocks: int, count: int) -> list[int]:
 
 def weights_of(block: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     """Its own weights, without those of adapters: the module that has it, its name there, and the weight."""
-    parts = [part for name, part in block.named_modules() if ".lora_" not in f".{name}"]
-    return [(part, name, weight) for part in parts for name, weight in part.named_parameters(recurse=False)]
+    return [
+        (part, name, weight)
+        for place, part in block.named_modules()
+        if ".lora_" not in f".{place}"
+        for name, weight in part.named_parameters(recurse=False)
+    ]
 
 
 def size_of(weights: Iterable[Tensor]) -> int:
@@ -62,8 +65,7 @@ def size_of(weights: Iterable[Tensor]) -> int:
 
 def sizes(networks: Iterable[nn.Module]) -> list[int]:
     """Bytes of each of their blocks, without its adapter."""
-    blocks = (block for network in networks for block in blocks_of(network))
-    return [size_of(weight for *_, weight in weights_of(block)) for block in blocks]
+    return [size_of(p for *_, p in weights_of(block)) for network in networks for block in blocks_of(network)]
 
 
 def away(blocks: Iterable[int]) -> int:
@@ -77,7 +79,8 @@ class _Visitor:
     def __init__(self, block: nn.Module, device: torch.device):
         self.block, places = block, weights_of(block)
         self._places = [(part, name, weight.dtype, weight.shape, weight.nbytes) for part, name, weight in places]
-        self._host = devices.buffer_for(device, size_of(weight for *_, weight in places))
+        self.size = size_of(weight for *_, weight in places)
+        self._host = devices.buffer_for(device, self.size)
         self._at_home = self.views(self._host)
         for (*_, weight), view in zip(places, self._at_home, strict=True):
             view.copy_(weight)
@@ -126,6 +129,7 @@ class Stream:
             self._network |= dict.fromkeys(visitors, network)
             for before, visitor in zip([*visitors[-1:], *visitors], visitors, strict=False):
                 self._after |= {(before, False): visitor, (visitor, True): before}
+        self.away = away(visitor.size for visitor in self._network)
         for visitor in self._network:
             block: Any = visitor.block
             block.forward = self._visiting(visitor, block.forward)

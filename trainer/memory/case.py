@@ -64,6 +64,10 @@ NARROW = {"OTCA_RewardVideoAlign", "OTCA_RewardVideoScore"}  # whose files are b
 # Of a CLIP that judges, where its file is not here: Qwen3-VL 4B's 4,437,815,808 parameters in bfloat16.
 CLIP_JUDGE = 8_875_631_616
 
+# Of a judge's bytes, what is there while its blocks come one by one: two blocks, and what is no block. The most of those above,
+# by their configurations: OWLv2 with its CLIP has 0.19, the others 0.08 to 0.16.
+JUDGE_LEAST = 0.2
+
 # What a pass with a gradient takes in those that have one, for a picture in float32: `judges` in bench/memory.md.
 VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
 JUDGING_BYTES = {
@@ -155,6 +159,10 @@ class Judge:
     def judging(self, samples: int) -> int:
         return self.graph * min(samples, self.batch or samples)
 
+    def there(self, room: float) -> int:
+        """Bytes of its weights in that room, where it may take a share of it whole: else its blocks come one by one."""
+        return round(self.bytes * (JUDGE_LEAST if self.offload and self.bytes > MEMORY_SHARE * room else 1))
+
 
 @dataclass(frozen=True)
 class Pull:
@@ -228,10 +236,9 @@ class Iteration:
         """Bytes of the judges that stay."""
         return sum(judge.bytes for judge in self.rewards if not judge.offload)
 
-    @property
-    def reward_bytes(self) -> int:
-        """All judges that stay, and the largest of those that come and go."""
-        return self.staying + max((judge.bytes for judge in self.rewards if judge.offload), default=0)
+    def visiting(self, room: float) -> int:
+        """Bytes of the largest of the judges that come and go, in that room."""
+        return max((judge.there(room) for judge in self.rewards if judge.offload), default=0)
 
     @property
     def picture(self) -> int:
@@ -343,11 +350,8 @@ class Estimate:
     @property
     def parts(self) -> dict[str, int]:
         """The most that each part takes, in whichever phase."""
-        most: dict[str, int] = {}
-        for parts in self.phases.values():
-            for name, size in parts.items():
-                most[name] = max(most.get(name, 0), size)
-        return most
+        names = dict.fromkeys(name for parts in self.phases.values() for name in parts)
+        return {name: max(parts.get(name, 0) for parts in self.phases.values()) for name in names}
 
     @property
     def totals(self) -> dict[str, int]:
@@ -356,8 +360,7 @@ class Estimate:
     @property
     def phase(self) -> str:
         """The largest one."""
-        totals = self.totals
-        return max(totals, key=lambda name: totals[name])
+        return max(self.totals, key=self.totals.__getitem__)
 
     @property
     def total(self) -> int:
@@ -370,14 +373,12 @@ class Case(ABC):
     Attributes:
         iteration: None: only what is held counts, as before anything is sampled.
         machine: by whose memory `decided` decides.
-        trips: of weights that are streamed, for a call and its backward pass with checkpointing.
         networks: that are trained, and compute in turns.
         is_low_memory: all weights that can be streamed are; else as far as they do not fit.
     """
 
     iteration: Iteration | None
     machine: Machine
-    trips = 2
     networks = 1
     is_low_memory: bool = False
 
@@ -500,11 +501,19 @@ class Case(ABC):
         untrained = held.trained * TRAINED_BYTES if held.whole else 0
         work = self._work(it) if it else {}
         kept = {"kept graph": work.get("kept", 0)}
+
+        def room_beside(parts: dict[str, int], phase: str) -> float:
+            """Bytes for judges, when what leaves for them has left; the reserve is free then."""
+            name, least = held.streams.get(phase, ("reserve", 0))
+            return (self.machine.has or math.inf) - sum((parts | {name: least, "reserve": 0}).values())
+
         phases = {
             ENCODING: always | {"text encoder": held.encoders, "encoding": self.encoding() if it else 0},
             SAMPLING: always | kept | {name: work.get(name, 0) for name in ("merged weights", "sampling")},
             DECODING: always | kept | {"VAE": held.vae, "decoding": work.get("decoding", 0)},
-            SCORING: always | kept | {"rewards": it.reward_bytes if it else 0},
+            SCORING: always
+            | kept
+            | {"rewards": it.staying + it.visiting(room_beside(always | kept, SCORING)) if it else 0},
             UPDATE: always
             | kept
             | gradients
@@ -512,7 +521,8 @@ class Case(ABC):
         }
         if it and it.pull:
             on_top = always | kept | gradients | {"VAE": held.vae}
-            phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull).items()}
+            room_of_judges = room_beside(on_top, JUDGING)
+            phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull, room_of_judges).items()}
         if held.loading:
             whole = {"weights": held.loading, "VAE": always["VAE"], "text encoder": always["text encoder"]}
             phases = {LOADING: whole} | phases
@@ -524,8 +534,8 @@ class Case(ABC):
             if self.is_low_memory and name == "weights":
                 has = 0
             if (over := sum(parts.values()) - has) > 0:
-                rest = 0 if held.at_once else parts[name] - math.ceil(over)
-                phases[phase] = parts | {name: max(min(parts[name], least), rest)}
+                rest = parts[name] - math.ceil(over)
+                phases[phase] = parts | {name: min(parts[name], least if held.at_once else max(least, rest))}
         if it and it.evaluated:
             size, guided = it.evaluated
             apart = replace(it, size=size, guided=guided, evaluated=None, kept_calls=0, pull=None)
@@ -563,8 +573,11 @@ class Case(ABC):
             "reference": forward + step * update + layer,
         }
 
-    def _pulled(self, it: Iteration, pull: Pull) -> dict[str, dict[str, int]]:
-        """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents."""
+    def _pulled(self, it: Iteration, pull: Pull, room: float) -> dict[str, dict[str, int]]:
+        """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents.
+
+        `room`: for all of it.
+        """
         samples = min(it.batch, it.samples)
         calls = {"activations": LATENTS_OF_A_STEP * self.latent() * samples + self.layer()}
         if pull.holds_a_call and not it.keeps_all:
@@ -574,7 +587,8 @@ class Case(ABC):
         waits, most = decoder.kept, decoder.peak
         if pull.tile:
             waits, most = 0, max(most, self.decoding_at_once(samples))
-        judges = [(judge.offload * judge.bytes, judge.judging(samples)) for judge in it.rewards if judge.graph]
+        room -= sum(calls.values()) + waits
+        judges = [(judge.offload * judge.there(room), judge.judging(samples)) for judge in it.rewards if judge.graph]
         visits, judging = max(judges, key=sum, default=(0, 0))
         return {
             JUDGING: calls
@@ -643,5 +657,8 @@ class Case(ABC):
     @property
     def travelling(self) -> str:
         """For a human: what is streamed, and how often; "" where nothing is."""
-        words = "GB of the weights stay in main memory: each call of the network brings them to the GPU, a trained one"
-        return f"{self.streamed / GB:.1f} {words} {self.trips} times" if self.streamed else ""
+        # `frozen` fetches a weight for its call, when that is computed again, and for the gradient.
+        words = (
+            "of the weights stay in main memory: each call of the network brings them to the GPU, a trained one 3 times"
+        )
+        return f"{self.streamed / GB:.1f} GB {words}" if self.streamed else ""

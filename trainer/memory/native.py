@@ -254,7 +254,6 @@ class NativeCase(Case):
     vae_bytes: int = 0
     compute_bytes: int = COMPUTE_BYTES
     machine: Machine = ANY_GPU
-    trips = 3  # `frozen` fetches a weight for its call, when that is computed again, and for the gradient
     encoder_stays: bool | None = None
     kept_blocks: int | None = 0
 

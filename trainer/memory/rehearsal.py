@@ -357,9 +357,9 @@ class PipelineCase(Case):
 
     @property
     def travelling(self) -> str:
-        out, networks = self.decided.out, len(self.rehearsal.model.experts)
-        moved = f"{sum(out) / networks / GB:.1f} GB go to the GPU in each pass through a network"
-        return f"{len(out)} of {len(self.rehearsal.blocks)} blocks stay in main memory: {moved}" if out else ""
+        out, all_ = self.decided.out, self.rehearsal
+        moved = f"{sum(out) / len(all_.model.experts) / GB:.1f} GB go to the GPU in each pass through a network"
+        return f"{len(out)} of {len(all_.blocks)} blocks stay in main memory: {moved}" if out else ""
 
     @property
     def rehearsal(self) -> Rehearsal:
@@ -378,7 +378,7 @@ class PipelineCase(Case):
             quantized = sum(rehearsal.linear.values())
             weights = round(quantized * BITS[options.quantize] / 8) + (all_weights - quantized) * itemsize
         weights -= streaming.away(self.out)
-        least = encoders * itemsize - streaming.away(rehearsal.encoder_blocks)
+        least = "text encoder", encoders * itemsize - streaming.away(rehearsal.encoder_blocks)
         return Held(
             weights=weights // parts,
             trained=all_weights // parts if whole else rehearsal.trained,
@@ -388,7 +388,7 @@ class PipelineCase(Case):
             encoders_visit=options.offload_encoders,
             vae_visit=options.offload_vae,
             steps_aside=(ENCODING,) if options.offload_encoders else (),
-            streams={ENCODING: ("text encoder", least)} if options.offload_encoders and self.machine.device else {},
+            streams={ENCODING: least} if options.offload_encoders and self.machine.device else {},
             at_once=True,
             loading=4 * all_weights if whole and self.processes > 1 else 0,
             reserve=self.reserve,
@@ -419,8 +419,7 @@ class PipelineCase(Case):
         return self.rehearsal.largest_layer if self.options.quantize != "none" else 0
 
     def merged(self) -> int:
-        out = sum(self.out)
-        stays = self.rehearsal.adapted * (1 - out / sum(self.rehearsal.blocks))
+        stays = self.rehearsal.adapted * (1 - sum(self.out) / sum(self.rehearsal.blocks))
         return round(stays) + max(self.out, default=0)
 
     def _call(self, samples: int) -> Call:

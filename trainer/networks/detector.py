@@ -44,9 +44,6 @@ class Detector(Network):
         self.tokenizer: Any = transformers_class("AutoTokenizer").from_pretrained(path, local_files_only=True)
         self.settle(device)
 
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
-
     def find(self, images: Tensor, names: Sequence[str], threshold: float = 0.0) -> list[dict[str, list[Found]]]:
         """The objects of `names` in each picture [B, H, W, 3], the surest first and at most MOST of a name.
 
