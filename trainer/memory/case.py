@@ -373,14 +373,10 @@ class Case(ABC):
     Attributes:
         iteration: None: only what is held counts, as before anything is sampled.
         machine: by whose memory `decided` decides.
-        networks: that are trained, and compute in turns.
-        is_low_memory: all weights that can be streamed are; else as far as they do not fit.
     """
 
     iteration: Iteration | None
     machine: Machine
-    networks = 1
-    is_low_memory: bool = False
 
     # -- what a model of one kind or the other knows: bytes, for so many samples in a call --------------------------------
 
@@ -390,6 +386,11 @@ class Case(ABC):
 
     @abstractmethod
     def held(self) -> Held: ...
+
+    @property
+    @abstractmethod
+    def travelling(self) -> str:
+        """For a human: what is streamed, and how often; "" where nothing is."""
 
     @abstractmethod
     def latent(self) -> int:
@@ -447,15 +448,6 @@ class Case(ABC):
             ways = [case._with(Way("", {"kept_calls": n})) for n in range(case.iteration.trained_calls + 1)]
             case = most(ways, "kept graph")
         return case.filled()
-
-    @cached_property
-    def streamed(self) -> int:
-        """Bytes of the weights that stay in main memory while the network computes, and come to it at every call.
-
-        One of two networks computes; the other leaves for it.
-        """
-        computing = (self.needs.phases[phase].get("weights", 0) for phase in (SAMPLING, UPDATE))
-        return max(0, self.held().weights // self.networks - min(computing))
 
     def leaves_room_beside(self, *names: str) -> bool:
         """Whether each of these parts takes, in each phase, no more than it may of what there is beside the others."""
@@ -530,10 +522,8 @@ class Case(ABC):
             if sum(phases[phase].values()) > room:
                 phases[phase] = phases[phase] | {"weights": 0}
         for phase, (name, least) in held.streams.items():
-            has, parts = self.machine.has or math.inf, phases.get(phase, {})
-            if self.is_low_memory and name == "weights":
-                has = 0
-            if (over := sum(parts.values()) - has) > 0:
+            parts = phases.get(phase, {})
+            if (over := sum(parts.values()) - (self.machine.has or math.inf)) > 0:
                 rest = parts[name] - math.ceil(over)
                 phases[phase] = parts | {name: min(parts[name], least if held.at_once else max(least, rest))}
         if it and it.evaluated:
@@ -627,13 +617,6 @@ class Case(ABC):
         changes, case = self.together(has, accepts)
         return (changes, case) if case.needs.total <= has else ([], self)
 
-    def stays_with(self, way: Way) -> bool:
-        """Whether a change that leaves size and gradient as they are has all weights stay where they compute."""
-        changed = self._with(way)
-        return not (
-            {"size", "pull"} & way.iteration.keys() or changed.streamed or changed.needs.total > self.machine.has
-        )
-
     def _with(self, way: Way) -> Self:
         changed = {"iteration": replace(self.iteration, **way.iteration)} if way.iteration and self.iteration else {}
         return replace(self, **changed, **way.case)  # pyright: ignore[reportArgumentType] a data class
@@ -653,12 +636,3 @@ class Case(ABC):
             else "a larger GPU"
         )
         return f"{needs}: does not fit. Fix: {fix}"
-
-    @property
-    def travelling(self) -> str:
-        """For a human: what is streamed, and how often; "" where nothing is."""
-        # `frozen` fetches a weight for its call, when that is computed again, and for the gradient.
-        words = (
-            "of the weights stay in main memory: each call of the network brings them to the GPU, a trained one 3 times"
-        )
-        return f"{self.streamed / GB:.1f} GB {words}" if self.streamed else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Found:
     box: Corners
 
 
-class Detector(Network):
+class Detector(Network, ABC):
     """A folder with config.json, weights, tokenizer and preprocessor_config.json."""
 
     MODEL: str
@@ -67,16 +68,17 @@ class Detector(Network):
                 del boxes[MOST:]
         return objects
 
+    @abstractmethod
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:
         """The names that one forward pass asks for together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _words(self, names: Sequence[str], pictures: int) -> dict[str, Tensor]:
         """Tokens of one such question about so many pictures."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answer(self, names: Sequence[str], label: int) -> str:
-        raise NotImplementedError
+        """The name that a box's label stands for."""
 
 
 class Owlv2(Detector):
