@@ -97,7 +97,7 @@ PICTURES_NODE = "OTCA_MyPictures"
 TCD_NODE = "OTCA_TCDWeights"
 GIVEN_NODES = (PICTURES_NODE,)  # of pictures that are there already: their latents take the place of samples
 ASKING_NODES = (STACK_NODE, *GIVEN_NODES)  # what rewards are connected to in a training
-MEMORY_SHARE = 0.5  # of the free memory: the most that autograd may keep of calls where that can be avoided
+MEMORY_SHARE = 0.5  # of the free memory: the most that what saves time may take, as calls' graphs and judges that visit
 TRAJECTORY_NODES = (SAMPLER_NODE, *GIVEN_NODES)  # where trajectories come from: sampled, or made of given pictures
 # node ids of before: (the id now, inputs that it sets, inputs that keep their names, in the order of before)
 _OF_PAIRS = (

@@ -96,9 +96,8 @@ class Allocated(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
         self.now = 0
         self.phase, self.peaks = "", {}
-        networks = (getattr(model.pipeline, name) for name in model.COMPONENTS)
         policy = model.policy
-        tensors = [t for n in (*networks, *judges) if n is not None for t in (*n.parameters(), *n.buffers())]
+        tensors = [t for n in (*model.components().values(), *judges) for t in (*n.parameters(), *n.buffers())]
         tensors += [
             t for state in (policy.optimizer.state if policy.optimizer else {}).values() for t in state.values()
         ]

@@ -55,6 +55,7 @@ def test_rewards_on_this_device_or_another(place, overlaps, trained):
     model = trained("flux", "pretend:0", iterations=0).model
     expected = reward_class("clip_t")(device="cpu")
     reward, own = reward_class("clip_t")(device=place, offload=True), Overlap()
+    reward.come_back()
     assert reward.network is not expected.network and reward.network.device == torch.device(place)
     own.expect([reward] if overlaps else [])
     taken = conftest.sampled(model, "flux", sampler={"batch_size": 2}, overlap=own)

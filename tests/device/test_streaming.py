@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from comfyui_otca.host import devices
 from comfyui_otca.tests.device import conftest, pretend
 from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.tiny import rewards
+from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.families.streaming import lists
 from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.memory.blueprint import of_folder
+from comfyui_otca.trainer.memory.case import ENCODING, Judge, Machine
+from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
+from comfyui_otca.trainer.rewards.base import score_with_gradient
+from comfyui_otca.trainer.rewards.clip import ClipT
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
@@ -78,7 +86,11 @@ def stream(model, count):
 
 
 def blocks_of(model):
-    return [block for network in model.experts.values() for _, blocks in lists(network) for block in blocks]
+    return within(model.experts.values())
+
+
+def within(networks):
+    return [block for network in networks for _, blocks in lists(network) for block in blocks]
 
 
 def frozen(block):
@@ -93,11 +105,11 @@ class Watched(TorchDispatchMode):
         peak: the most bytes of their weights that were on the device at once.
     """
 
-    def __init__(self, model):
+    def __init__(self, blocks):
         super().__init__()
         self.sizes, self.events, self.now, self.peak = {}, [], 0, 0
         self._numbers = {}
-        for block in blocks_of(model):
+        for block in blocks:
             weights = frozen(block)
             if {weight.device.type for weight in weights} == {"cpu"}:
                 number = self._numbers[min(weight.data_ptr() for weight in weights)] = len(self.sizes)
@@ -156,7 +168,7 @@ def call(model, family, gradient):
 @pytest.mark.parametrize("family", DEEP)
 def test_two_blocks_are_there_and_each_comes_once_a_pass_before_its_turn(family, gradient, models):
     model = models(family)
-    with Watched(model) as seen:
+    with Watched(blocks_of(model)) as seen:
         call(model, family, gradient)  # it begins with nothing there, and shows the order
         seen.events.clear()
         call(model, family, gradient)
@@ -191,7 +203,7 @@ def test_iterations_are_those_of_resident_blocks_to_the_bit(case, models):
     expected, weights = iterations(models(family, 0, **load), family, **options)
     for count in (None, 3)[: 1 + (case == "flux")]:
         model = models(family, count, **load)
-        with Watched(model) as seen:
+        with Watched(blocks_of(model)) as seen:
             rows, trained = iterations(model, family, **options)
         assert rows == expected and all(map(torch.equal, trained, weights))
         assert len(seen.sizes) == (count or len(blocks_of(model)))
@@ -239,7 +251,7 @@ def test_stopped_within_a_block_all_is_as_before(gradient, models):
     block = blocks_of(model)[4]
     inner = next(module for module in block.modules() if isinstance(module, torch.nn.Linear))
     hook = inner.register_forward_hook(stop)
-    with Watched(model) as seen:
+    with Watched(blocks_of(model)) as seen:
         with pytest.raises(Stopped):
             call(model, "flux", gradient=gradient)
         hook.remove()
@@ -306,7 +318,7 @@ def test_beside_blocks_that_are_out_as_many_graphs_are_kept_as_were_counted(mode
 def test_blocks_that_are_not_computed_again_are_not_brought(models):
     """With an adapter on the last blocks alone the backward pass ends there, and then a forward pass begins."""
     model = models("flux", lora_targets="single_transformer_blocks.3.attn.to_q")
-    with Watched(model) as seen:
+    with Watched(blocks_of(model)) as seen:
         for _ in range(3):
             seen.events.clear()
             call(model, "flux", gradient=True)
@@ -353,3 +365,142 @@ def test_a_whole_model_is_exported_from_where_its_weights_are(models, tmp_path):
         model.export(tmp_path / str(count))
         saved.append(load_file(next((tmp_path / str(count) / "transformer").glob("*.safetensors"))))
     assert saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+
+
+# -- text encoders, which visit the device -------------------------------------------------------------------------------
+
+T5_LAYERS = 40
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """read(model, texts, bytes): the embeddings, where so much is free on the device beside what is there when nobody visits."""
+
+    def embeddings(model, texts, free):
+        here = [network for name, network in model.components().items() if name not in model.visitors]
+
+        def left(device):
+            return free - sum(p.nbytes for n in here for p in n.parameters() if p.device.type != "cpu")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(devices, "free_memory", left)
+            return {name: tensor.cpu() for name, tensor in model.embeddings(texts).tensors.items()}
+
+    return embeddings
+
+
+def encoders(model):
+    return list(model.components("text_encoder").values())
+
+
+def weights_in(networks):
+    return {id(p): p for network in networks for p in network.parameters()}.values()
+
+
+@pytest.mark.parametrize(
+    "family", ["flux-dev", "sd3", "wan22", "z-image", "qwen-image", "flux2-klein", "flux2-dev", "krea2"]
+)
+def test_encoders_whose_blocks_come_read_as_whole_ones_to_the_bit(family, tiny_folder, read):
+    """Weights that several modules share, as T5's embeddings, and lists within lists; what learned and what computes stays."""
+    usual = {"lora_rank": 2, "device": DEVICE, "dtype": "bfloat16", "offload_encoders": True}
+    whole, streamed = (load_flow_model(tiny_folder(family), **usual) for _ in range(2))
+    texts = ["a red circle", "!"]
+    expected, got = read(whole, texts, 10**12), read(streamed, texts, 1)
+    assert expected.keys() == got.keys() and all(torch.equal(expected[name], got[name]) for name in got)
+    assert "forward" in set.intersection(*(set(vars(block)) for block in within(encoders(streamed))))
+    assert whole.encoders_out is None and {str(p.device) for p in weights_in(streamed.experts.values())} == {DEVICE}
+    assert {p.device.type for p in weights_in(encoders(streamed))} == {"cpu"}
+
+
+@pytest.fixture
+def wordy(tmp_path):
+    """A FLUX whose T5 has many blocks."""
+    from transformers import T5EncoderModel
+
+    pipeline = tiny.flux_dev()
+    config = pipeline.text_encoder_2.config
+    config.num_layers = T5_LAYERS
+    pipeline.register_modules(text_encoder_2=T5EncoderModel(config).eval())
+    pipeline.save_pretrained(tmp_path / "wordy")
+    return tmp_path / "wordy"
+
+
+def test_two_blocks_of_an_encoder_are_there_and_each_comes_once_a_pass(wordy, read):
+    model = load_flow_model(wordy, lora_rank=2, device=DEVICE, offload_encoders=True)
+    blocks = within(encoders(model))
+    first = [weakref.ref(weight) for block in blocks for weight in frozen(block)]
+    read(model, ["one"], 1)
+    assert not any(weight() is not None for weight in first), "main memory would hold them twice"
+    with Watched(blocks) as seen:
+        read(model, ["two"], 1)
+    assert sum(what == "use" for what, _ in seen.events) == len(blocks) == 2 + T5_LAYERS
+    assert seen.peak <= seen.two() and seen.moved() <= 1.05 * seen.used() and seen.ahead() >= 0.95
+
+
+def test_encoders_stream_where_the_count_says_so(wordy, read):
+    """The bytes of them that are on the device at once, with so much memory: whole, whole without the others, or few."""
+    model = load_flow_model(wordy, lora_rank=2, device=DEVICE, dtype="float32", offload_encoders=True)
+    options, networks = LoadOptions(offload_encoders=True), encoders(model)
+    case = PipelineCase(of_folder(wordy), Adapter(2, 16.0), options, torch.float32, None, reserve=0)
+    whole, seen = sum(p.nbytes for p in weights_in(networks)), []
+    beside = case.estimate().totals[ENCODING] - whole
+
+    def look(*_):
+        there = model.encoders_out.there.values() if model.encoders_out else ()
+        tensors = [*weights_in(networks), *(buffer for buffer, _ in there)]
+        seen.append(sum(tensor.nbytes for tensor in tensors if tensor.device.type != "cpu"))
+
+    for block in within(networks):
+        block.register_forward_hook(look)
+    for share in (10, 1.2, 0.8, 0.2):
+        has = round(beside + share * whole)
+        counted = replace(case, machine=Machine(DEVICE, has)).needs.phases[ENCODING]["text encoder"]
+        seen.clear()
+        read(model, [f"number {share}"], has - beside)
+        assert max(seen) == pytest.approx(counted, rel=0.001), share
+        assert (model.encoders_out is not None) == (max(seen) < 0.2 * whole) == (share < 1)
+
+
+# -- judges, which leave between two uses --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clip_t(tmp_path):
+    """A CLIP-T whose towers have many blocks."""
+    folder = rewards.clip(tmp_path / "clip", text=(32, 30, 2), vision=(64, 30, 2))
+    return ClipT(model=str(folder), device=DEVICE, offload=True)
+
+
+def judged(clip_t):
+    """One look at pictures, and the way back to them."""
+    seen = torch.rand(2, 40, 40, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    score_with_gradient(clip_t, seen, ["a red circle", "a blue square"]).sum().backward()
+    return seen.grad
+
+
+def test_two_blocks_of_a_judge_are_there_and_each_comes_once_a_pass(clip_t, monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1)
+    judged(clip_t)
+    clip_t.rest()
+    blocks = within([clip_t.network.model])
+    with Watched(blocks) as seen:
+        judged(clip_t)
+        clip_t.rest()
+    assert {p.device.type for p in clip_t.network.model.parameters()} == {"cpu"} and seen.now == 0
+    assert sum(what == "use" for what, _ in seen.events) == 30, "a block that is computed again is no call"
+    assert seen.peak <= seen.two() and seen.moved() <= 1.05 * 2 * seen.used()
+
+
+@pytest.mark.parametrize("times", [1.9, 2.1])
+def test_a_judge_streams_where_the_count_says_so(clip_t, times, monkeypatch):
+    assert clip_t.network.device.type == "cpu", "it waits for its first use, too"
+    judge = Judge(sum(p.nbytes for p in clip_t.network.model.parameters()), offload=True)
+    monkeypatch.setattr(devices, "free_memory", lambda device: times * judge.bytes)
+    asked = []
+    monkeypatch.setattr(devices, "ask_for_room", lambda size, device: asked.append(size))
+    for _ in range(2):
+        clip_t.rest()
+        judged(clip_t)
+    assert asked[0] == 2 * judge.bytes and (asked[1] < 0.4 * asked[0]) == (times < 2), "of ComfyUI, for what comes"
+    there = sum(p.nbytes for p in clip_t.network.model.parameters() if p.device.type != "cpu")
+    assert (there < judge.bytes) == (judge.there(times * judge.bytes) < judge.bytes) == (times < 2)

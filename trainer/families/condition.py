@@ -102,13 +102,6 @@ class Embeddings:
                 self._rows[text] = {name: tensor[row][: ends.get(name)].clone() for name, tensor in tensors.items()}
         for text in distinct:
             self._rows.use(text, least=len(distinct))
-        names = self._rows[texts[0]]
-        stacked, lengths = {}, {}
-        for name in names:
-            rows = [self._rows[text][name] for text in texts]
-            if name in self._ragged:
-                lengths[name] = torch.tensor([len(row) for row in rows])
-                stacked[name] = pad_sequence(rows, batch_first=True)
-            else:
-                stacked[name] = torch.stack(rows)
-        return Condition({name: devices.upload(tensor, device) for name, tensor in stacked.items()}, lengths)
+        rows = {name: [self._rows[text][name] for text in texts] for name in self._rows[texts[0]]}
+        tensors = {name: devices.upload(pad_sequence(of, batch_first=True), device) for name, of in rows.items()}
+        return Condition(tensors, {name: torch.tensor(list(map(len, rows[name]))) for name in self._ragged})

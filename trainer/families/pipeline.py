@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
 from .folder import identity
 from .sizes import Checkpoint
-from .streaming import Stream
+from .streaming import Stream, fits
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -47,6 +47,7 @@ class PipelineModel(FlowModel):
     EXPERTS: tuple[str, ...] = ("transformer",)  # the networks that are trained
     REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
     LORA_PREFIX = "transformer."
+    blocks_out: Stream | None = None
     LATENTS = "hidden_states"  # what the networks call the noisy latents
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
@@ -55,16 +56,14 @@ class PipelineModel(FlowModel):
         self.visitors: set[str] = set()  # components that are on the device only while they work
         self.path, self._identity = path, identity(path)  # while its files are there
         self.max_sequence_length = max_sequence_length
-        for name in self.COMPONENTS:
-            if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
-                network.train(False).requires_grad_(False)
-        networks = {name: getattr(pipeline, name) for name in self.EXPERTS}
-        experts = {name: network for name, network in networks.items() if network is not None}
+        for network in self.components().values():
+            network.train(False).requires_grad_(False)
+        experts = {name: network for name, network in self.components().items() if name in self.EXPERTS}
         adapters = {name: PeftAdapters(network, self.LORA_TARGETS) for name, network in experts.items()}
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
             self.forwards.watch(network, self.LATENTS)
-        self.blocks_out: Stream | None = None
+        self.encoders_out: Stream | None = None
         self._out, self._kept, self._needs = 0, 0, ""
         self._checkpoints = False  # also where all blocks stay
         self.streaming: Callable[..., tuple[int, int, str]] = lambda graph, guidance_is_embedded: (0, 0, "")
@@ -163,16 +162,13 @@ class PipelineModel(FlowModel):
             if self._out == 0:
                 self._checkpoints = any(network.is_gradient_checkpointing for network in self.experts.values())
             self._out = -1  # until all is in its place: else the next call begins again
-            before, self.blocks_out = self.blocks_out, None
-            if before:
-                before.end()
-            del before  # with whose buffers main memory would hold twice what is out
-            self.blocks_out = Stream(self.experts, count, device, lambda: self.device) if count else None
+            if self.blocks_out:
+                self.blocks_out.end()
+            self.blocks_out = None  # with whose buffers main memory would hold twice what is out
+            self.blocks_out = Stream(self.experts.values(), count, device, lambda: self.device) if count else None
             for network in self.experts.values():
-                if count or self._checkpoints:  # where blocks are out, a graph would hold their weights
-                    network.enable_gradient_checkpointing()
-                else:
-                    network.disable_gradient_checkpointing()
+                again = count or self._checkpoints  # where blocks are out, a graph would hold their weights
+                (network.enable_gradient_checkpointing if again else network.disable_gradient_checkpointing)()
                 network.to(self.device)  # those that are not out any more
             self._out = count
 
@@ -187,21 +183,30 @@ class PipelineModel(FlowModel):
     def memory_line(self, settings: SamplerSettings) -> str:
         return self._needs
 
+    def components(self, kind: str = "") -> dict[str, Any]:
+        """The networks whose names begin so; some checkpoints do without an encoder."""
+        names = (name for name in self.COMPONENTS if name.startswith(kind))
+        return {name: network for name in names if (network := getattr(self.pipeline, name)) is not None}
+
     def _networks(self) -> list[torch.nn.Module]:
         """The networks that live on the device; the others only visit it."""
-        networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
-        return [network for network in networks if network is not None]
+        return [network for name, network in self.components().items() if name not in self.visitors]
 
     @contextlib.contextmanager
     def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
-        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside."""
-        names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
-        guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
-        need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
+        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside.
+
+        Where they do not fit then either, their blocks come one by one, from then on. What is free now decides; `otca memory`
+        asks the same of what there is beside all that stays.
+        """
+        guests = [network for name, network in self.components(kind).items() if name in self.visitors]
         # The autoencoder is small, and may be asked by the page while the others compute.
-        aside = self._movable() if kind != "vae" and need > 0.9 * devices.free_memory(device) else []
+        is_crowded = kind != "vae" and not fits(guests, device)
+        aside = self._movable() if is_crowded else []
         for network in aside:
             network.to("cpu")
+        if is_crowded and not (self.encoders_out or device.type == "cpu" or fits(guests, device)):
+            self.encoders_out = Stream(guests, None, device, lambda: next(guests[0].parameters()).device)
         for guest in guests:
             guest.to(device)
         try:

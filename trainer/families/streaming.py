@@ -5,25 +5,42 @@ computes, and that which comes. In a backward pass the blocks are walked the oth
 checkpointing) before its gradient: what autograd keeps of that holds the weights until the gradient is there. A walk brings each
 block once: where it turns, its last block is there already. Nothing is computed otherwise, so the results are those of blocks
 that stay, to the bit.
+
+Text encoders and judges visit the device whole, or with all of their blocks one by one where they do not fit.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ...host import devices
 
 ALIGNED = 64  # bytes: kernels read from such addresses
 
 
+def fits(networks: Iterable[nn.Module], device: torch.device, share: float = 0.9) -> bool:
+    """Whether they may be on the device whole: with that share of what is free there now, beside what they compute."""
+    return sum(p.nbytes for network in networks for p in network.parameters()) <= share * devices.free_memory(device)
+
+
 def lists(network: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """The network's blocks, in the order in which most call them."""
-    return [(name, child) for name, child in network.named_children() if isinstance(child, nn.ModuleList)]
+    """The network's blocks, in the order in which most call them: its own, or else those of the networks in it."""
+    own = [(name, child) for name, child in network.named_children() if isinstance(child, nn.ModuleList)]
+    return own or [
+        (f"{name}.{place}", blocks) for name, child in network.named_children() for place, blocks in lists(child)
+    ]
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """All of them, each once."""
+    return list(dict.fromkeys(block for _, blocks in lists(network) for block in blocks))
 
 
 def out(blocks: int, count: int) -> list[int]:
@@ -33,13 +50,27 @@ def out(blocks: int, count: int) -> list[int]:
 
 def weights_of(block: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     """Its own weights, without those of adapters: the module that has it, its name there, and the weight."""
-    parts = [part for name, part in block.named_modules() if ".lora_" not in f".{name}"]
-    return [(part, name, weight) for part in parts for name, weight in part.named_parameters(recurse=False)]
+    return [
+        (part, name, weight)
+        for place, part in block.named_modules()
+        if ".lora_" not in f".{place}"
+        for name, weight in part.named_parameters(recurse=False)
+    ]
 
 
 def size_of(weights: Iterable[Tensor]) -> int:
     """Bytes of a buffer that holds them."""
     return sum(-(-weight.nbytes // ALIGNED) * ALIGNED for weight in weights)
+
+
+def sizes(networks: Iterable[nn.Module]) -> list[int]:
+    """Bytes of each of their blocks, without its adapter."""
+    return [size_of(p for *_, p in weights_of(block)) for network in networks for block in blocks_of(network)]
+
+
+def away(blocks: Iterable[int]) -> int:
+    """Bytes of the blocks that are out: all but one that computes, and one that comes."""
+    return sum(sorted(blocks)[:-2])
 
 
 class _Visitor:
@@ -48,22 +79,23 @@ class _Visitor:
     def __init__(self, block: nn.Module, device: torch.device):
         self.block, places = block, weights_of(block)
         self._places = [(part, name, weight.dtype, weight.shape, weight.nbytes) for part, name, weight in places]
-        self._host = devices.buffer_for(device, size_of(weight for *_, weight in places))
-        self._at_home = self._views(self._host)
+        self.size = size_of(weight for *_, weight in places)
+        self._host = devices.buffer_for(device, self.size)
+        self._at_home = self.views(self._host)
         for (*_, weight), view in zip(places, self._at_home, strict=True):
             view.copy_(weight)
         self.leave()
 
-    def _views(self, buffer: Tensor) -> list[nn.Parameter]:
+    def views(self, buffer: Tensor) -> list[nn.Parameter]:
         views, start = [], 0
         for _, _, dtype, shape, size in self._places:
             views.append(nn.Parameter(buffer[start : start + size].view(dtype).view(shape), requires_grad=False))
             start += -(-size // ALIGNED) * ALIGNED
         return views
 
-    def _put(self, weights: Iterable[nn.Parameter | None]) -> None:
+    def put(self, weights: Iterable[nn.Parameter | None]) -> None:
         # Other objects, and not other memory of the same: what autograd has kept stays as it was.
-        for (part, name, *_), weight in zip(self._places, weights, strict=True):
+        for (part, name, *_), weight in zip(self._places, weights, strict=False):
             part._parameters[name] = weight
 
     def arrive(self, device: torch.device) -> tuple[Tensor, Callable[[], None]]:
@@ -71,49 +103,37 @@ class _Visitor:
         buffer = torch.empty_like(self._host, device=device)
         return buffer, devices.fetch(buffer, self._host)
 
-    def enter(self, buffer: Tensor) -> None:
-        self._put(self._views(buffer))
-
     def leave(self) -> None:
-        self._put(self._at_home)
-
-    def hidden(self, apply: Callable[..., nn.Module], *args, **kwargs) -> nn.Module:
-        """`apply` of a block while these weights are away: what moves a network moves the rest alone."""
-        self._put([None] * len(self._places))
-        try:
-            return apply(*args, **kwargs)
-        finally:
-            self.leave()
+        self.put(self._at_home)
 
 
 class Stream:
     """So many blocks of these networks are out."""
 
     def __init__(
-        self, networks: Mapping[str, nn.Module], count: int, device: torch.device, where: Callable[[], torch.device]
+        self, networks: Iterable[nn.Module], count: int | None, device: torch.device, where: Callable[[], torch.device]
     ):
-        """`device`: on which they will compute; `where`: the one on which the networks are now."""
-        self._where = where
+        """`count`: None for all, each of which is then computed again in a backward pass; of fewer the network sees to that.
+
+        `device`: on which they will compute; `where`: the one on which the networks are now.
+        """
+        self._where, self._again = where, count is None
         self.there: dict[_Visitor, tuple[Tensor, Callable[[], None]]] = {}
         self._last: tuple[_Visitor, bool] | None = None
         self._after: dict[tuple[_Visitor, bool], _Visitor] = {}  # what follows a block, forwards and in a backward pass
-        self._network: dict[_Visitor, str] = {}
-        owned = [
-            (name, block) for name, network in networks.items() for _, blocks in lists(network) for block in blocks
-        ]
-        chosen = [owned[number] for number in out(len(owned), count)]
-        for name in networks:
-            visitors = [_Visitor(block, device) for owner, block in chosen if owner == name]
-            self._network |= dict.fromkeys(visitors, name)
+        self._network: dict[_Visitor, nn.Module] = {}
+        owned = [(network, block) for network in networks for block in blocks_of(network)]
+        chosen = owned if count is None else [owned[number] for number in out(len(owned), count)]
+        for network in dict.fromkeys(owner for owner, _ in chosen):
+            visitors = [_Visitor(block, device) for owner, block in chosen if owner is network]
+            self._network |= dict.fromkeys(visitors, network)
             for before, visitor in zip([*visitors[-1:], *visitors], visitors, strict=False):
                 self._after |= {(before, False): visitor, (visitor, True): before}
+        self.away = away(visitor.size for visitor in self._network)
         for visitor in self._network:
             block: Any = visitor.block
             block.forward = self._visiting(visitor, block.forward)
             block._apply = functools.partial(self._applied, visitor, block._apply)
-
-    def __len__(self) -> int:
-        return len(self._network)
 
     def _visiting(self, visitor: _Visitor, forward: Callable) -> Callable:
         @functools.wraps(forward)
@@ -124,7 +144,8 @@ class Stream:
             finally:  # a computation that is made again ends by an exception as soon as it has all that is asked
                 visitor.leave()
 
-        return visiting
+        again = functools.partial(checkpoint, visiting, use_reentrant=False, preserve_rng_state=False)
+        return functools.wraps(forward)(again) if self._again else visiting
 
     def _enter(self, visitor: _Visitor) -> None:
         device, backward = self._where(), torch._C._current_graph_task_id() != -1
@@ -138,7 +159,7 @@ class Stream:
         self._bring(visitor, device)
         buffer, wait = self.there[visitor]
         wait()
-        visitor.enter(buffer)
+        visitor.put(visitor.views(buffer))
         self._bring(following, device)
 
     def _bring(self, visitor: _Visitor, device: torch.device) -> None:
@@ -151,8 +172,13 @@ class Stream:
             wait()  # else its memory could be taken while it still comes
 
     def _applied(self, visitor: _Visitor, apply: Callable, *args, **kwargs) -> nn.Module:
+        """`apply` of a block while its weights are away: what moves a network moves the rest alone."""
         self._let_go()
-        return visitor.hidden(apply, *args, **kwargs)
+        visitor.put(itertools.repeat(None))
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            visitor.leave()
 
     def end(self) -> None:
         """None is out any more; their weights are in main memory until the network is moved."""

@@ -64,6 +64,10 @@ NARROW = {"OTCA_RewardVideoAlign", "OTCA_RewardVideoScore"}  # whose files are b
 # Of a CLIP that judges, where its file is not here: Qwen3-VL 4B's 4,437,815,808 parameters in bfloat16.
 CLIP_JUDGE = 8_875_631_616
 
+# Of a judge's bytes, what is there while its blocks come one by one: two blocks, and what is no block. The most of those above,
+# by their configurations: OWLv2 with its CLIP has 0.19, the others 0.08 to 0.16.
+JUDGE_LEAST = 0.2
+
 # What a pass with a gradient takes in those that have one, for a picture in float32: `judges` in bench/memory.md.
 VIT_L, VIT_H, BLIP = 368_934_792, 434_891_272, 269_733_744
 JUDGING_BYTES = {
@@ -155,6 +159,10 @@ class Judge:
     def judging(self, samples: int) -> int:
         return self.graph * min(samples, self.batch or samples)
 
+    def there(self, room: float) -> int:
+        """Bytes of its weights in that room, where it may take a share of it whole: else its blocks come one by one."""
+        return round(self.bytes * (JUDGE_LEAST if self.offload and self.bytes > MEMORY_SHARE * room else 1))
+
 
 @dataclass(frozen=True)
 class Pull:
@@ -228,10 +236,9 @@ class Iteration:
         """Bytes of the judges that stay."""
         return sum(judge.bytes for judge in self.rewards if not judge.offload)
 
-    @property
-    def reward_bytes(self) -> int:
-        """All judges that stay, and the largest of those that come and go."""
-        return self.staying + max((judge.bytes for judge in self.rewards if judge.offload), default=0)
+    def visiting(self, room: float) -> int:
+        """Bytes of the largest of the judges that come and go, in that room."""
+        return max((judge.there(room) for judge in self.rewards if judge.offload), default=0)
 
     @property
     def picture(self) -> int:
@@ -296,6 +303,7 @@ class Held:
         steps_aside: phases in which the weights leave if they and what works do not both fit.
         streams: {phase: (part, bytes)}, parts that stay in main memory as far as that phase needs their room, but for so many
             bytes, and come when they are computed with.
+        at_once: they stay there but for that as soon as the phase needs any of their room.
         loading: what is there of the networks that are trained before they are shared out, if that is more.
         reserve: see RESERVE.
     """
@@ -309,6 +317,7 @@ class Held:
     vae_visit: bool = False
     steps_aside: tuple[str, ...] = ()
     streams: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    at_once: bool = False
     loading: int = 0
     reserve: int = RESERVE
 
@@ -341,11 +350,8 @@ class Estimate:
     @property
     def parts(self) -> dict[str, int]:
         """The most that each part takes, in whichever phase."""
-        most: dict[str, int] = {}
-        for parts in self.phases.values():
-            for name, size in parts.items():
-                most[name] = max(most.get(name, 0), size)
-        return most
+        names = dict.fromkeys(name for parts in self.phases.values() for name in parts)
+        return {name: max(parts.get(name, 0) for parts in self.phases.values()) for name in names}
 
     @property
     def totals(self) -> dict[str, int]:
@@ -354,8 +360,7 @@ class Estimate:
     @property
     def phase(self) -> str:
         """The largest one."""
-        totals = self.totals
-        return max(totals, key=lambda name: totals[name])
+        return max(self.totals, key=self.totals.__getitem__)
 
     @property
     def total(self) -> int:
@@ -368,16 +373,10 @@ class Case(ABC):
     Attributes:
         iteration: None: only what is held counts, as before anything is sampled.
         machine: by whose memory `decided` decides.
-        trips: of weights that are streamed, for a call and its backward pass with checkpointing.
-        networks: that are trained, and compute in turns.
-        is_low_memory: all weights that can be streamed are; else as far as they do not fit.
     """
 
     iteration: Iteration | None
     machine: Machine
-    trips = 2
-    networks = 1
-    is_low_memory: bool = False
 
     # -- what a model of one kind or the other knows: bytes, for so many samples in a call --------------------------------
 
@@ -387,6 +386,11 @@ class Case(ABC):
 
     @abstractmethod
     def held(self) -> Held: ...
+
+    @property
+    @abstractmethod
+    def travelling(self) -> str:
+        """For a human: what is streamed, and how often; "" where nothing is."""
 
     @abstractmethod
     def latent(self) -> int:
@@ -445,15 +449,6 @@ class Case(ABC):
             case = most(ways, "kept graph")
         return case.filled()
 
-    @cached_property
-    def streamed(self) -> int:
-        """Bytes of the weights that stay in main memory while the network computes, and come to it at every call.
-
-        One of two networks computes; the other leaves for it.
-        """
-        computing = (self.needs.phases[phase].get("weights", 0) for phase in (SAMPLING, UPDATE))
-        return max(0, self.held().weights // self.networks - min(computing))
-
     def leaves_room_beside(self, *names: str) -> bool:
         """Whether each of these parts takes, in each phase, no more than it may of what there is beside the others."""
         phases = [(parts, sum(parts.values())) for parts in self.estimate().phases.values()]
@@ -498,11 +493,19 @@ class Case(ABC):
         untrained = held.trained * TRAINED_BYTES if held.whole else 0
         work = self._work(it) if it else {}
         kept = {"kept graph": work.get("kept", 0)}
+
+        def room_beside(parts: dict[str, int], phase: str) -> float:
+            """Bytes for judges, when what leaves for them has left; the reserve is free then."""
+            name, least = held.streams.get(phase, ("reserve", 0))
+            return (self.machine.has or math.inf) - sum((parts | {name: least, "reserve": 0}).values())
+
         phases = {
             ENCODING: always | {"text encoder": held.encoders, "encoding": self.encoding() if it else 0},
             SAMPLING: always | kept | {name: work.get(name, 0) for name in ("merged weights", "sampling")},
             DECODING: always | kept | {"VAE": held.vae, "decoding": work.get("decoding", 0)},
-            SCORING: always | kept | {"rewards": it.reward_bytes if it else 0},
+            SCORING: always
+            | kept
+            | {"rewards": it.staying + it.visiting(room_beside(always | kept, SCORING)) if it else 0},
             UPDATE: always
             | kept
             | gradients
@@ -510,7 +513,8 @@ class Case(ABC):
         }
         if it and it.pull:
             on_top = always | kept | gradients | {"VAE": held.vae}
-            phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull).items()}
+            room_of_judges = room_beside(on_top, JUDGING)
+            phases |= {phase: on_top | parts for phase, parts in self._pulled(it, it.pull, room_of_judges).items()}
         if held.loading:
             whole = {"weights": held.loading, "VAE": always["VAE"], "text encoder": always["text encoder"]}
             phases = {LOADING: whole} | phases
@@ -518,11 +522,10 @@ class Case(ABC):
             if sum(phases[phase].values()) > room:
                 phases[phase] = phases[phase] | {"weights": 0}
         for phase, (name, least) in held.streams.items():
-            has, parts = self.machine.has or math.inf, phases.get(phase, {})
-            if self.is_low_memory and name == "weights":
-                has = 0
-            if (over := sum(parts.values()) - has) > 0:
-                phases[phase] = parts | {name: max(min(parts[name], least), parts[name] - math.ceil(over))}
+            parts = phases.get(phase, {})
+            if (over := sum(parts.values()) - (self.machine.has or math.inf)) > 0:
+                rest = parts[name] - math.ceil(over)
+                phases[phase] = parts | {name: min(parts[name], least if held.at_once else max(least, rest))}
         if it and it.evaluated:
             size, guided = it.evaluated
             apart = replace(it, size=size, guided=guided, evaluated=None, kept_calls=0, pull=None)
@@ -560,8 +563,11 @@ class Case(ABC):
             "reference": forward + step * update + layer,
         }
 
-    def _pulled(self, it: Iteration, pull: Pull) -> dict[str, dict[str, int]]:
-        """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents."""
+    def _pulled(self, it: Iteration, pull: Pull, room: float) -> dict[str, dict[str, int]]:
+        """The same for the gradient of the rewards in the pictures, and then of the pictures in the latents.
+
+        `room`: for all of it.
+        """
         samples = min(it.batch, it.samples)
         calls = {"activations": LATENTS_OF_A_STEP * self.latent() * samples + self.layer()}
         if pull.holds_a_call and not it.keeps_all:
@@ -571,7 +577,8 @@ class Case(ABC):
         waits, most = decoder.kept, decoder.peak
         if pull.tile:
             waits, most = 0, max(most, self.decoding_at_once(samples))
-        judges = [(judge.offload * judge.bytes, judge.judging(samples)) for judge in it.rewards if judge.graph]
+        room -= sum(calls.values()) + waits
+        judges = [(judge.offload * judge.there(room), judge.judging(samples)) for judge in it.rewards if judge.graph]
         visits, judging = max(judges, key=sum, default=(0, 0))
         return {
             JUDGING: calls
@@ -610,13 +617,6 @@ class Case(ABC):
         changes, case = self.together(has, accepts)
         return (changes, case) if case.needs.total <= has else ([], self)
 
-    def stays_with(self, way: Way) -> bool:
-        """Whether a change that leaves size and gradient as they are has all weights stay where they compute."""
-        changed = self._with(way)
-        return not (
-            {"size", "pull"} & way.iteration.keys() or changed.streamed or changed.needs.total > self.machine.has
-        )
-
     def _with(self, way: Way) -> Self:
         changed = {"iteration": replace(self.iteration, **way.iteration)} if way.iteration and self.iteration else {}
         return replace(self, **changed, **way.case)  # pyright: ignore[reportArgumentType] a data class
@@ -636,9 +636,3 @@ class Case(ABC):
             else "a larger GPU"
         )
         return f"{needs}: does not fit. Fix: {fix}"
-
-    @property
-    def travelling(self) -> str:
-        """For a human: what is streamed, and how often; "" where nothing is."""
-        words = "GB of the weights stay in main memory: each call of the network brings them to the GPU, a trained one"
-        return f"{self.streamed / GB:.1f} {words} {self.trips} times" if self.streamed else ""

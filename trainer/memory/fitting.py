@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,10 @@ class Streaming:
 
     def __init__(self, case: PipelineCase, device: torch.device):
         self._case, self._device = case, device
-        self._planned: dict[Iteration, PipelineCase] = {}
+
+    @cache  # noqa: B019
+    def _planned(self, plan: Iteration) -> PipelineCase:
+        return replace(self._case, iteration=plan, reserve=RESERVE, machine=here(self._device))
 
     def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, int, str]:
         """The number of blocks, that of a sample's calls whose graphs have room beside them, and what a training takes in words.
@@ -49,12 +53,8 @@ class Streaming:
         """
         if not self._case.can_stream:
             return 0, 0, ""
-        case = self._case
-        if plan := planned(graph, guidance_is_embedded, self._device) if graph else None:
-            if plan not in self._planned:
-                more = {"iteration": plan, "reserve": RESERVE, "machine": here(self._device)}
-                self._planned[plan] = replace(case, **more)
-            case = self._planned[plan]
+        plan = planned(graph, guidance_is_embedded, self._device) if graph else None
+        case = self._planned(plan) if plan else self._case
         decided = case.decided
         kept = (decided.iteration.kept_calls if decided.iteration else 0) or 0
         return decided.blocks_out or 0, kept, case.sentence(case.machine.has) if plan else ""

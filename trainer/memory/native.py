@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..types import MAKE_NODE
@@ -23,6 +24,7 @@ from .case import (
     ANY_GPU,
     DECODING,
     ENCODING,
+    GB,
     JUDGING,
     RESERVE,
     SAMPLING,
@@ -235,7 +237,7 @@ class NativeCase(Case):
         weights_bytes: the frozen weights, all networks together.
         trained: parameters of the adapter.
         checkpointing: blocks are computed again in the backward pass. None: decided by memory.
-        is_low_memory: see Case; layer by layer.
+        is_low_memory: all weights but a block's stay in main memory; else as far as they do not fit.
         tiling: pictures are decoded in tiles.
         encoder_bytes, vae_bytes: of the text encoders' and the autoencoder's weights.
         compute_bytes: of one number in the blocks.
@@ -254,7 +256,6 @@ class NativeCase(Case):
     vae_bytes: int = 0
     compute_bytes: int = COMPUTE_BYTES
     machine: Machine = ANY_GPU
-    trips = 3  # `frozen` fetches a weight for its call, when that is computed again, and for the gradient
     encoder_stays: bool | None = None
     kept_blocks: int | None = 0
 
@@ -262,9 +263,30 @@ class NativeCase(Case):
     def title(self) -> str:
         return self.model.title
 
+    @cached_property
+    def streamed(self) -> int:
+        """Bytes of the weights that stay in main memory while the network computes, and come to it at every call.
+
+        One of two networks computes; the other leaves for it.
+        """
+        computing = (self.needs.phases[phase].get("weights", 0) for phase in (SAMPLING, UPDATE))
+        return max(0, self.weights_bytes // self.model.networks - min(computing))
+
     @property
-    def networks(self) -> int:
-        return self.model.networks
+    def travelling(self) -> str:
+        """For a human: what is streamed, and how often; "" where nothing is."""
+        # `frozen` fetches a weight for its call, when that is computed again, and for the gradient.
+        words = (
+            "of the weights stay in main memory: each call of the network brings them to the GPU, a trained one 3 times"
+        )
+        return f"{self.streamed / GB:.1f} GB {words}" if self.streamed else ""
+
+    def stays_with(self, way: Way) -> bool:
+        """Whether a change that leaves size and gradient as they are has all weights stay where they compute."""
+        changed = self._with(way)
+        return not (
+            {"size", "pull"} & way.iteration.keys() or changed.streamed or changed.needs.total > self.machine.has
+        )
 
     @property
     def loaded(self) -> int:
@@ -293,9 +315,9 @@ class NativeCase(Case):
         return most(ways, "activations", "kept graph")
 
     def held(self) -> Held:
-        visit, block = bool(self.machine.device), self.weights_bytes // (self.networks * self.model.layers)
+        visit, block = bool(self.machine.device), self.weights_bytes // (self.model.networks * self.model.layers)
         return Held(
-            weights=self.weights_bytes,
+            weights=block if visit and self.is_low_memory else self.weights_bytes,
             trained=self.trained,
             encoders=0
             if self.encoder_stays is False

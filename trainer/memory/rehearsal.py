@@ -80,7 +80,7 @@ class Rehearsal:
         self.model.dtype = dtype
         self.model._embeddings = Embeddings(self._embedded)
         on_meta = partial(tree_map_only, torch.Tensor, partial(torch.empty_like, device=META))
-        for encoder in self._components("text_encoder"):
+        for encoder in self.model.components("text_encoder").values():
             encoder.register_forward_pre_hook(lambda _, args, kwargs: on_meta((args, kwargs)), with_kwargs=True)
         if vae_tiling:
             self.model.pipeline.vae.enable_tiling()
@@ -117,12 +117,12 @@ class Rehearsal:
     @cached_property
     def blocks(self) -> list[int]:
         """Bytes of each block of the trained networks, without its adapter."""
-        lists = (blocks for network in self.model.experts.values() for _, blocks in streaming.lists(network))
-        return [
-            streaming.size_of(weight for *_, weight in streaming.weights_of(block))
-            for blocks in lists
-            for block in blocks
-        ]
+        return streaming.sizes(self.model.experts.values())
+
+    @cached_property
+    def encoder_blocks(self) -> list[int]:
+        """The same of the text encoders."""
+        return streaming.sizes(self.model.components("text_encoder").values())
 
     # -- what calls take ---------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Rehearsal:
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
         """Bytes that the text encoders take for so many prompts at once; 0 without encoders."""
-        if not any(self._components("text_encoder")):
+        if not self.model.components("text_encoder"):
             return 0
         with self._live() as live:
             self._embedded([EXAMPLE] * prompts)
@@ -227,11 +227,6 @@ class Rehearsal:
 
     # -- how -----------------------------------------------------------------------------------------------------------------
 
-    def _components(self, start: str) -> Iterator[nn.Module]:
-        for name in self.family.COMPONENTS:
-            if name.startswith(start) and (network := getattr(self.model.pipeline, name)) is not None:
-                yield network
-
     def _shape(self, call: Call) -> tuple[int, ...]:
         return self.model.latent_shape(call.height, call.width, call.frames)
 
@@ -247,7 +242,8 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _live(self, autocast: torch.dtype = torch.float32) -> Iterator[Live]:
-        weights = [p for network in self._components("") for p in (*network.parameters(), *network.buffers())]
+        networks = self.model.components()
+        weights = [p for network in networks.values() for p in (*network.parameters(), *network.buffers())]
         held = [tensor for p in weights for tensor in (p, p.grad) if tensor is not None]
         with as_on_a_gpu(autocast), Live(held) as live:
             yield live
@@ -363,9 +359,9 @@ class PipelineCase(Case):
 
     @property
     def travelling(self) -> str:
-        out, networks = self.decided.out, len(self.rehearsal.model.experts)
-        moved = f"{sum(out) / networks / GB:.1f} GB go to the GPU in each pass through a network"
-        return f"{len(out)} of {len(self.rehearsal.blocks)} blocks stay in main memory: {moved}" if out else ""
+        out, all_ = self.decided.out, self.rehearsal
+        moved = f"{sum(out) / len(all_.model.experts) / GB:.1f} GB go to the GPU in each pass through a network"
+        return f"{len(out)} of {len(all_.blocks)} blocks stay in main memory: {moved}" if out else ""
 
     @property
     def rehearsal(self) -> Rehearsal:
@@ -383,7 +379,8 @@ class PipelineCase(Case):
         if options.quantize != "none":
             quantized = sum(rehearsal.linear.values())
             weights = round(quantized * BITS[options.quantize] / 8) + (all_weights - quantized) * itemsize
-        weights += sum(sorted(self.out)[-2:]) - sum(self.out)  # one that computes, and one that comes
+        weights -= streaming.away(self.out)
+        least = "text encoder", encoders * itemsize - streaming.away(rehearsal.encoder_blocks)
         return Held(
             weights=weights // parts,
             trained=all_weights // parts if whole else rehearsal.trained,
@@ -393,6 +390,8 @@ class PipelineCase(Case):
             encoders_visit=options.offload_encoders,
             vae_visit=options.offload_vae,
             steps_aside=(ENCODING,) if options.offload_encoders else (),
+            streams={ENCODING: least} if options.offload_encoders and self.machine.device else {},
+            at_once=True,
             loading=4 * all_weights if whole and self.processes > 1 else 0,
             reserve=self.reserve,
         )
@@ -423,8 +422,7 @@ class PipelineCase(Case):
         return self.rehearsal.largest_layer if self.options.quantize != "none" else 0
 
     def merged(self) -> int:
-        out = sum(self.out)
-        stays = self.rehearsal.adapted * (1 - out / sum(self.rehearsal.blocks))
+        stays = self.rehearsal.adapted * (1 - sum(self.out) / sum(self.rehearsal.blocks))
         return round(stays) + max(self.out, default=0)
 
     def _call(self, samples: int) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Found:
     box: Corners
 
 
-class Detector(Network):
+class Detector(Network, ABC):
     """A folder with config.json, weights, tokenizer and preprocessor_config.json."""
 
     MODEL: str
@@ -43,9 +44,6 @@ class Detector(Network):
         self.processor = pillow_processor(self.PROCESSOR).from_pretrained(path, local_files_only=True)
         self.tokenizer: Any = transformers_class("AutoTokenizer").from_pretrained(path, local_files_only=True)
         self.settle(device)
-
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
 
     def find(self, images: Tensor, names: Sequence[str], threshold: float = 0.0) -> list[dict[str, list[Found]]]:
         """The objects of `names` in each picture [B, H, W, 3], the surest first and at most MOST of a name.
@@ -68,16 +66,17 @@ class Detector(Network):
             {name: sorted(boxes, key=lambda box: -box.score)[:MOST] for name, boxes in own.items()} for own in objects
         ]
 
+    @abstractmethod
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:
         """The names that one forward pass asks for together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _words(self, names: Sequence[str], pictures: int) -> dict[str, Tensor]:
         """Tokens of one such question about so many pictures."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answer(self, names: Sequence[str], label: int) -> str:
-        raise NotImplementedError
+        """The name that a box's label stands for."""
 
 
 class Owlv2(Detector):

@@ -47,9 +47,6 @@ class Clip(Network):
                 "that belongs to this checkpoint"
             )
 
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
-
     def pictures(self, images: Tensor) -> Tensor:
         """[B, D] float32: pictures in the common space, not normalised."""
         return self._seen(self._pixels(images))
@@ -146,9 +143,6 @@ class _Vision(Network):
         network = from_folder(transformers_class("AutoModel"), path, dtype)
         self.model = getattr(network, "vision_model", network)  # of a model of pictures and texts
         self.preprocessor = json.loads((path / MARKER).read_text(encoding="utf-8"))
-
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
 
     @contextlib.contextmanager
     def _asked_for(self, what: str) -> Iterator[None]:

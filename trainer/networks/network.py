@@ -14,6 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...host import devices
 from ...host.devices import Resident
 from ..families.loading import DTYPES, resolve_device
+from ..families.streaming import Stream, fits
+from ..types import MEMORY_SHARE
 
 T = TypeVar("T")
 
@@ -42,14 +44,32 @@ class OncePerBatch:
 class Network(OncePerBatch, Resident):
     """Loaded once for all who use the same checkpoint on the same device in the same precision.
 
-    A subclass loads itself in `__init__(path, device, dtype)`, keeps its modules in `_networks()` and ends with `settle`.
+    A subclass loads itself in `__init__(path, device, dtype)` as `model`, or names its modules by `_networks()`, and ends with
+    `settle`.
+
+    To a device of whose free memory it would take more than its share, its blocks come one by one, from then on. `otca memory`
+    asks the same of what there is beside all that stays (`Judge` in `case`), for one that waits between two uses.
     """
 
+    model: Any
     AUTO_DTYPE = torch.float32  # "auto" on an accelerator; on a CPU it is always float32
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
         super().__init__()
         self.path, self.dtype = path, dtype
+
+    def _networks(self) -> list[torch.nn.Module]:
+        return [self.model]
+
+    def wait(self) -> None:
+        """Leaves until it is asked again, and then takes no more than its share whole."""
+        self.share = MEMORY_SHARE
+        self.leave()
+
+    def _move(self, device: torch.device) -> None:
+        if device.type != "cpu" and not (self.blocks_out or fits(self._networks(), device, self.share)):
+            self.blocks_out = Stream(self._networks(), None, device, lambda: self.device)
+        super()._move(device)
 
     @property
     def device(self) -> torch.device:

@@ -166,6 +166,7 @@ class NetworkReward(Reward):
         super().__init__(name, **use)
         self.network = shared(kind, path, device, dtype, **(arguments or {}))
         self.batch_size, self.offload = batch_size, offload
+        NetworkReward.rest(self)  # as between two uses
         if self.network.dtype.itemsize < 4:  # the last digit of half precision tells nearly equal pixels apart
             self.tolerance = 2e-2
 
@@ -174,7 +175,7 @@ class NetworkReward(Reward):
 
     def rest(self) -> None:
         if self.offload:
-            self.network.leave()
+            self.network.wait()
 
     def in_batches(self, function: Callable[..., Tensor], *columns) -> Tensor:
         """`function` of `batch_size` rows of every column at a time (tensors or lists of one length), put together."""

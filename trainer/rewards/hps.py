@@ -191,9 +191,6 @@ class HPSv2Package(Network):
         self.tokenizer = get_tokenizer("ViT-H-14")
         self.settle(device)
 
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
-
     def pictures(self, images: Tensor) -> Tensor:
         return self._seen(torch.stack([self.transform(picture) for picture in preprocess.pil(images)]))
 

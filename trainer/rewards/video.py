@@ -127,9 +127,6 @@ class VideoScoreNetwork(VideoNetwork):
         self.prompt = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")
         self.settle(device)
 
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
-
     @torch.no_grad()
     def score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B, 5] float32 for frames [B, n, H, W, 3] in [0, 1]."""

@@ -122,9 +122,6 @@ class VideoAlignNetwork(VideoNetwork):
         self.model.rm_head.float()  # else bfloat16 would make close scores equal
         self.settle(device)
 
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.model]
-
     @torch.no_grad()
     def score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B, 3] float32 for frames [B, n, H, W, 3] in [0, 1], n even."""

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from transformers import CLIPConfig, CLIPModel, Owlv2Config, Owlv2ForObjectDetection
 
 from comfyui_otca.__main__ import main, parser
 from comfyui_otca.commands import options
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
+from comfyui_otca.trainer.families import streaming
 from comfyui_otca.trainer.memory import needs
 from comfyui_otca.trainer.memory.blueprint import published
 from comfyui_otca.trainer.memory.case import GB, REWARDS, Judge, Pull
@@ -301,6 +304,26 @@ COUNTS = {
 def test_published_configurations_are_those_of_the_published_weights(name):
     networks = published()[name].networks()
     assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
+
+
+def test_of_a_judge_whose_blocks_come_no_more_is_there_than_is_counted():
+    """Of the two networks of Reward: Objects, the published OWLv2 and CLIP, which have the largest share outside of blocks."""
+    tower = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+    }
+    text = {"hidden_size": 768, "intermediate_size": 3072, "projection_dim": 768}
+    config = CLIPConfig(text_config=text, vision_config=tower, projection_dim=768)
+    with torch.device("meta"):
+        networks = CLIPModel(config), Owlv2ForObjectDetection(Owlv2Config())
+    whole = sum(p.nbytes for network in networks for p in network.parameters())
+    judge = Judge(REWARDS["OTCA_RewardObjects"], offload=True)
+    assert whole == pytest.approx(judge.bytes, rel=0.02)
+    least = whole - sum(streaming.away(streaming.sizes([network])) for network in networks)
+    assert 0.9 * judge.there(1) < least < judge.there(1)
 
 
 def test_building_a_network_leaves_its_configuration_as_it_was():

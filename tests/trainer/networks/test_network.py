@@ -124,10 +124,11 @@ class Away(Doubling):
 def test_offloaded_networks_leave_after_the_stack_and_come_back_for_the_next(tmp_path):
     network = shared(Away, tmp_path, "cpu")
     resting = Mean("resting", Away, tmp_path, device="cpu", offload=True)
+    assert network.moved == ["cuda:1", "cpu"], "it waits for its first use, too"
     stack([resting, Mean("other", Away, tmp_path, device="cpu")])
-    assert network.moved == ["cuda:1", "cpu"], "it left when both had scored"
+    assert network.moved == ["cuda:1", "cpu"] * 2, "it left when both had scored"
     values = stack([resting]).values
-    assert network.moved == ["cuda:1", "cpu", "cuda:1", "cpu"]
+    assert network.moved == ["cuda:1", "cpu"] * 3
     torch.testing.assert_close(values[:, 0], torch.arange(5.0) / 4)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 
+from comfyui_otca.host import devices
 from comfyui_otca.tests.documents import OF_ONE_FILE
 from comfyui_otca.trainer.families.loading import DTYPES
 from comfyui_otca.trainer.networks import RewardError, preprocess
@@ -109,6 +112,27 @@ def test_both_paths_give_the_same_scores(tiny, prompts, made, size):
         torch.testing.assert_close(scores.detach().cpu(), expected, atol=1e-5, rtol=1e-5)
         scores.sum().backward()
         assert seen.grad.isfinite().all() and (seen.grad.flatten(1).norm(dim=1) > 0).all()
+
+
+@pytest.mark.anywhere
+@pytest.mark.parametrize("made", NETWORKS)
+def test_where_blocks_come_one_by_one_scores_and_gradients_are_the_same_to_the_bit(
+    tiny, prompts, made, monkeypatch, device
+):
+    if device == "cpu":
+        pytest.skip("where there is no accelerator nothing visits it")
+    gc.collect()  # that of another test, which has begun already
+    judge, results = made(tiny), []
+    for free in (10**12, 1):
+        monkeypatch.setattr(devices, "free_memory", lambda device, free=free: free)
+        judge.network.wait()
+        vars(judge.network).get("_texts", {}).clear()
+        seen = grain(57, 33).requires_grad_()
+        scores = score_with_gradient(judge, seen, prompts, GROUPS)
+        scores.sum().backward()
+        assert (judge.network.blocks_out is None) == (free > 1) and str(judge.network.device) == device
+        results.append((scores_of(judge, grain(57, 33), prompts), scores.detach().cpu(), seen.grad))
+    assert all(map(torch.equal, *results)) and results[0][2].abs().max() > 0
 
 
 @pytest.mark.parametrize("made", ALL, ids=NAMES)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from comfyui_otca.host import paths
+from comfyui_otca.host import devices, paths
 from comfyui_otca.tests.tiny.video_rewards import video_align, video_score
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.base import score, score_stack
@@ -172,6 +172,18 @@ def test_offloaded_it_leaves_after_use_and_comes_back(judges, videos, monkeypatc
     score(ours, videos, PROMPTS)
     assert moves == ["back"] * len(ours) + ["left"] * len(ours)
     assert ours[0].network._networks() == [ours[0].network.model], "the head moves with the rest"
+
+
+@pytest.mark.anywhere
+def test_where_blocks_come_one_by_one_scores_are_the_same_to_the_bit(judges, videos, monkeypatch, device):
+    if device == "cpu":
+        pytest.skip("where there is no accelerator nothing visits it")
+    ours, scores = judges(offload=True), []
+    for free in (10**12, 1):
+        monkeypatch.setattr(devices, "free_memory", lambda device, free=free: free)
+        scores.append(score(ours, videos.clone(), PROMPTS))
+        assert (ours[0].network.blocks_out is None) == (free > 1)
+    assert torch.equal(*scores)
 
 
 def test_the_prompt_is_the_published_one_to_the_letter():
