@@ -4,8 +4,8 @@
 #
 #     bench/frontier.sh OUTPUT [again]
 #
-# Goes on where it was stopped. About half an hour on one core. `again`: what was nearest to a point above it, with eight other
-# training seeds and other noises; as long.
+# Goes on where it was stopped. About half an hour on one core. `again`: what was nearest to a point above it, with eight more
+# training seeds and on other noises; an hour.
 set -e
 output=$1 again=$2 noises=4000 seeds=3
 methods=()
@@ -27,10 +27,13 @@ guides() { # a training seed, and the strengths of the template's adapter in all
 }
 python -m comfyui_otca.bench.comparison methods "$output/methods" --world followed
 if [ "$again" ]; then
-    noises=8000 seeds=8
-    line leap 411 leap
-    line variety_0.5 411 leap_variety_0.5
-    for seed in $(seq 411 418); do guides $seed "0.5 0.75" 2; done
+    noises=8000
+    for first in 411 401; do
+        [ $first = 411 ] && seeds=8 || seeds=6
+        line leap $first leap
+        line variety_0.5 $first leap_variety_0.5
+        for seed in $(seq $first $((first + seeds - 1))); do guides $seed "0.5 0.75" 2; done
+    done
 else
     line leap 401 leap
     line leap 404 leap
@@ -114,7 +117,7 @@ def whole(method, seeds):
 
 def above(method, seeds, labels):
     """How far the judge is above the line through the slider's points, at the same diversity; the errors of both count."""
-    there = [other for other in slider if other == "base" or of[other].keys() >= {*seeds}]
+    there = [other for other in slider if other == "base" or of.get(other, {}).keys() >= {*seeds}]
     own, line = whole(method, seeds), [whole(other, seeds) for other in there]
     places = [points[1].mean() for points in line]
     first = next((i for i in range(len(line) - 2) if own[1].mean() >= places[i + 1]), len(line) - 2)
