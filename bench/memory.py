@@ -70,7 +70,7 @@ class Rehearsed(PipelineCase):
     files: Held = field(kw_only=True)
 
     def held(self) -> Held:
-        names = ("weights", "encoders", "vae", "encoders_visit", "vae_visit", "steps_aside")
+        names = ("weights", "encoders", "vae", "encoders_visit", "vae_visit", "steps_aside", "streams", "at_once")
         return replace(super().held(), **{name: getattr(self.files, name) for name in names})
 
 
@@ -88,6 +88,8 @@ def of_template(name: str, gpu_gb: float = 0) -> tuple[NativeCase, Rehearsed]:
         dtype=torch.bfloat16,
         iteration=case.iteration,
         files=case.held(),
+        machine=case.machine,
+        blocks_out=0,
     )
 
 
