@@ -62,6 +62,9 @@ class MakeTrainable(Node):
             "Before the first update compares derivatives with finite differences, and trains nothing if one "
             "is wrong. Costs three model calls of one sample, once."
         ),
+        "compile": switch(advanced=True).tip(
+            "torch.compile of the transformer's blocks: a slow first call, faster ones after it."
+        ),
     }
 
     @classmethod

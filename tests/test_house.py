@@ -98,6 +98,7 @@ USED = {
         ("model_max_length", "added_tokens_encoder", "apply_chat_template"),
         "diffusers' pipelines ask a tokenizer for it",
     ),
+    **dict.fromkeys(("ignore_compile_internals", "donated_buffer"), "torch's compiler reads or calls it"),
     "found_inf": "the fused optimizers of torch look at it",
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},

@@ -186,12 +186,18 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
                 f"attention {options.attention!r}: {kind} computes attention in one way only. Fix: auto"
             )
     if options.compile:
-        import torch._dynamo.config as dynamo
-
         if not network._repeated_blocks:
             raise FlowModelError(f"compile: diffusers names no blocks of {type(network).__name__}. Fix: switch it off")
-        dynamo.recompile_limit = max(GRAPHS, dynamo.recompile_limit)  # what comes after it runs uncompiled for good
+        allow_graphs()
         network.compile_repeated_blocks()
+
+
+def allow_graphs() -> None:
+    """Has torch.compile keep as many graphs of a kind of block as there are uses: what comes after its limit runs uncompiled."""
+    import torch._functorch.config as functorch
+
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
+    functorch.donated_buffer = False  # with it a backward pass can be taken once only
 
 
 @contextlib.contextmanager

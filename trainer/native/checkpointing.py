@@ -204,6 +204,11 @@ class _BeforeWriting(TorchDispatchMode):
         super().__init__()
         self._rescue = rescue
 
+    # Else torch compiles nothing under it. It sees what a compiled block is given, and what it returns
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for number, argument in enumerate(func._schema.arguments):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from . import foreign, frozen
 from .checkpointing import checkpointed
@@ -33,6 +33,7 @@ class Expert:
             `kept_blocks`.
         prepare: called before a block is computed: has the network be where it computes, with its wrappers.
         count: told of the samples of each call of the network, also of calls that another node makes.
+        compiler: compiles blocks, where that is switched on.
         is_stale: whether ComfyUI may have moved weights since they were last looked at.
     """
 
@@ -50,6 +51,7 @@ class Expert:
         self.blocks = blocks(self.network)
         self.checkpointing, self.kept_blocks, self.is_stale = False, 0, True
         self._blocks_begun = 0  # of the call that is at work
+        self.compiler: Callable | None = None
         self.prepare: Callable[[], object] = lambda: None
         self.count: Callable[[int], object] = lambda samples: None
         self._replaced: list[tuple[torch.nn.Module, Callable, Callable | None]] = []
@@ -85,12 +87,13 @@ class Expert:
             if not (frozen.is_linear(module) or frozen.is_fetched(module)):
                 continue
             layer = frozen.Layer(module, module.forward, lambda: self.prepare(), is_plain="forward" not in vars(module))
-            if frozen.is_linear(module):
-                self._wrap(module, functools.partial(self._linear, name, layer))
-            else:
-                self._wrap(module, functools.partial(frozen.other, layer))
+            self.adapters.wrapped[name] = layer
+            # A method, since torch.compile would take any other callable for a program of its own.
+            self._wrap(module, types.MethodType(frozen.adapted if frozen.is_linear(module) else frozen.other, layer))
+        self.adapters.act(self.adapters.acting)
         for name, block in self.blocks.items():
-            self._wrap(block, functools.partial(self._block, name, block.forward))
+            run = functools.partial(self.compiler, block, block.forward) if self.compiler else block.forward
+            self._wrap(block, functools.partial(self._block, name, run))
 
     def _unlock(self) -> list[torch.nn.Module]:
         """The networks that other nodes' functions hold; autograd may keep what it needs of all that they hold."""
@@ -114,25 +117,16 @@ class Expert:
         self._blocks_begun = 0
         return forward(x, *args, **kwargs)
 
-    def _linear(self, name: str, layer: frozen.Layer, x: Tensor, *args, **kwargs) -> Tensor:
-        result = frozen.linear(layer, x, *args, **kwargs)
-        pair = self.adapters.acting.get(name)
-        if pair is None:
-            return result
-        return pair.added_to(result if layer.is_plain else result.clone(), x)  # of a stranger, who may still use it
-
-    def _block(self, name: str, forward: Callable, *args, **kwargs) -> Any:
-        if not self.checkpointing:
-            return forward(*args, **kwargs)
+    def _block(self, name: str, run: Callable, *args, **kwargs) -> Any:
         self._blocks_begun += 1
-        if self._blocks_begun > len(self.blocks) - self.kept_blocks:
-            return forward(*args, **kwargs)
-        return checkpointed(functools.partial(self._prepared, forward), self.adapters.of(name), args, kwargs)
+        if not self.checkpointing or self._blocks_begun > len(self.blocks) - self.kept_blocks:
+            return run(*args, **kwargs)
+        return checkpointed(functools.partial(self._prepared, run), self.adapters.of(name), args, kwargs)
 
-    def _prepared(self, forward: Callable, *args, **kwargs) -> Any:
+    def _prepared(self, run: Callable, *args, **kwargs) -> Any:
         """A block, which is computed again in the backward pass: by then another node may have used the MODEL."""
         self.prepare()
-        return forward(*args, **kwargs)
+        return run(*args, **kwargs)
 
     def load(self, room: float) -> None:
         """Puts the network where ComfyUI computes, as far as it fits beside `room` bytes, with its wrappers around its layers."""

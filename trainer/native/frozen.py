@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..policy.adapters import Pair
 from . import kernels
 
 
@@ -55,7 +56,7 @@ def is_linear(module: torch.nn.Module) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layer:
     """A frozen layer, and how it is called.
 
@@ -65,17 +66,28 @@ class Layer:
         prepare: called before weights are fetched in the backward pass: by then another node may have used the network, and with
             it have put other weights in place.
         is_plain: whether `forward` is the layer's own: what another node has put in its place may do more than the layer.
+        pair: the adapter that acts on it now.
     """
 
     module: torch.nn.Module
     forward: Callable[..., Tensor]
     prepare: Callable[[], object]
     is_plain: bool = True
+    pair: Pair | None = None
+
+
+def adapted(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
+    """A linear layer with its adapter."""
+    result = linear(layer, x, *args, **kwargs)
+    if layer.pair is None:
+        return result
+    return layer.pair.added_to(result if layer.is_plain else result.clone(), x)  # of a stranger, who may still use it
 
 
 def linear(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
     """`forward(x)` of a linear layer; its gradient is g·W, with W fetched when the backward pass asks."""
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    is_compiled = torch.compiler.is_compiling() and is_resident(layer.module, x)
+    if is_compiled or not (torch.is_grad_enabled() and x.requires_grad):
         return layer.forward(x, *args, **kwargs)
     if not layer.is_plain:
         return _Again.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]

@@ -36,6 +36,7 @@ def make_trainable(
     vae_tiling: bool = False,
     check_gradients: bool = True,
     is_guided_inside: bool = False,
+    compile: bool = False,
 ) -> NativeModel:
     """A MODEL that ComfyUI loaded, with a LoRA adapter on it that begins as nothing.
 
@@ -55,7 +56,9 @@ def make_trainable(
             logger.warning(message, name, len(patcher.patches))
     on = {"on": True, "off": False}.get(checkpointing)
     extra = _extra(clip, conditioning) if conditioning else {}
-    options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside)
+    options = NativeOptions(
+        boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside, compile
+    )
     made = NativeModel(model, clip, vae, low_noise, options)
     made.policy.add_adapter(adapter)
     made.settle(made.device)

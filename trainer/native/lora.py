@@ -21,7 +21,7 @@ from ..policy import layouts
 from ..policy.adapters import TRAINED, Adapter, Adapters, Pair
 from ..policy.files import NETWORKS, files_of, shapes
 from ..policy.layouts import Shapes
-from .frozen import is_linear
+from .frozen import Layer, is_linear
 
 A, B = "lora_A.weight", "lora_B.weight"
 
@@ -32,6 +32,7 @@ class NativeAdapters(Adapters):
     def __init__(self, network: torch.nn.Module, device: torch.device):
         self.network, self.device = network, device
         self.acting: Mapping[str, Pair] = {}
+        self.wrapped: dict[str, Layer] = {}
         self._adapters: dict[str, dict[str, Pair]] = {}
         self._layers = {name: network.get_submodule(name) for name in linears(network)}
         self._usual = usual(network)
@@ -52,18 +53,25 @@ class NativeAdapters(Adapters):
     def remove(self, names: Collection[str]) -> None:
         for name in names:
             self._adapters.pop(name, None)
-        self.acting = self._adapters.get(TRAINED, {})
+        self.act(self._adapters.get(TRAINED, {}))
 
     def use(self, name: str) -> None:
-        self.acting = self._adapters[name]
+        self.act(self._adapters[name])
+
+    def act(self, pairs: Mapping[str, Pair]) -> None:
+        """Has these act. Each wrapped layer is told its own: by a name torch.compile would make a graph for each block."""
+        self.acting = pairs
+        for name, layer in self.wrapped.items():
+            layer.pair = pairs.get(name)
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        before, self.acting = self.acting, {}
+        before = self.acting
+        self.act({})
         try:
             yield
         finally:
-            self.acting = before
+            self.act(before)
 
     def merged(self) -> contextlib.AbstractContextManager[None]:
         raise ValueError(

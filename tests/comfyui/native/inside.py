@@ -1,7 +1,7 @@
 """Run by ComfyUI's own interpreter, in its folder: answers questions about training its models, tiny and with random weights.
 
 Each line of the input is JSON [question, family, options]; the answer is a line {figure: number}, or {"error": …, "trace": …}.
-The questions are the public functions of proofs.py, faults.py and judges.py.
+The questions are the public functions of proofs.py, faults.py, judges.py and the files beside them.
 """
 
 import gc
@@ -32,18 +32,18 @@ def start() -> None:
     args.cpu = True
     import comfy.samplers  # noqa: F401
 
-    from comfyui_otca.tests.comfyui.native import edits, faults, in_front, judges, proofs, stops  # noqa: F401
+    from comfyui_otca.tests.comfyui.native import compiled, edits, faults, in_front, judges, proofs, stops  # noqa: F401
 
     gc.collect()
     gc.freeze()  # ComfyUI collects garbage whenever it loads a model, each time through all that was ever imported
 
 
 def answer(question: str, family: str, options: dict) -> dict:
-    from comfyui_otca.tests.comfyui.native import edits, faults, in_front, judges, proofs, stops
+    from comfyui_otca.tests.comfyui.native import compiled, edits, faults, in_front, judges, proofs, stops
 
     ask = next(
         getattr(module, question)
-        for module in (proofs, edits, faults, judges, stops, in_front)
+        for module in (proofs, edits, faults, judges, stops, in_front, compiled)
         if hasattr(module, question)
     )
     began = time.process_time()

@@ -25,6 +25,7 @@ def wrapped_network():
     made.blocks = {"0.0": made.network[0][0]}
     made.adapters = NativeAdapters(made.network, torch.device("cpu"))
     made.checkpointing, made._replaced, made._held, made.prepare = False, [], [], lambda: None
+    made.compiler = None
     made.kept_blocks, made._blocks_begun, made.count = 0, 0, lambda samples: None
     return made
 
