@@ -42,7 +42,7 @@ def test_those_that_are_out_are_spread():
 def test_the_next_block_comes_while_one_computes_and_a_turn_brings_no_block_again(monkeypatch):
     network, copies, where = Network(), [], [META]
     monkeypatch.setattr(devices, "fetch", lambda target, source: copies.append(source.data_ptr()) or (lambda: None))
-    stream = Stream({"network": network}, 4, torch.device("cpu"), lambda: where[0])
+    stream = Stream([network], 4, torch.device("cpu"), lambda: where[0])
     numbers = {block.weight.data_ptr(): number for number, block in enumerate(network.blocks)}
     assert len(numbers) == 4
 
