@@ -92,8 +92,7 @@ class Expert:
             self._wrap(module, types.MethodType(frozen.adapted if frozen.is_linear(module) else frozen.other, layer))
         self.adapters.act(self.adapters.acting)
         for name, block in self.blocks.items():
-            run = functools.partial(self.compiler, block, block.forward) if self.compiler else block.forward
-            self._wrap(block, functools.partial(self._block, name, run))
+            self._wrap(block, functools.partial(self._block, name, block, block.forward))
 
     def _unlock(self) -> list[torch.nn.Module]:
         """The networks that other nodes' functions hold; autograd may keep what it needs of all that they hold."""
@@ -117,8 +116,9 @@ class Expert:
         self._blocks_begun = 0
         return forward(x, *args, **kwargs)
 
-    def _block(self, name: str, run: Callable, *args, **kwargs) -> Any:
+    def _block(self, name: str, block: torch.nn.Module, forward: Callable, *args, **kwargs) -> Any:
         self._blocks_begun += 1
+        run = functools.partial(self.compiler, block, forward) if self.compiler else forward
         if not self.checkpointing or self._blocks_begun > len(self.blocks) - self.kept_blocks:
             return run(*args, **kwargs)
         return checkpointed(functools.partial(self._prepared, run), self.adapters.of(name), args, kwargs)

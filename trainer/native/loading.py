@@ -12,6 +12,7 @@ from ..families.options import FlowModelError
 from ..policy import lora
 from ..policy.adapters import Adapter
 from . import conditions, trial
+from .compiling import Compiler
 from .model import HIGH, NativeModel, NativeOptions
 from .sources import Asked
 
@@ -45,6 +46,7 @@ def make_trainable(
     `checkpointing`: "on", "off", or "auto": on where activations would take more than half of what the weights leave.
     `memory`: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
     `is_guided_inside`: see NativeOptions.
+    `compile`: whether torch compiles blocks; see `compiling`.
 
     Raises:
         FlowModelError: not a flow-matching model of pictures or videos, or a CLIP or VAE of another model.
@@ -56,9 +58,7 @@ def make_trainable(
             logger.warning(message, name, len(patcher.patches))
     on = {"on": True, "off": False}.get(checkpointing)
     extra = _extra(clip, conditioning) if conditioning else {}
-    options = NativeOptions(
-        boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside, compile
-    )
+    options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra, is_guided_inside)
     made = NativeModel(model, clip, vae, low_noise, options)
     made.policy.add_adapter(adapter)
     made.settle(made.device)
@@ -76,6 +76,8 @@ def make_trainable(
                 "encoders that belong to the model, with their type in the loader"
             ) from error
         devices.empty_cache()
+    for expert in made.wrapped.values() if compile else ():  # not before, since the trial's size is no other call's
+        expert.compiler = Compiler(expert)
     return made
 
 

@@ -28,7 +28,6 @@ from ..policy.layouts import Network, Rows, plain
 from ..types import NextRollout, SamplerSettings
 from . import conditions, frozen, guard, sources, suitable, trial
 from .checkpointing import Mutable, blocks_again
-from .compiling import Compiler
 from .conditions import Conditioning, Encodings, NativeCondition, Processed, Prompt
 from .expert import Expert, page
 from .foreign import ordinary, rewrap
@@ -62,7 +61,6 @@ class NativeOptions:
         vae_tiling: whether pictures are decoded in tiles.
         check_gradients: whether a gradient is compared with finite differences before it is first used.
         extra: entries of a CONDITIONING that go along with every prompt, such as reference latents.
-        compile: whether blocks are compiled; see `compiling`.
         is_guided_inside: whether guidance is a number for the network even if it takes none, as FLUX's pipeline means it.
     """
 
@@ -73,7 +71,6 @@ class NativeOptions:
     check_gradients: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     is_guided_inside: bool = False
-    compile: bool = False
 
 
 class NativeModel(FlowModel):
@@ -91,7 +88,6 @@ class NativeModel(FlowModel):
         self.wrapped = {name: Expert(patcher) for name, patcher in models.items()}
         for name, expert in self.wrapped.items():
             expert.prepare = functools.partial(self._load, name)
-            expert.compiler = Compiler(expert) if options.compile else None
         adapters = {name: expert.adapters for name, expert in self.wrapped.items()}
         networks = {name: expert.network for name, expert in self.wrapped.items()}
         super().__init__(networks, adapters, self._first.dtype)
@@ -351,7 +347,7 @@ class NativeModel(FlowModel):
 
         The first pass with a gradient shows whether this network has any; with checkpointing the blocks see to it themselves.
         """
-        if not torch.is_grad_enabled() or (self._writes_over is False and not self.options.compile):
+        if not torch.is_grad_enabled() or (self._writes_over is False and not self._first.compiler):
             return contextlib.nullcontext()
         return _Observed(self)
 
