@@ -494,7 +494,7 @@ class Scores:
     `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the Rewards themselves,
     trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
     `seconds` is what each reward took; `waited` is how long the iteration stood still for all of them, None for the sum.
-    `distance` [B] is how far each sample is from the others of its prompt, NaN for one that is alone; None: no reward saw that.
+    `distance` [B] is how far each sample is from the others of its prompt, NaN for one that is alone or if none saw that.
     """
 
     values: Tensor

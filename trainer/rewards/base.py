@@ -470,6 +470,7 @@ def score_stack(
     seconds = {reward.name: sum(part.seconds[reward.name] for part in parts) for reward in single}
     seconds.update(compared.seconds)
     points = [part.points for part in parts if part.points is not None]
+    unknown = torch.full((len(images),), torch.nan)  # and not None, which another process may not have
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -484,5 +485,5 @@ def score_stack(
         rewards=tuple(rewards),
         prompts=tuple(prompts),
         seconds={name: seconds[name] for name in names},
-        distance=distances(torch.cat(points), groups) if points and len(points) == len(parts) else None,
+        distance=distances(torch.cat(points), groups) if points and len(points) == len(parts) else unknown,
     )
