@@ -179,8 +179,9 @@ class Collector:
         return self._copy(path.with_suffix(".jsonl"), INPUTS, rows.encode())
 
     def _prompt_lines(self, want: Want, inputs: Inputs) -> None:
-        files = [{**row, FILE: self._copy_prompts(row[FILE])} for row in files_in(want.what)]
-        rows = [json.dumps(row, ensure_ascii=False) for row in files]
+        rows = [
+            json.dumps(row | {FILE: self._copy_prompts(row[FILE])}, ensure_ascii=False) for row in files_in(want.what)
+        ]
         rows = rows or [as_line(self._with_pictures(prompt)) for prompt in lines(want.what)]
         inputs[want.input] = "\n".join(rows)
 
@@ -334,8 +335,9 @@ class Collector:
                 "carries a query, which may hold a key, or is not an address. Fix: give it alone, and a token by token_variable"
             )
         if permissions.is_loopback(want.what.rpartition(":")[0]):
-            note = f"A server has to answer at {want.what} on the machine that trains"
-            self.contents.notes.append(f"{note}: the workflow sends {want.why} there.")
+            self.contents.notes.append(
+                f"A server has to answer at {want.what} on the machine that trains: the workflow sends {want.why} there."
+            )
         else:
             self.contents.hosts.append(want.what)
 

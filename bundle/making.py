@@ -134,7 +134,6 @@ def memory(graph: Mapping[str, Mapping]) -> tuple[int | None, str]:
 
 def _pace(graph: Mapping[str, Mapping], folder: Path | None) -> str:
     """A line about the time, by what the same workflow took here: in this run's folder, or in the run of the graph's name."""
-    unknown = "time: unknown (this workflow has not been trained where the bundle was made)"
     folder = folder or _run_of(graph)
     try:
         trained = read_own(folder, WORKFLOW) if folder else None
@@ -146,7 +145,7 @@ def _pace(graph: Mapping[str, Mapping], folder: Path | None) -> str:
     speeds = [row["samples_per_second"] for row in rows[1:] if row.get("samples_per_second")]
     iterations = planned_iterations(graph)
     if not seconds or not speeds or not iterations:
-        return unknown
+        return "time: unknown (this workflow has not been trained where the bundle was made)"
     return (
         f"time: about {median(seconds) * iterations / 3600:.2g} hours, {median(speeds) * 3600:.3g} samples an hour (an estimate: "
         f"as {len(seconds)} iterations took where the bundle was made; another machine is faster or slower)"
@@ -179,8 +178,7 @@ def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[E
 
 def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
     sources = dict(contents.copied)
-    for script in sorted(SCRIPTS.iterdir()):
-        sources[RENAMED.get(script.name, script.name)] = script
+    sources |= {RENAMED.get(script.name, script.name): script for script in SCRIPTS.iterdir()}
     sources |= {f"{packages.FOLDER}/{name}": file for name, file in packages.pack_files()}
     sources[WORKFLOW] = (json.dumps(contents.graph, indent=2, ensure_ascii=False) + "\n").encode()
     sources[SETTINGS] = settings_text(contents).encode()
@@ -212,9 +210,8 @@ def settings_text(contents: Contents) -> str:
 def _readme(contents: Contents, described: Manifest) -> str:
     text = (SCRIPTS / README).read_text(encoding="utf-8")
     needs = contents.comfyui
-    more = [*(part for pack in (needs.packs if needs else ()) for part in ("--custom-nodes", pack))]
-    if needs:
-        more = ["--comfyui", "ComfyUI", *more]
+    more = ["--comfyui", "ComfyUI"] if needs else []
+    more += [part for pack in (needs.packs if needs else ()) for part in ("--custom-nodes", pack)]
     more += [part for host in contents.hosts for part in ("--allow-host", host)]
     values = {
         "@RUN@": printable(contents.run_name),
@@ -278,10 +275,9 @@ def _pack(folder: Path, target: Path) -> None:
 
 def report(contents: Contents, described: Manifest) -> dict[str, Any]:
     """The report that the page shows of a bundle that was made."""
-    sizes = [entry.bytes or 0 for entry in described.models]
     return {
         "models": [{"path": entry.path, "where": entry.where, "bytes": entry.bytes} for entry in described.models],
-        "model_bytes": sum(sizes),
+        "model_bytes": sum(entry.bytes or 0 for entry in described.models),
         "notes": _notes(contents),
         "estimate": described.estimate,
     }

@@ -32,8 +32,7 @@ WITHOUT = ("__pycache__", ".pyc", ".pyo")
 def pack_files() -> list[tuple[str, Path]]:
     """(name in the pack, file) of all that a training needs of the pack, and its documentation. No link is followed."""
     listed = [(name, PACK / name) for name in FILES if (PACK / name).is_file() and not (PACK / name).is_symlink()]
-    for folder in FOLDERS:
-        listed += [(file.relative_to(PACK).as_posix(), file) for file in _below(PACK / folder)]
+    listed += [(file.relative_to(PACK).as_posix(), file) for folder in FOLDERS for file in _below(PACK / folder)]
     return sorted((name, file) for name, file in listed if not name.startswith(LEFT_OUT))
 
 

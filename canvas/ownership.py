@@ -299,12 +299,12 @@ def forget() -> None:
 def _refuse_ended(run: Run, graph: Mapping, node: str) -> None:
     """Raises RunError for a run that a brake has ended, until the graph releases the brake."""
     brake = run.brake(vars(run.settings) | lineage.constants(graph[node]))
-    if brake is None:
-        return
-    raise RunError(
-        f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set {brake.input} "
-        f"to {verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, change its run_name"
-    )
+    if brake is not None:
+        raise RunError(
+            f"run {run.folder.name} was {run.told(brake)}. Nothing was trained. Fix: to go on from that adapter, set "
+            f"{brake.input} to {verdicts.RELEASED[brake.input]} on Training Run, where it is {brake.value}; for a new run, "
+            "change its run_name"
+        )
 
 
 def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> Run:
@@ -369,8 +369,11 @@ def _hold_free(wanted: Path) -> Held:
         with contextlib.suppress(Claimed, Taken):
             held = hold(folder, resume=False, judge=judge, place=CANVAS)
             if folder != wanted:
-                message = "%s holds another run, so this one is %s. To continue the former, choose it as resume_run"
-                logger.warning(message, wanted, folder.name)
+                logger.warning(
+                    "%s holds another run, so this one is %s. To continue the former, choose it as resume_run",
+                    wanted,
+                    folder.name,
+                )
             return held
     raise AssertionError("there is always another number")
 
@@ -387,10 +390,11 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
         return
     saved, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
     if run.iteration and (not saved or int(saved[-1].name) != run.iteration):
-        message = (
-            "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
+        logger.warning(
+            "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to",
+            name,
+            run.iteration,
         )
-        logger.warning(message, name, run.iteration)
         return
     logger.warning("run %s: an update that no iteration records is undone", name)
     if run.iteration:

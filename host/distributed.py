@@ -287,8 +287,7 @@ def _all(tensor: Tensor) -> Tensor:
     from accelerate.utils import gather
 
     try:
-        gathered = gather(tensor[None].to(_device()))
-        return gathered.cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives for a tensor a tensor
+        return gather(tensor[None].to(_device())).cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives a tensor
     except RuntimeError as error:
         if not _hosts:  # not all have joined
             raise

@@ -183,14 +183,10 @@ def lock(path: Path, wait: float) -> BaseFileLock | None:
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one. `mode` is
     what the file is created with, as by `os.open`."""
-    aside = beside(path)
-    try:
+    with written_aside(path) as aside:
         with open(aside, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
         flush(aside)
-        put_in_place(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
     flush(path.parent)
 
 
@@ -199,9 +195,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     It replaces a link of that name, and leaves what the link leads to.
     """
+    with written_aside(path) as aside:
+        aside.write_bytes(content)
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which takes the place of `path` at the end; after an error neither is touched or left."""
     aside = beside(path)
     try:
-        aside.write_bytes(content)
+        yield aside
         put_in_place(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -148,8 +148,11 @@ class ForeignNode:
             Want(READ, value, WHY, name) for name, value in values.items() if _leads_out(declared.get(name), value)
         ]
         uploads = [name for name, row in declared.items() if len(row) > 1 and UPLOAD.intersection(row[1])]
-        names = [name for name in uploads if isinstance(values.get(name), str)]
-        return leading + [Want(READ, values[name], UPLOADED, name, plain=True) for name in names]
+        return leading + [
+            Want(READ, values[name], UPLOADED, name, plain=True)
+            for name in uploads
+            if isinstance(values.get(name), str)
+        ]
 
     def run(self, **inputs: Any) -> Any:
         """Returns the node's outputs, computed as ComfyUI does it.

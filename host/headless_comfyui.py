@@ -143,8 +143,9 @@ def _checked(folder: Path) -> Path:
         raise ValueError(f"{shown} holds no ComfyUI (no nodes.py beside a folder comfy). Fix: {fix}")
     if (version := _version(folder)) < OLDEST:
         number = ".".join(map(str, version)) or "of unknown version, older than 0.3"
-        wanted = ".".join(map(str, OLDEST))
-        raise ValueError(f"{shown}: this ComfyUI is too old ({number}). Fix: update it to {wanted} or newer")
+        raise ValueError(
+            f"{shown}: this ComfyUI is too old ({number}). Fix: update it to {'.'.join(map(str, OLDEST))} or newer"
+        )
     return folder.resolve()
 
 
@@ -301,5 +302,6 @@ def _pack(name: str) -> Path:
     for path in (folder / file for folder in folders for file in (name, f"{name}.py")):
         if path.is_file() or (path / "__init__.py").is_file():
             return path
-    listed = ", ".join(map(str, folders))
-    raise ValueError(f"--custom-nodes {name}: that pack is missing in {listed}. Fix: give the name of a folder there")
+    raise ValueError(
+        f"--custom-nodes {name}: that pack is missing in {', '.join(map(str, folders))}. Fix: give the name of a folder there"
+    )

@@ -135,9 +135,8 @@ def weights(name: str, kind: str) -> Path:
         FileNotFoundError: says where it looked.
     """
     folders = [*paths.weight_folders(kind), *paths.folders_of("OTCA_MODELS")]
-    for path in permissions.candidates(name, folders, "weights"):
-        if path.is_file():
-            return path
+    if path := next(filter(Path.is_file, permissions.candidates(name, folders, "weights")), None):
+        return path
     looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
     raise FileNotFoundError(
         f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file into ComfyUI's models/{kind} or "
@@ -161,16 +160,14 @@ def reward_file(name: str, published: str, size: str, source: str) -> Path:
     """
     folders = paths.model_folders()
     candidates = permissions.candidates(name, folders, "a reward model")
-    for folder in folders:
-        candidates += sorted(folder.glob(f"*/{glob.escape(Path(name).name)}"))
+    candidates += [path for folder in folders for path in sorted(folder.glob(f"*/{glob.escape(Path(name).name)}"))]
     if is_hub_id(source):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(source, Path(name).name)
         candidates += [Path(cached)] if isinstance(cached, str) else []
-    for path in candidates:
-        if path.is_file():
-            return path
+    if path := next(filter(Path.is_file, candidates), None):
+        return path
     address = f"https://huggingface.co/{source}/resolve/main/{published}" if is_hub_id(source) else source
     raise FileNotFoundError(
         f"{name} was not found. Fix: get {published} ({size}) from {address} and put it into {_reward_folder()}. "

@@ -93,8 +93,9 @@ class BeforeAfter:
             raise Refused(409, f"run {run.id} has saved nothing yet. Fix: wait for its first checkpoint")
         with self._changing:
             if self._work and self._work.state != "failed" and not self._work.given_up.is_set():
-                of = self._work.run.id
-                raise Refused(409, f"pictures of run {of} are being made. Fix: wait for them, or cancel them there")
+                raise Refused(
+                    409, f"pictures of run {self._work.run.id} are being made. Fix: wait for them, or cancel them there"
+                )
             self._work = work = Work(run, prompt, seed)
         threading.Thread(target=self._do, args=(work,), name=f"otca pictures of {run.id}", daemon=True).start()
 

@@ -78,8 +78,7 @@ def make(workflow: Workflow, run: Path, target: Path) -> list[str]:
         pairs = _write_pairs(run, evaluations, aside)
         write_text(aside / WORKFLOW, json.dumps(collected.graph, indent=1, ensure_ascii=False))
         write_text(aside / EVALUATIONS, "".join(map(json_line, evaluations)))
-        text = _readme(collected, trained, files[0], weights, history, evaluations, pairs)
-        write_text(aside / _README, text)
+        write_text(aside / _README, _readme(collected, trained, files[0], weights, history, evaluations, pairs))
         aside.chmod(0o755)
         if target.is_dir():
             target.rmdir()  # which removes no folder that is not empty
@@ -205,14 +204,15 @@ def _head(
 
 
 def _use(weights: Sequence[str], of_diffusers: bool) -> list[str]:
-    lines = [f"ComfyUI: put {' and '.join(f'`{file}`' for file in weights)} into `models/loras`, and use *Load LoRA*."]
-    if of_diffusers:
-        return [*lines, "", f'diffusers: `pipeline.load_lora_weights("FOLDER", weight_name="{weights[0]}")`.']
-    return [
-        *lines,
-        "",
-        "Its keys are ComfyUI's, `diffusion_model.…`. diffusers reads these for many families, not for all.",
-    ]
+    by_comfyui = (
+        f"ComfyUI: put {' and '.join(f'`{file}`' for file in weights)} into `models/loras`, and use *Load LoRA*."
+    )
+    by_diffusers = (
+        f'diffusers: `pipeline.load_lora_weights("FOLDER", weight_name="{weights[0]}")`.'
+        if of_diffusers
+        else "Its keys are ComfyUI's, `diffusion_model.…`. diffusers reads these for many families, not for all."
+    )
+    return [by_comfyui, "", by_diffusers]
 
 
 def _recipe(graph: Mapping[str, Mapping], adapter: Path, history: Sequence[Mapping]) -> list[list[str]]:

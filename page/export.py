@@ -80,14 +80,13 @@ def _with_comfyui(needs: Needs) -> dict[str, Any]:
     """The options that a graph with ComfyUI's nodes takes along."""
     # quoted, since a stranger's name may hold the end of a line, and what follows would be a command
     files = [f"# {COMFYUI}/models/{folder}/: {quoted(name)}" for folder, name in needs.files]
-    packs = [f"# {COMFYUI}/custom_nodes/{pack}" for pack in needs.packs]
     return {
         "title": "ComfyUI there",
         "lines": [
             f"git clone {COMFYUI_REPOSITORY} {COMFYUI}",
             f"pip install -r {COMFYUI}/requirements.txt",
             *files,
-            *packs,
+            *(f"# {COMFYUI}/custom_nodes/{pack}" for pack in needs.packs),
         ],
         "note": f"This workflow needs ComfyUI's own nodes ({shortened(', '.join(needs.classes), 300)}). Put the listed files "
         "and packs there. `python` is the one that runs that ComfyUI. No server is started, and nothing is downloaded.",
@@ -131,8 +130,11 @@ class Bundles:
                 file for file in held.copied if file.lower().endswith(PICTURES) and len(Path(file).stem) != ID_LENGTH
             ]
             if not with_pictures and (named := [*held.pictures, *sorted(others)]):
-                message = f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them"
-                raise Refused(409, message, pictures=named)
+                raise Refused(
+                    409,
+                    f"the bundle would contain {len(named)} of your pictures. Fix: look at their names, and confirm them",
+                    pictures=named,
+                )
             target = self._free(held.run_name)
             self._hashed["total"] = making.bytes_to_hash(held) if hashes else 0
             described = making.make(held, target, with_hashes=hashes, with_pictures=with_pictures, progress=self._count)
@@ -143,8 +145,12 @@ class Bundles:
         finally:
             self._hashed.update(read=0, total=0)
             self._making.release()
-        answer = {"name": target.name, "path": str(target), "bytes": target.stat().st_size}
-        return {**answer, **making.report(held, described)}
+        return {
+            "name": target.name,
+            "path": str(target),
+            "bytes": target.stat().st_size,
+            **making.report(held, described),
+        }
 
     def progress(self) -> dict[str, int]:
         """Bytes of the models that were read for their hashes; a total of 0 if none are being read."""

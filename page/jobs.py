@@ -109,8 +109,7 @@ class Jobs:
         Raises:
             WorkflowError, Refused: the graph's problems, and 409 where the name is taken.
         """
-        workflow = self.ready(prompt, iterations, gpus)
-        return self._start(name, workflow, canvas, iterations, gpus.arguments())
+        return self._start(name, self.ready(prompt, iterations, gpus), canvas, iterations, gpus.arguments())
 
     def prove(self, name: str, prompt: dict, canvas: dict | None, hours: float) -> Run:
         """A new run of that name, which is a proof: what `otca prove` does in that time, at once or in the queue.
@@ -197,8 +196,9 @@ class Jobs:
             done = run.iteration()
             # One that ended otherwise may lack what comes after its last iteration, as the adapter.
             if total < done or total == done and run.summary()["status"] == "finished":
-                why = f"run {run.id} has done {done} iterations of {total}"
-                raise Refused(409, f"{why}. Fix: give a larger number of iterations")
+                raise Refused(
+                    409, f"run {run.id} has done {done} iterations of {total}. Fix: give a larger number of iterations"
+                )
             with disk(f"{run.folder / STOP} is in the way", "remove it"):  # such as a folder
                 (run.folder / STOP).unlink(missing_ok=True)  # also a link, but not what it leads to
             changes, message = [], None
@@ -346,9 +346,8 @@ class Jobs:
         threading.Thread(target=self.wait_for, args=(process, run), name=f"otca {run.id}", daemon=True).start()
 
     def _write_status(self, run: Run, state: str, pid: int | None, total: int, error: str | None = None) -> None:
-        before = run.status()
-        reason = before.reason  # still true if the trainer cannot begin
-        status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
+        before = run.status()  # whose reason is still true if the trainer cannot begin
+        status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=before.reason))
 
     def variables(self, run: Run) -> dict[str, str]:
         """The environment of a process that works on a run. Outside ComfyUI it must find the same files as inside;
@@ -374,8 +373,7 @@ class Jobs:
         self._ended.set()
         if code < 0:  # by a signal it did not handle: the run shows as interrupted
             return
-        stopped = code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-        ended = "stopped" if stopped else "failed" if code else "finished"
+        ended = "stopped" if code in (128 + signal.SIGINT, 128 + signal.SIGTERM) else "failed" if code else "finished"
         error = None
         if ended == "failed":
             lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
@@ -421,9 +419,10 @@ def trainings(setting: int | None = None) -> int:
     number = environment.read(TRAININGS).strip()
     if number:
         if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
-            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
             raise Refused(
-                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is not a number of trainings. Fix: {fix}"
+                400,
+                f"{TRAININGS} = {number!r} in ComfyUI's environment is not a number of trainings. Fix: set it to a whole number "
+                f"from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI",
             )
         return int(number)
     return setting or len(machine.accelerators()) or ON_A_CPU

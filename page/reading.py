@@ -176,14 +176,11 @@ class Reader:
 
 def _state(folder: Path) -> State | None:
     """Changes when a file of the folder does, or a checkpoint comes or goes; None if a link makes that unknowable."""
-    stamps = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            entry_status = entry.stat(follow_symlinks=False)
-            if stat.S_ISLNK(entry_status.st_mode):
-                return None
-            stamps.append((entry.name, entry_status.st_ino, entry_status.st_size, entry_status.st_mtime_ns))
-    return tuple(sorted(stamps))
+        files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    if any(stat.S_ISLNK(state.st_mode) for _, state in files):
+        return None
+    return tuple(sorted((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in files))
 
 
 def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict | None:

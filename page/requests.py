@@ -110,8 +110,9 @@ def refuse_other_sites(request: web.Request) -> None:
     if site in ("same-origin", "none"):
         return
     if site == "cross-site" or (origin is not None and _host(origin) != request.host.lower()):
-        site_name = quoted(origin or site)
-        raise Refused(403, f"refused: a request from another site ({site_name}). Fix: use ComfyUI's own page")
+        raise Refused(
+            403, f"refused: a request from another site ({quoted(origin or site)}). Fix: use ComfyUI's own page"
+        )
 
 
 def _host(origin: str) -> str | None:
@@ -178,13 +179,10 @@ def _values(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
         raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {names}")
     values = {}
     for name, field in fields.items():
-        if name not in content:
-            if field.required:
-                raise Refused(400, f"field {name} is missing. Fix: give all of: {', '.join(fields)}")
-            values[name] = field.default
-            continue
+        if field.required and name not in content:
+            raise Refused(400, f"field {name} is missing. Fix: give all of: {', '.join(fields)}")
         try:
-            values[name] = field.check(content[name])
+            values[name] = field.check(content[name]) if name in content else field.default
         except ValueError as error:
             raise Refused(400, f"{name} = {quoted(content[name])}: {error}") from error
     return values
@@ -263,10 +261,8 @@ def query(request: web.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     values = {}
     for name, check in checks.items():
         texts = request.query.getall(name, [])
-        try:
+        with refusing(f"{name} = {quoted(texts[0] if texts else None)}: "):
             values[name] = check(texts)
-        except ValueError as error:
-            raise Refused(400, f"{name} = {quoted(texts[0] if texts else None)}: {error}") from error
     return values
 
 

@@ -310,8 +310,13 @@ class Shown:
             self.word.making(by, f"{name}.json", self.runs.folder() / name, wanted.packs if wanted else ())
             for by in ("train", "prove")
         )
-        answer = {"problems": as_json(problems), "commands": lines, "filename": f"{name}.json"}
-        return {**answer, "here": here, "prove": prove}
+        return {
+            "problems": as_json(problems),
+            "commands": lines,
+            "filename": f"{name}.json",
+            "here": here,
+            "prove": prove,
+        }
 
 
 def _run_name(graph: Workflow) -> str | None:

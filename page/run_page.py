@@ -118,13 +118,11 @@ def _stands(folder: Path, history: Sequence[Mapping], written: status.Status, pl
 def warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> list[str]:
     """The warnings of a run for a person: an error, a brake, a warning."""
     texts = [written.error, written.reason, *verdicts.warnings(history, evaluations).values()]
-    warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
-    if warned:
+    if warned := [row["iteration"] for row in history if row.get(keys.HACKING)]:
         texts.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
         )
-    masked = sum(row.get("groups/masked_samples") or 0 for row in history)
-    if masked:
+    if masked := sum(row.get("groups/masked_samples") or 0 for row in history):
         texts.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
     return list(filter(None, texts))
 
@@ -161,8 +159,10 @@ def evaluation_table(evaluations: Sequence[Mapping], best: Mapping) -> dict[str,
         for row in evaluations
     ]
     pairs = max((len(figures["values"]) for figures in first["rewards"].values()), default=0)
-    caption = f"Mean ± standard error over {pairs} pairs of prompt and seed; below, the change since iteration "
-    caption += f"{first['iteration']} in standard deviations of that evaluation, coloured beyond two standard errors."
+    caption = (
+        f"Mean ± standard error over {pairs} pairs of prompt and seed; below, the change since iteration {first['iteration']} in "
+        "standard deviations of that evaluation, coloured beyond two standard errors."
+    )
     if best:
         caption += f" ★ best by {best['metric']} ({best['value']:.4g}): its adapter is in {BEST}/."
     names = [f"{name}{' (held out)' if out else ''}" for name, out in held_out.items()]

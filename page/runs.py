@@ -17,7 +17,7 @@ from typing import Any
 
 from ..host import claim, files, own_folders
 from ..host.comfyui import is_ours
-from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
+from ..host.files import is_plain_file, open_plain, present, write_text, written_aside
 from ..host.text import SEPARATORS
 from ..trainer import keys
 from ..trainer.pictures import grids
@@ -68,19 +68,19 @@ class Runs:
 
     def summaries(self) -> list[dict[str, Any]]:
         """The summary of every run, newest first. One that cannot be read is listed with the reason."""
-        try:
-            names = sorted(os.listdir(self.folder()))
-        except FileNotFoundError:  # nothing was trained yet
-            return []
-        summaries = [self._summary(self._run(name)) for name in names if is_id(name)]
+        summaries = [self._summary(self._run(name)) for name in self._names()]
         listed = (summary for summary in summaries if summary and not _never_began(summary))
         return sorted(listed, key=lambda summary: summary["started"], reverse=True)
 
     def all(self) -> list[Run]:
         """Every run that can be looked at."""
+        return [self._run(name) for name in self._names() if self._holds(name)]
+
+    def _names(self) -> list[str]:
+        """The names in the folder that can be those of runs."""
         try:
-            return [self._run(name) for name in os.listdir(self.folder()) if self._holds(name)]
-        except FileNotFoundError:
+            return sorted(filter(is_id, os.listdir(self.folder())))
+        except FileNotFoundError:  # nothing was trained yet
             return []
 
     def _summary(self, run: Run) -> dict[str, Any] | None:
@@ -157,9 +157,8 @@ class Run:
     def file(self, name: str) -> Path | None:
         """A file of this run; None if it is missing, or a link out of the run's folder."""
         path = self.folder / name
-        if "/" not in name and is_plain_file(path):  # which no link leads out of
-            return path
-        return path if within(self.folder, name) and path.is_file() else None
+        is_plain = "/" not in name and is_plain_file(path)  # which no link leads out of
+        return path if is_plain or (within(self.folder, name) and path.is_file()) else None
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
@@ -236,10 +235,20 @@ class Run:
             when = os.lstat(self.folder).st_mtime
         except OSError:
             when = 0.0
-        unknown = dict.fromkeys(("total", "failed_at", "score", "proof")) | {"has_lora": False, "has_checkpoint": False}
-        row = {"id": self.id, "status": "failed", "place": status.HEADLESS, "error": message, "notes": ""}
-        numbers = {"iteration": 0, "rewrites": self.reader.rewrites, "started": when, "updated": when}
-        return row | numbers | unknown
+        return {
+            "id": self.id,
+            "status": "failed",
+            "place": status.HEADLESS,
+            "iteration": 0,
+            "rewrites": self.reader.rewrites,
+            "started": when,
+            "updated": when,
+            "error": message,
+            "has_lora": False,
+            "has_checkpoint": False,
+            "notes": "",
+            **dict.fromkeys(("total", "failed_at", "score", "proof")),
+        }
 
     def details(self) -> dict[str, Any]:
         last = self.reader.last(self.file(METRICS)) or {}
@@ -357,8 +366,9 @@ class Run:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
         sample = re.fullmatch(r"samples-([0-9]{6,9}\.png)", name)
         if name not in PICTURES and not sample:
-            names = f"{', '.join(PICTURES)} or samples-000000.png"
-            raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {names}")
+            raise Refused(
+                404, f"a run has no picture {name!r}. Fix: ask for {', '.join(PICTURES)} or samples-000000.png"
+            )
         path = self.file(f"{SAMPLES}/{sample[1]}" if sample else name)
         if path is None:
             raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")
@@ -405,10 +415,10 @@ class Run:
         """
         sources = self.adapters()
         if not sources:
-            message = (
-                f"run {self.id} has saved no adapter yet. Fix: wait for its first checkpoint, or stop it to save one"
+            raise Refused(
+                409,
+                f"run {self.id} has saved no adapter yet. Fix: wait for its first checkpoint, or stop it to save one",
             )
-            raise Refused(409, message)
         saving = (entry["inputs"] for entry in self._graph().values() if entry["class_type"] == SAVE_NODE)
         own = [name for inputs in saving if isinstance(name := inputs.get("filename"), str) and is_id(name)]
         names = []
@@ -418,15 +428,14 @@ class Run:
                 continue
             target = free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = beside(target)
             try:
-                shutil.copyfile(source, aside)
-                put_in_place(aside, target)  # never half a file, and never through a link that lay at the target
+                with written_aside(
+                    target
+                ) as aside:  # never half a file, and never through a link that lay at the target
+                    shutil.copyfile(source, aside)
             except PermissionError as error:
                 message = f"{target} could not be written ({error.strerror}); on Windows no program may have it open"
                 raise Refused(409, f"{message}. Fix: have ComfyUI unload its models, or make it writable") from error
-            finally:
-                aside.unlink(missing_ok=True)
             names.append(str(target.relative_to(loras)))
         return names
 

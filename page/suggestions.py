@@ -116,9 +116,7 @@ def _answer(kind: str, values: list[str]) -> dict[str, Any]:
 def names_in(folders: Iterable[Path], wanted: Wanted, depth: int) -> list[str]:
     """Names relative to their folder, as a graph has them, of what is wanted in `folders` and `depth` levels below them; sorted
     folder by folder, and no name twice."""
-    names: dict[str, None] = {}
-    for folder in folders:
-        names |= dict.fromkeys(sorted(_below(folder, wanted, depth)))
+    names = dict.fromkeys(name for folder in folders for name in sorted(_below(folder, wanted, depth)))
     return list(names)[:MOST_LISTED]
 
 

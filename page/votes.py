@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,14 +57,15 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
     async def answer(request: web.Request) -> dict[str, Any]:
         vote = (await body(request, ANSWER))["answer"]
         question = _question(desk, request)
-        wrong = refusing("the answer ", ". Fix: vote again, or reload the page")
-        with disk("the vote could not be saved", ROOM, 507), wrong:
+        with (
+            disk("the vote could not be saved", ROOM, 507),
+            refusing("the answer ", ". Fix: vote again, or reload the page"),
+        ):
             await asyncio.to_thread(desk.answer, question.id, vote)
         return _as_json(question)
 
-    get: Mapping[str, Callable] = {"/otca/votes": asked, "/otca/votes/{id}/pictures/{number}": picture}
-    for path, handler in get.items():
-        routes.get(path)(answered(handler))
+    routes.get("/otca/votes")(answered(asked))
+    routes.get("/otca/votes/{id}/pictures/{number}")(answered(picture))
     routes.post("/otca/votes/{id}")(answered(answer))
 
 
@@ -145,13 +147,12 @@ class Scorer:
     async def score(self, request: web.Request) -> dict[str, Any]:
         content = await bytes_of(request, MOST_BYTES, "set batch_size of the Reward: HTTP node")
         task = await asyncio.to_thread(_decoded, content)
-        prompts, groups = task.prompts, task.groups
-        if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
-            prompt = prompts[groups.index(alone[0])]
+        counts = Counter(task.groups)
+        if alone := [prompt for prompt, group in zip(task.prompts, task.groups, strict=True) if counts[group] < 2]:
             raise Refused(
                 400,
-                f"only one picture of the prompt {quoted(prompt)} came, and a vote compares several. Fix: set batch_size of the "
-                "Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of SDE Sampler above 1",
+                f"only one picture of the prompt {quoted(alone[0])} came, and a vote compares several. Fix: set batch_size of "
+                "the Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of SDE Sampler above 1",
             )
         abandoned = threading.Event()
         self.open.add(abandoned)

@@ -70,9 +70,7 @@ class Facts:
 def read(file: BinaryIO) -> Facts:
     """Reads the facts of a picture's file. Raises ValueError if it is not a picture."""
     content = carried(file)
-    made: dict[str, Any] = {}
-    if "prompt" in content.texts:
-        made = _of_graph(content)
+    made = _of_graph(content) if "prompt" in content.texts else {}
     if not made.get("prompt") and "parameters" in content.texts:
         made |= _of_parameters(content.texts["parameters"])
     return Facts(content.width, content.height, content.animated, note="; ".join(content.left_out[:3]), **made)
@@ -220,13 +218,8 @@ def _digest(graph: Graph) -> str:
     """The same for graphs that have the same kinds of nodes with the same links, whatever their values and numbers are."""
     lines = []
     for node in graph.values():
-        inputs = sorted(node["inputs"].items())
-        links = [
-            (key, graph.get(str(value[0])) if len(value) == 2 else None)
-            for key, value in inputs
-            if isinstance(value, list)
-        ]
-        ends = [(key, source["class_type"] if source else "") for key, source in links]
+        links = sorted((key, _source(graph, value)) for key, value in node["inputs"].items() if isinstance(value, list))
+        ends = [(key, graph[source]["class_type"] if source else "") for key, source in links]
         lines.append(json.dumps([node["class_type"], ends]))
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 

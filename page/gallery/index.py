@@ -205,8 +205,10 @@ class Index:
         query = "select count(*), total(read != 0), total(small != 0), total(max(read, small) = ?) from pictures"
         (count, read, small, failed), *_ = self._execute(query, [FAILED])
         problems = [self.problem, *self._failed.values()]
-        for name, note in self.rows("name, note", "max(read, small) = ?", [FAILED], 1):
-            problems.append(f"{failed:.0f} pictures could not be read, and are tried again later: {name}, {note}")
+        problems += [
+            f"{failed:.0f} pictures could not be read, and are tried again later: {name}, {note}"
+            for name, note in self.rows("name, note", "max(read, small) = ?", [FAILED], 1)
+        ]
         problem = "; ".join(filter(None, problems))
         late = time.monotonic() - 3
         slow = [Path(name).name for name, (scan, since) in self._scans.items() if scan.is_alive() and since < late]
@@ -214,13 +216,15 @@ class Index:
 
     def rows(self, columns: str = "*", where: str = "1", values: Sequence = (), limit: int = -1) -> list[tuple]:
         """Rows of pictures, the newest first; -1: all of them."""
-        query = f"select {columns} from pictures where {where} order by changed desc, id limit {limit}"
-        return self._execute(query, values)
+        return self._execute(
+            f"select {columns} from pictures where {where} order by changed desc, id limit {limit}", values
+        )
 
     def models(self, most: int) -> list[tuple[str, int]]:
         """Models' files and how many pictures are of each, the most frequent first."""
-        query = "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?"
-        return self._execute(query, [most])
+        return self._execute(
+            "select model, count(*) from pictures where model != '' group by model order by 2 desc, 1 limit ?", [most]
+        )
 
     def files(self, ids: Iterable[str]) -> dict[str, File]:
         """The files of pictures that are known."""
@@ -233,13 +237,12 @@ class Index:
         """The facts of pictures; a picture that was not read yet is read now."""
         if unread := {row[0] for row in self._rows_of(ids, "id, read") if not row[1]}:
             self._read_facts(self.files(unread).values())
-        columns = "id folder name changed size hash width height animated".split()
+        columns = "folder name changed size hash width height animated".split()
         columns += "prompt negative seed model loras graph about note".split()
         facts = {}
-        for row in self._rows_of(ids, ", ".join(columns)):
-            row_facts = dict(zip(columns, row, strict=True))
-            row_facts["loras"] = json.loads(row_facts["loras"])
-            facts[row_facts.pop("id")] = row_facts
+        for id, *row in self._rows_of(ids, ", ".join(["id", *columns])):
+            facts[id] = dict(zip(columns, row, strict=True))
+            facts[id]["loras"] = json.loads(facts[id]["loras"])
         return facts
 
     def hash_of(self, id: str) -> str:

@@ -92,10 +92,9 @@ class Opinions:
         for place in sorted({file.parent for file in folder.glob("*/votes.*")}):
             try:
                 counted = self._taken_in(lambda place=place: exchange.import_votes(self.store, place))
+                counts = {name: count + counted[name] for name, count in counts.items()}
             except Damaged as error:  # said when all others are in
                 damaged = error
-                continue
-            counts = {name: count + counted[name] for name, count in counts.items()}
         if damaged is not None:
             raise damaged
         return counts
@@ -112,9 +111,12 @@ class Opinions:
 
 def picture_row(hash: str, known: dict[str, Any]) -> dict[str, Any]:
     """The store's row of a picture, by what the index knows."""
-    models = [name for name in (known["model"], *known["loras"]) if name]
-    same = {name: known[name] for name in ("prompt", "width", "height")}
-    return {"id": hash, "path": str(Path(known["folder"], known["name"])), "models": models, **same}
+    return {
+        "id": hash,
+        "path": str(Path(known["folder"], known["name"])),
+        "models": [name for name in (known["model"], *known["loras"]) if name],
+        **{name: known[name] for name in ("prompt", "width", "height")},
+    }
 
 
 def _summary(name: str, said: Iterable[Opinion]) -> dict[str, Any]:

@@ -147,9 +147,6 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
         about = opinions.of(picture["hash"] for picture in facts.values())
         return {"pictures": {id: _shown(picture, about, gallery.taste.scores) for id, picture in facts.items()}}
 
-    def compared(skip: int) -> dict[str, Any]:
-        return {"pairs": gallery.taste.next_pairs(gallery.index, skip)}
-
     async def page(request: web.Request) -> web.Response:
         above = "../" * (request.path.strip("/").count("/"))
         text = (await asyncio.to_thread(PAGE.read_text, encoding="utf-8")).replace(
@@ -180,7 +177,9 @@ def add_gallery_routes(routes: web.RouteTableDef, gallery: Gallery) -> None:
     routes.get("/otca/gallery")(answered(page))
     routes.get("/otca/gallery/state")(served(state, {}))
     routes.get("/otca/gallery/list")(served(listed, LIST))
-    routes.get("/otca/gallery/pairs")(served(compared, {"skip": count(0)}))
+    routes.get("/otca/gallery/pairs")(
+        served(lambda skip: {"pairs": gallery.taste.next_pairs(gallery.index, skip)}, {"skip": count(0)})
+    )
     routes.get("/otca/gallery/taste")(
         served(lambda encoder: gallery.taste.told(gallery.index, encoder), {"encoder": word("")})
     )
@@ -220,8 +219,11 @@ def _opened(gallery: Index, name: str) -> tuple[File, bytes]:
     try:
         return file, content(file)
     except (OSError, opening.Refused) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise Refused(404, f"the picture cannot be read ({why}). Fix: put the file back, or reload the page") from error
+        raise Refused(
+            404,
+            f"the picture cannot be read ({getattr(error, 'strerror', None) or error}). Fix: put the file back, or reload the "
+            "page",
+        ) from error
 
 
 def _tag(file: File) -> str:

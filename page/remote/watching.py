@@ -107,11 +107,10 @@ class Remotes:
     def look(self, summaries: Iterable[dict[str, Any]]) -> None:
         """Begins to bring the copies among these runs up to date. Does not wait for it."""
         for summary in summaries:
-            if summary["place"] != status.REMOTE:
-                continue
-            state = self._seen.setdefault(summary["id"], Seen())
-            if not state.at_work.locked() and time.monotonic() - state.looked >= EVERY:
-                self._begin_to_look(summary["id"])
+            if summary["place"] == status.REMOTE:
+                state = self._seen.setdefault(summary["id"], Seen())
+                if not state.at_work.locked() and time.monotonic() - state.looked >= EVERY:
+                    self._begin_to_look(summary["id"])
 
     def _begin_to_look(self, name: str) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(self._look(name))
@@ -158,7 +157,6 @@ class Remotes:
     async def _look(self, name: str) -> None:
         state = self._seen.setdefault(name, Seen())
         async with state.at_work:
-            state.looked = time.monotonic()
             try:
                 run = await asyncio.to_thread(self.runs.run, name)
                 url, token = await asyncio.to_thread(self._way, run)
@@ -181,8 +179,8 @@ class Remotes:
             raise Unreachable(f"{url} has a {name} of {size} bytes, which is too large to be one of a run")
         if name in GROWING and 0 < here <= size and await self._grown(session, url, target, name, here, size):
             seen.versions[name] = (size, changed)
-            return
-        await self._whole(session, url, run, seen, name, size, changed)
+        else:
+            await self._whole(session, url, run, seen, name, size, changed)
 
     async def _grown(self, session, url: str, target: Path, name: str, here: int, size: int) -> bool:
         """Appends what the other machine's file has more; returns False if its earlier part differs, as after going back to a
