@@ -29,20 +29,17 @@ class Compiler:
 
     def __init__(self, expert: Any):
         allow_graphs()
-        self.expert, self.is_told = expert, False
+        self.expert, self.told = expert, set()
         self.like = torch.empty(0, dtype=expert.dtype, device=expert.patcher.load_device)
         self.refused: dict[type, str] = {}
 
     def __call__(self, block: torch.nn.Module, forward: Callable, *args, **kwargs) -> Any:
         if reason := self.reason(block):
-            if not self.is_told:
-                self.is_told, blocks = True, self.expert.blocks.values()
-                logger.warning(
-                    "compile: %d of %d blocks stay as they are, since %s",
-                    sum(map(bool, map(self.reason, blocks))),
-                    len(blocks),
-                    reason,
-                )
+            if reason not in self.told:
+                self.told.add(reason)
+                reasons = list(map(self.reason, self.expert.blocks.values()))
+                message = "compile: %d of %d blocks stay as they are, since %s"
+                logger.warning(message, reasons.count(reason), len(reasons), reason)
             return forward(*args, **kwargs)
         try:
             whole = {name: _whole(value) for name, value in kwargs.items()}
@@ -50,8 +47,8 @@ class Compiler:
         except (_errors().TorchDynamoException, _errors().FailOnRecompileLimitHit) as error:
             result = forward(*args, **kwargs)  # it says what is wrong with a call
             self.refused[type(block)] = (
-                f"torch refuses {type(block).__name__}: {shortened(' '.join(str(error).split()), 300)}. Fix: compile off on Make "
-                "Trainable, or start ComfyUI with --use-pytorch-cross-attention"
+                f"torch refuses {type(block).__name__}: {shortened(str(error).partition(chr(10))[0], 300)}. Fix: compile off on "
+                "Make Trainable, or start ComfyUI with --use-pytorch-cross-attention"
             )
             return result
 
