@@ -192,9 +192,8 @@ class _Backward(Passes):
         self.scales = credit.ratio_scale or (1.0,) * len(trained)
         if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
             # A credit scales the log-ratio of the densities.
-            self.scales = [
-                scale / (2 * trajectories.stds[step] ** 2) for scale, step in zip(self.scales, trained, strict=True)
-            ]
+            stds = [trajectories.stds[step] for step in trained]
+            self.scales = [scale / (2 * std**2) for scale, std in zip(self.scales, stds, strict=True)]
         self.kl_factors = [kl_factor(trajectories, step, settings.kl) for step in trained]
         self.reference = replace(trajectories, settings=trajectories.settings.of_reference(settings.reference_guidance))
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
