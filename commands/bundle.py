@@ -43,8 +43,7 @@ def bundle(arguments: argparse.Namespace) -> int:
     options.quiet_libraries()
     making.check_target(arguments.output)
     workflow = contents.begun_from_runs(options.load(arguments))
-    problems = preflight.problems(workflow, arguments.gpus)
-    if options.print_problems(problems):
+    if options.print_problems(preflight.problems(workflow, arguments.gpus)):
         return options.EXIT_BAD_INPUT
     held = contents.collect(workflow, arguments.run_name)
     total = 0 if arguments.no_hash else making.bytes_to_hash(held)

@@ -141,8 +141,7 @@ def _budget(arguments: argparse.Namespace) -> Budget | None:
     from ..trainer.run.budget import FORWARDS, SECONDS, Budget
 
     has_budget = bool(arguments.forwards or arguments.seconds)
-    others = ("evaluate_every", "tuning_iterations") if has_budget else ("evaluations",)
-    for name in others:
+    for name in ("evaluate_every", "tuning_iterations") if has_budget else ("evaluations",):
         if getattr(arguments, name):
             kind, fix = ("a budget", "--evaluations") if has_budget else ("iterations", "--forwards or --seconds too")
             raise ValueError(f"--{name.replace('_', '-')} does not go with {kind}. Fix: leave it out, or give {fix}")

@@ -50,10 +50,8 @@ def score(arguments: argparse.Namespace) -> int:
     options.begin(arguments, arguments.prompts)
     options.allow_rewards(arguments.reward)
     files = scoring.find_files(arguments.files)
-    if arguments.prompt is not None:
-        prompts = [prompt_of(arguments.prompt)] * len(files)
-    else:
-        prompts = scoring.prompts_of(files, arguments.prompts)
+    prompt = arguments.prompt
+    prompts = scoring.prompts_of(files, arguments.prompts) if prompt is None else [prompt_of(prompt)] * len(files)
     encoder = options.text_encoder(arguments)
     rewards = [scoring.parse_reward(text, encoder) for text in arguments.reward]
     scores = scoring.score_files(rewards, files, prompts, arguments.batch_size)

@@ -237,8 +237,7 @@ def node_classes(
     launches = getattr(arguments, "gpus", 1) > 1 and not environment.has("RANK")  # this process trains nothing itself
     loaded = headless_comfyui.load(folder, "cpu" if launches else getattr(arguments, "device", None), packs)
     headless_comfyui.hold_as_filed(needs.filed(graph))
-    titles = {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
-    return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), titles
+    return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
 
 
 def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping[str, type]:

@@ -192,8 +192,9 @@ def _rollouts(
         credits, advantages = (
             {title: outputs[node][0] for node, title in workflow.titles(nodes).items()} for nodes in giving.values()
         )
-        points = range(len(trajectories.sigmas))
-        rewards = rewards_along(model, trajectories, scores, points, tweedie_steps, held_out=True)
+        rewards = rewards_along(
+            model, trajectories, scores, range(len(trajectories.sigmas)), tweedie_steps, held_out=True
+        )
         deltas = {name: similarity(name, trajectories, model).diff(dim=1) for name in ("latents", "prediction")}
         for title, credit in credits.items():
             if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
@@ -211,18 +212,20 @@ def behaviour_of(advantages: Advantages) -> dict[str, float]:
         advantages.per_objective[advantages.valid].numpy(),
     )
     figures = {name: advantages.metrics[name] for name in BEHAVIOUR if name in advantages.metrics}
-    for name, totals in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
-        figures[name] = float(pearson(z[None], totals[None])[0]) if len(z) else math.nan
-    return figures
+    totals = {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}
+    return figures | {
+        name: float(pearson(z[None], total[None])[0]) if len(z) else math.nan for name, total in totals.items()
+    }
 
 
 def put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
     trained = list(trajectories.trained)
     rewards = torch.from_numpy(np.concatenate([rollout.rewards for rollout in rollouts]))
     names, count = [*scores.names, *scores.held_out_names], len(scores.names)
-    gains = {}
-    for k, name in enumerate(names):
-        gains[name] = total_reward(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
+    gains = {
+        name: total_reward(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
+        for k, name in enumerate(names)
+    }
     if count > 1:
         gains[SUM] = total_reward(rewards[:, :, :count], scores.coefficients, rewards[:, -1, :count]).diff(dim=1)
     gains = {name: gain[:, trained].numpy() for name, gain in gains.items()}

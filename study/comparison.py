@@ -265,9 +265,9 @@ def summarise(
             )
         rows.append(_row(name, runs, pairs, learning_rate=rates[name], samples=samples[name]))
     corrected = holm([row.p for row in rows])
-    undominated = [False] * len(rows)
-    if judge:
-        undominated = non_dominated([(row.final.mean, row.held_out[judge].mean) for row in rows])
+    undominated = (
+        non_dominated([(row.final.mean, row.held_out[judge].mean) for row in rows]) if judge else [False] * len(rows)
+    )
     return [
         replace(row, corrected=p, undominated=own) for row, p, own in zip(rows, corrected, undominated, strict=True)
     ]

@@ -198,8 +198,7 @@ def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
     untrained += [cell for name in held_out for cell in (number(facts.untrained_held_out[name], ".3f"), "")]
     untrained.append(number(facts.untrained_diversity, ".3f"))
     if facts.judge:
-        dominated = f"dominated in score and {facts.judge}"
-        columns.append((dominated, lambda row: "**by none**" if row.undominated else ""))
+        columns.append((f"dominated in score and {facts.judge}", lambda row: "**by none**" if row.undominated else ""))
         untrained.append("")
     head, rule, *body = _columns(rows, columns)
     return [head, rule, *table(untrained, [])[:1], *body]

@@ -183,8 +183,12 @@ def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts:
         if method != BASE
     ]
     if others:
-        lines += ["", "Differences to the base, picture by picture; bold if the interval is without 0:", ""]
-        lines += table(["method", *names], others)
+        lines += [
+            "",
+            "Differences to the base, picture by picture; bold if the interval is without 0:",
+            "",
+            *table(["method", *names], others),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -95,8 +95,10 @@ def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
                 if name not in _SET and (not names or name in names):
                     conditions[f"{class_type}.{name}"] = value
     for node in workflow.find(MAKE_NODE):  # what ComfyUI's own nodes loaded
-        for name, (source, _) in workflow.nodes[node].links.items():
-            conditions[f"{MAKE_NODE}.{name}"] = lineage.fingerprint(workflow.entries, source)
+        conditions |= {
+            f"{MAKE_NODE}.{name}": lineage.fingerprint(workflow.entries, source)
+            for name, (source, _) in workflow.nodes[node].links.items()
+        }
     return conditions
 
 
@@ -167,8 +169,10 @@ def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]
     nodes = {}
     for id_, node in workflow.nodes.items():
         if node.class_type != RUN_NODE:
-            sources = {name: workflow.entries[source]["class_type"] for name, (source, _) in node.links.items()}
-            links = {name: kind.removeprefix("OTCA_") for name, kind in sources.items()}
+            links = {
+                name: workflow.entries[source]["class_type"].removeprefix("OTCA_")
+                for name, (source, _) in node.links.items()
+            }
             nodes.setdefault(node.class_type.removeprefix("OTCA_"), []).append((inputs(workflow, id_), links))
     return nodes
 

@@ -155,11 +155,16 @@ def signal(
 def _looks(count: int) -> list[dict]:
     """No two of the first 24 look alike: from the ninth curve on they are dashed, and marked otherwise."""
     marks, strokes, colors = "os^Dv*x", ("-", "--", ":"), len(COLORS)
-    looks = [
-        {"color": COLORS[i % colors], "marker": marks[i % 7], "linestyle": strokes[i // colors % 3]}
+    return [
+        {
+            "color": COLORS[i % colors],
+            "marker": marks[i % 7],
+            "linestyle": strokes[i // colors % 3],
+            "markersize": 4,
+            "linewidth": 1.6,
+        }
         for i in range(count)
     ]
-    return [{**look, "markersize": 4, "linewidth": 1.6} for look in looks]
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
@@ -291,8 +296,10 @@ def _times(axis, rows: Sequence[Row], styles: Mapping[str, dict], facts: Facts, 
     for height, row in enumerate(rows):
         seeds = [shown(amount) for amount in row.reached_by_seed[facts.unit]]
         axis.plot(seeds, [height] * len(seeds), linestyle="", marker="|", markersize=8, color=styles[row.name]["color"])
-    times = [row.reached[facts.unit] for row in rows]
-    times = [replace(own, mean=shown(own.mean), low=shown(own.low), high=shown(own.high)) for own in times]
+    times = [
+        replace(own, mean=shown(own.mean), low=shown(own.low), high=shown(own.high))
+        for own in (row.reached[facts.unit] for row in rows)
+    ]
     _dots(axis, rows, times, styles)
     axis.set_xlim(0, 1.03 * edge)
     axis.axvline(1, **_DOTTED)

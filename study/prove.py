@@ -74,8 +74,7 @@ class Facts:
 
 def facts(folder: Path) -> Facts:
     """The facts of a folder; empty if it has none. Raises Damaged."""
-    fields = {"hours": NUMBER, "memory": TEXT}
-    content = read_json(folder / FACTS, fields=fields, fix=_FIX) or {}
+    content = read_json(folder / FACTS, fields={"hours": NUMBER, "memory": TEXT}, fix=_FIX) or {}
     return Facts(**{name: value for name, value in content.items() if name in Facts.__dataclass_fields__})
 
 
@@ -212,10 +211,8 @@ def changes(evaluations: Sequence[Mapping]) -> list[Change]:
     rows = []
     for held_out in (False, True):
         names = [name for name, figures in first["rewards"].items() if figures["held_out"] is held_out]
-        intervals = []
-        for name in names:
-            values = changes_by_pair(first, last, name)
-            intervals.append(clustered(values, by_prompt(first.get("prompts"), len(values))))
+        values = [changes_by_pair(first, last, name) for name in names]
+        intervals = [clustered(own, by_prompt(first.get("prompts"), len(own))) for own in values]
         for name, interval, p in zip(names, intervals, holm([test.p for test in intervals]), strict=True):
             means = [row["rewards"][name]["mean"] for row in (first, last)]
             before, after = (mean if measured(mean) else math.nan for mean in means)
@@ -279,10 +276,8 @@ def versions() -> dict[str, str]:
     """The versions of what computes."""
     from ..host import comfyui
 
-    names = {"Python": platform.python_version()}
-    for name in ("torch", "transformers", "diffusers", "peft"):
-        if version := extras.installed(name):
-            names[name] = version
+    installed = {name: extras.installed(name) for name in ("torch", "transformers", "diffusers", "peft")}
+    names = {"Python": platform.python_version(), **{name: version for name, version in installed.items() if version}}
     if comfyui.comfy_loaded():
         import comfyui_version
 

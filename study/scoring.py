@@ -103,10 +103,8 @@ def find_files(names: Sequence[str]) -> list[Path]:
         entry = Path(name).expanduser()
         if entry.is_dir():
             matches = files_of(entry, PICTURES + VIDEOS)
-        elif entry.is_file():
-            matches = [entry]
         else:
-            matches = sorted(entry.parent.glob(entry.name))
+            matches = [entry] if entry.is_file() else sorted(entry.parent.glob(entry.name))
         if not matches:
             raise FileNotFoundError(f"{name!r} is neither a file, nor a folder or pattern of pictures or videos")
         files += matches

@@ -192,9 +192,8 @@ class _Measure:
 
     def truth(self, part: int) -> tuple[Tensor, float]:
         """The exact gradient of one sample of each of as many prompts as a batch has samples, and their mean reward."""
-        texts: list[str] = []
-        for iteration in range(part * self.group_size, (part + 1) * self.group_size):
-            texts += self._prompts(FAR + iteration).texts
+        iterations = range(FAR + part * self.group_size, FAR + (part + 1) * self.group_size)
+        texts = [text for iteration in iterations for text in self._prompts(iteration).texts]
         places = tuple(range(part * self.samples, (part + 1) * self.samples))
         gradient, rewards = exact_gradient(
             self.model, Prompts(tuple(texts), places), self.settings, self.reward, self.seed, stopping.check_stop
@@ -296,8 +295,7 @@ class _Record:
 
     def __init__(self, folder: Path, identity: dict[str, Any], size: int):
         self.folder, self.size = folder, size
-        fix = "put the file back, or choose another --output"
-        before = read_json(folder / SETTINGS, fix=fix)
+        before = read_json(folder / SETTINGS, fix="put the file back, or choose another --output")
         for name, value in identity.items():
             if before is not None and before.get(name) != value:
                 raise RunError(f"{folder} holds a measurement with another {name}. Fix: choose another --output")
@@ -479,20 +477,7 @@ def markdown(found: Signal, levels: Sequence[float], said: str, seconds: float) 
         if samples and low > 0:
             samples += f" ({1 / high**2:.2f} … {1 / low**2:.2f})"
         body.append([row.name, bracketed(row.efficiency, ".4f", "–"), bracketed(row.ratio, ".2f", "–"), samples or "–"])
-    lines = table(["credit", "efficiency", "÷ uniform", "samples for the same signal"], body)
-    lines += [
-        "",
-        f"{said}; {found.batches} batches; {seconds / 60:.1f} minutes of one core. In brackets the 95 % paired bootstrap",
-    ]
-    lines[-1] += f" interval, over batches and parts of the exact gradient. {_verdict(found)}"
-    lines += ["", f"{BEST}: w ∝ signal/noise² of each step, found on one half and judged on the other."]
-    attenuation = number(found.cosine, ".2f", "–")
-    lines[-1] += (
-        f" Two halves of the exact gradient have a cosine of {found.halves:.2f}, the whole one about {attenuation} with the"
-    )
-    lines[-1] += " true one; efficiencies are corrected for that."
-    names = [row.name for row in found.rows]
-    body = [
+    steps_ = [
         [
             f"{level:.2f}",
             bracketed(signal, ".2e", "–"),
@@ -501,9 +486,17 @@ def markdown(found: Signal, levels: Sequence[float], said: str, seconds: float) 
         ]
         for j, (level, signal, noise) in enumerate(zip(levels, found.signal, found.noise, strict=True))
     ]
-    lines += [
+    lines = [
+        *table(["credit", "efficiency", "÷ uniform", "samples for the same signal"], body),
         "",
-        *table(["σ", "signal ⟨g, G⟩/|G|", "noise √E|g|²", *names], body),
+        f"{said}; {found.batches} batches; {seconds / 60:.1f} minutes of one core. In brackets the 95 % paired bootstrap "
+        f"interval, over batches and parts of the exact gradient. {_verdict(found)}",
+        "",
+        f"{BEST}: w ∝ signal/noise² of each step, found on one half and judged on the other. Two halves of the exact gradient "
+        f"have a cosine of {found.halves:.2f}, the whole one about {number(found.cosine, '.2f', '–')} with the true one; "
+        "efficiencies are corrected for that.",
+        "",
+        *table(["σ", "signal ⟨g, G⟩/|G|", "noise √E|g|²", *(row.name for row in found.rows)], steps_),
         "",
         "Under a credit's name are its mean weights.",
     ]
@@ -512,8 +505,10 @@ def markdown(found: Signal, levels: Sequence[float], said: str, seconds: float) 
 
 def _verdict(found: Signal) -> str:
     if found.winner is None:
-        text = "The intervals are too wide to name a winner. Fix: more than"
-        return f"{text} {found.batches} --batches; the same command continues."
+        return (
+            f"The intervals are too wide to name a winner. Fix: more than {found.batches} --batches; the same command "
+            "continues."
+        )
     beside = f", which cannot be told apart from {', '.join(found.beside)}" if found.beside else ""
     return f"Most signal: {found.winner}{beside}."
 

@@ -96,8 +96,9 @@ def fuse(
     limited = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * before
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
     strength = exploration_strength(contribution, limited, groups, exploration, valid)
-    objectives = Objectives(rewards, limited, coefficients, after, groups, valid, applies, strength, std_scope)
-    fused = METHODS[method](objectives)
+    fused = METHODS[method](
+        Objectives(rewards, limited, coefficients, after, groups, valid, applies, strength, std_scope)
+    )
     fused = Fused(
         torch.where(valid, fused.advantage, 0.0),
         torch.where(applies, fused.coefficients, 0.0),
@@ -108,12 +109,12 @@ def fuse(
     z, tanh_e = fused.advantage, contribution_tanh(contribution, groups, exploration, valid)
     metrics = _metrics(z, credit, normalised, groups, applies)
     metrics |= {"moca/tanh_e": _mean(tanh_e[valid]), "moca/lambda": _mean(strength[valid])}
-    for k, name in enumerate(scores.names):
-        metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[applies[:, k], k])
+    metrics |= {
+        f"moca/coefficient/{name}": _mean(fused.coefficients[applies[:, k], k]) for k, name in enumerate(scores.names)
+    }
     metrics |= {**_step_weights(credit, valid), **credit.metrics}
-    by_step = credit.weights * z[:, None]
-    if credit.by_objective is not None:
-        by_step = weighted_by_objective(fused, credit.by_objective)
+    shares = credit.by_objective
+    by_step = credit.weights * z[:, None] if shares is None else weighted_by_objective(fused, shares)
     step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
     advantages = Advantages(step_advantage, limited * after, fused, valid, scores, credit, metrics, method, seconds)
@@ -168,9 +169,11 @@ def fuse_gains(
     step_advantage = torch.where(silent, 0.0, normalised(total, valid, over)[:, :, 0])
     z, credit = step_advantage.mean(1), _share_of_advantage(step_advantage, similarity, tuple(trained))
     metrics = _metrics(z, credit, per_objective.abs().amax(1), groups, applies) | _step_weights(credit, valid)
-    for position, step in enumerate(trained):
-        for k, name in enumerate(scores.names):
-            metrics[f"gain/{name}/{step}"] = _mean(gains[applies[:, k], position, k])
+    metrics |= {
+        f"gain/{name}/{step}": _mean(gains[applies[:, k], position, k])
+        for position, step in enumerate(trained)
+        for k, name in enumerate(scores.names)
+    }
     shown = coefficients if fusion == "weighted_sum" else torch.ones_like(coefficients)
     fused, mean = Fused(z, torch.where(applies, shown, 0.0)), per_objective.mean(1)
     seconds = time.perf_counter() - started
@@ -273,8 +276,7 @@ def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tup
     size = step_advantage.abs()
     total = size.sum(1, keepdim=True)
     raw = torch.where(total > 0, size / total, 1 / len(trained))
-    delta = similarity.diff(dim=1)
-    return StepCredit(raw * len(trained), raw, delta, similarity, trained, method=STEPWISE_GAIN)
+    return StepCredit(raw * len(trained), raw, similarity.diff(dim=1), similarity, trained, method=STEPWISE_GAIN)
 
 
 def _metrics(z: Tensor, credit: StepCredit, normalised: Tensor, groups: Tensor, applies: Tensor) -> dict[str, float]:

@@ -447,11 +447,8 @@ class _Backward(Passes):
         texts, groups = [self.trajectories.texts[row] for row in rows.tolist()], self.trajectories.groups[rows].tolist()
         tile, clean = self.settings.tile, clean.detach()
         with self.decoders(texts) as decode, torch.enable_grad():
-            if tile:
-                with torch.no_grad():
-                    pictures = decode(clean)
-            else:
-                pictures = decode(clean.requires_grad_())
+            with torch.set_grad_enabled(not tile):
+                pictures = decode(clean.requires_grad_(not tile))
             toward = self._toward(pictures.detach(), texts, groups, rows, calls)  # [N, (F,) H, W, 3]
             # The power of two by which the largest comes to about 1: a decoder in float16 has no numbers for such small ones.
             largest = toward.abs().max().item()
@@ -592,8 +589,7 @@ class _Backward(Passes):
 
     def earned(self, shown: Scores, scores: Scores) -> Advantages:
         """Where the gradient came from, as the heatmap shows credit; of the whole batch."""
-        sizes, by_reward = distributed.whole(self.sizes), distributed.whole(self.by_reward)
-        sizes, by_reward = sizes.nan_to_num(), by_reward.nan_to_num()
+        sizes, by_reward = (distributed.whole(part).nan_to_num() for part in (self.sizes, self.by_reward))
         total = sizes.sum(1, keepdim=True)
         raw = torch.where(total > 0, sizes / total.clamp(min=_LEAST), 0.0)
         steps, unit = sizes.shape[1], sizes[sizes > 0].mean().item() if sizes.any() else 1.0
@@ -721,27 +717,22 @@ def _leap(back: _Backward, part: Part) -> Iterator[Tensor]:
 def _at_levels(back: _Backward) -> Iterator[Part]:
     """Each sample at each of its levels, those of one noise first."""
     drawn = back.draw(back.settings.steps, back.levels)  # [B, K]
-    for number, column in enumerate(drawn.T):
-        for rows in back.chunks:
-            yield Part(rows, column[rows], draw=number)
+    return (Part(rows, column[rows], draw=number) for number, column in enumerate(drawn.T) for rows in back.chunks)
 
 
 def _of_noises(back: _Backward) -> Iterator[Part]:
-    for number in range(back.settings.steps):
-        for rows in back.chunks:
-            yield Part(rows, torch.full_like(rows, back.last), draw=number)
+    numbers = range(back.settings.steps)
+    return (Part(rows, torch.full_like(rows, back.last), draw=n) for n in numbers for rows in back.chunks)
 
 
 def _of_samples(back: _Backward) -> Iterator[Part]:
-    for rows in back.chunks:
-        yield Part(rows, torch.full_like(rows, back.last))
+    return (Part(rows, torch.full_like(rows, back.last)) for rows in back.chunks)
 
 
 def _of_leaps(back: _Backward) -> Iterator[Part]:
     """Two different points for each leap of a sample, the noisier one first."""
     pairs = torch.cat([back.draw(2, back.levels, again) for again in range(back.settings.steps)], 1)  # [B, 2·K]
-    for rows in back.chunks:
-        yield Part(rows, pairs[rows])
+    return (Part(rows, pairs[rows]) for rows in back.chunks)
 
 
 @dataclass(frozen=True)

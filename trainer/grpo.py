@@ -195,8 +195,7 @@ class _Backward(Passes):
             stds = [trajectories.stds[step] for step in trained]
             self.scales = [scale / (2 * std**2) for scale, std in zip(self.scales, stds, strict=True)]
         self.kl_factors = [kl_factor(trajectories, step, settings.kl) for step in trained]
-        guided = trajectories.settings.of_reference(settings.reference_guidance)
-        self.reference = replace(trajectories, settings=guided)
+        self.reference = replace(trajectories, settings=trajectories.settings.of_reference(settings.reference_guidance))
         self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
         self.measured = None
         if credit.measures is not None:
@@ -231,8 +230,9 @@ class _Backward(Passes):
         [(position, rows)], policy = part.by_step, self.model.policy
         there = devices.upload(rows, self.advantage.device)
         pulls = self.advantage[there, position] * self.weights[there, position] * self.scales[position]
-        parameters = policy.trainable_parameters()
-        return self.measured.watching(parameters, position, pulls, policy.loss_scale.value / self.total)
+        return self.measured.watching(
+            policy.trainable_parameters(), position, pulls, policy.loss_scale.value / self.total
+        )
 
     def losses(self, part: Part) -> Iterator[Tensor]:
         self.on_step()

@@ -122,8 +122,9 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
     # By selection alone: where rewards failed, a later iteration may have pairs again.
     if advantages.most_of_a_group is not None:
         misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
-    asked_for_graph = trajectories.kept is not None and trajectories.kept.asked_for
-    misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
+    misfits += refusals.of_matching(
+        trajectories.settings, keeps_graph=trajectories.kept is not None and trajectories.kept.asked_for
+    )
     if credit.ratio_scale or credit.regulated:
         misfits.append(refusals.of_credit(f"the credit {credit.method}"))
     if credit.measures is not None:
@@ -160,9 +161,8 @@ def drawn_levels(
     else:
         size = advantages.step_advantage if advantages.by_step else advantages.credit.weights  # [B, T']
         pull, which = sampled_steps.everywhere(size.abs(), valid) * alike, torch.arange(len(groups))
-    drawn = (pull != 0).float()  # [1 or P or B, T']
-    if settings.sampled_steps:
-        drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
+    count = settings.sampled_steps
+    drawn = sampled_steps.draw(pull, count, generator) if count else (pull != 0).float()  # [1 or P or B, T']
     return drawn[which] * valid[:, None]  # [B, T']
 
 

@@ -442,8 +442,8 @@ def _parquet(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     number, size = 0, 0
     try:
         table = parquet.ParquetFile(io.BytesIO(content))
-        schema = table.schema_arrow
-        names = [field.name for field in schema if "binary" not in str(field.type)]  # pictures, which are not asked for
+        # Pictures are binary, and not asked for.
+        names = [field.name for field in table.schema_arrow if "binary" not in str(field.type)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise PromptError(f"{path} has two columns {twice!r}. Fix: give one of them another name")
         # In parts, since a text that is repeated lies in the file once: what a file says of its size says nothing of its rows.

@@ -171,8 +171,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     count = len(trajectories.prompts)
     points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
     points = points + steps * (count + len(trajectories.groups))
-    condition = model.condition(trajectories.prompts, settings)
-    return _velocity(model, condition, levels, settings, x, groups, points)
+    return _velocity(model, model.condition(trajectories.prompts, settings), levels, settings, x, groups, points)
 
 
 def sampled_noise(trajectories: Trajectories) -> Tensor:

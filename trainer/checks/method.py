@@ -146,11 +146,10 @@ def _credit_only(graph: CheckedGraph, step: str) -> bool:
 
 
 def _gradient_settings(graph: CheckedGraph, step: str, transitions: int) -> Iterator[Problem]:
-    names = GradientSettings.__dataclass_fields__
     known = {
         name: value
         for name, value in graph.values[step].items()
-        if name in names and graph.known(step, name) is not None
+        if name in GradientSettings.__dataclass_fields__ and graph.known(step, name) is not None
     }
     for misfit in refusals.of_gradient_settings(GradientSettings(**{"learning_rate": 0.0, **known}), transitions):
         yield graph.misfit(step, misfit)
@@ -171,12 +170,10 @@ def _followed(graph: CheckedGraph) -> Iterator[Problem]:
         if stack not in graph.of(*ASKING_NODES):
             continue
         follows: dict[str, bool] = {}
-        for name, (source, index) in graph.nodes[stack].links.items():
+        for source, index in (link for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")):
             cls = graph.workflow.node_class(source)
-            if not (name.startswith("reward_") and hasattr(cls, "announced")):
-                if name.startswith("reward_"):
-                    return  # who knows
-                continue
+            if not hasattr(cls, "announced"):
+                return  # who knows
             own, held_out = cls.announced(**graph.values[source])[index]
             if not held_out:
                 follows[own] = cls.has_gradient()

@@ -92,10 +92,9 @@ def _counts(workflow: Workflow) -> Iterator[Problem]:
     for kinds in ((RUN_NODE,), STEP_NODES):
         nodes = [node for kind in kinds for node in workflow.find(kind)]
         if len(nodes) != 1:
-            classes = [workflow.node_classes.get(kind) for kind in kinds]
             titles = [
-                workflow.display_names.get(kind) or getattr(node_class, "TITLE", kind)
-                for kind, node_class in zip(kinds, classes, strict=True)
+                workflow.display_names.get(kind) or getattr(workflow.node_classes.get(kind), "TITLE", kind)
+                for kind in kinds
             ]
             message = f"training needs exactly one {' or '.join(titles)} node, and there are {len(nodes)}"
             if nodes:
@@ -334,11 +333,15 @@ def _starts(graph: CheckedGraph) -> Iterator[Problem]:
     """An adapter that Make Trainable begins with has layers of the networks whose files loaders name."""
     for node_id in graph.of(MAKE_NODE):
         node, values, rank = graph.nodes[node_id], graph.values[node_id], graph.known(node_id, "lora_rank")
-        named = [want for want in wants.of_node(node.cls, values) if want.why == wants.ADAPTER]
-        adapters = [want for want in named if graph.known(node_id, want.input)]
+        adapters = [
+            want
+            for want in wants.of_node(node.cls, values)
+            if want.why == wants.ADAPTER and graph.known(node_id, want.input)
+        ]
         links = [node.inputs[name] for name in MODEL_INPUTS if name in node.links]
-        behind = [file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1]]
-        files = [path for path in behind if path]
+        files = [
+            file.path for link in links for file, _ in needs.files_behind(graph.workflow.entries, link)[:1] if file.path
+        ]
         for adapter in adapters if rank and len(files) == len(links) else []:
             from ..native import lora  # imports torch
 

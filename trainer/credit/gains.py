@@ -89,8 +89,7 @@ def rewards_along(
     looks = predictions(model, trajectories, inner, tweedie_steps)
     for point, (clean, rows, inverse) in zip(inner, looks, strict=True):
         prompts = [texts[row] for row in rows.tolist()]
-        images = model.decode(clean, trajectories.settings.batch_size, prompts)
-        values = score(rewards, images, prompts)
+        values = score(rewards, model.decode(clean, trajectories.settings.batch_size, prompts), prompts)
         along[point] = torch.where(values.isfinite(), values, torch.nan)[inverse]
     return torch.stack([along[point] for point in points], 1)
 

@@ -164,10 +164,10 @@ def learned(
     version = model.policy.version
     if _due(shares := model.memo[LearnedShares], scores.names, trajectories, version):
         measured = _measured(model, trajectories, scores, 0 if model.policy.is_sharded else groups)
-        averages = {
-            name: _averaged(shares.get(name), trajectories, measured, k, decay) for k, name in enumerate(scores.names)
+        again = {
+            name: StepShares(version + measure_every, _averaged(shares.get(name), trajectories, measured, k, decay))
+            for k, name in enumerate(scores.names)
         }
-        again = {name: StepShares(version + measure_every, figures) for name, figures in averages.items()}
         model.memo.keep(LearnedShares(shares | again))
     credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
     own = [model.memo[LearnedShares][name] for name in scores.names]
@@ -190,12 +190,11 @@ def learned(
 
 
 def _due(shares: Mapping[str, StepShares], names: Sequence[str], trajectories: Trajectories, version: int) -> bool:
-    own = [shares.get(name) for name in names]
     return any(
         share is None
         or version >= share.again
         or not all(_levels(trajectories, step) == _stored_levels(share.figures, step) for step in trajectories.trained)
-        for share in own
+        for share in map(shares.get, names)
     )
 
 

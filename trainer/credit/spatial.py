@@ -47,8 +47,7 @@ def spatial_map(
     if smoothing:
         salience = _smoothed(salience, smoothing)
     mode = "bilinear" if len(shape) == 2 else "area"
-    resized = torch.nn.functional.interpolate(salience, tuple(shape), mode=mode, antialias=len(shape) == 2)
-    salience = resized[:, 0]
+    salience = torch.nn.functional.interpolate(salience, tuple(shape), mode=mode, antialias=len(shape) == 2)[:, 0]
     salience = salience - salience.amin(tuple(range(1, salience.ndim)), keepdim=True)
     mean = salience.flatten(1).mean(1).view(-1, *[1] * len(shape))
     # A picture without any structure has nothing but rounding errors to divide by.

@@ -184,5 +184,4 @@ class Learner:
         except ValueError as error:
             logger.warning("%s; nothing is learned of votes on it", error)
             return None
-        frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels
-        return self.encoder.row(frame)
+        return self.encoder.row(pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels)

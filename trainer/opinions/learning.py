@@ -106,8 +106,7 @@ def take(
     )
     advantages = of_pairs(replace(distributed.whole(scores), plain=credit), credit)
     if index % CHECK_EVERY == 0 and plan.held_out:
-        figures = agreement(model, plan, settings, seed)
-        advantages = replace(advantages, metrics={**advantages.metrics, **figures})
+        advantages = replace(advantages, metrics={**advantages.metrics, **agreement(model, plan, settings, seed)})
     return trajectories, advantages
 
 

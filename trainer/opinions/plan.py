@@ -261,8 +261,7 @@ def _size(source: Source, picture: Picture) -> tuple[int, int] | None:
         if key in _sizes:
             return _sizes[key]
         content = source.read(picture)
-        same = picture_id(content) == picture.id
-        size = media.upright(content).size if same else None
+        size = media.upright(content).size if picture_id(content) == picture.id else None
     except (OSError, ValueError, opening.Refused):
         return None
     if key:

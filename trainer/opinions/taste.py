@@ -131,16 +131,14 @@ class ClickedTaste:
         self._prompts = {name: pictures.get(name, Picture(name)).prompt for name in rows}
         # Pairs that were given, then within each prompt by thumbs and stars, then between what is left over of all
         # prompts
-        chosen = [
-            opinion.pictures
+        pairs = [
+            (opinion.picture, opinion.other)
             for opinion in opinions
             if opinion.kind == PAIR and set(opinion.pictures) <= self._prompts.keys()
         ]
-        pairs = [(better, worse) for better, worse in chosen]
         values = {name: value for name, value in values_of(opinions).items() if name in self._prompts}
         for groups in (self._prompts, dict.fromkeys(self._prompts, "")):
-            used = {name for pair in pairs for name in pair}
-            pairs += made_pairs(values, groups, used)
+            pairs += made_pairs(values, groups, {name for pair in pairs for name in pair})
         self._pairs = pairs
         self._fitted = self._fit(self._pairs) if len(self._pairs) >= LEAST else None
         self._state = state

@@ -32,11 +32,11 @@ def files(model: FlowModel, path: Path) -> dict[str, Path]:
 
 def adapter_state(model: FlowModel, expert: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """lora_A and lora_B by the names of `model.lora_key`. B holds the scale alpha/rank: no loader has to know an alpha."""
-    state = {}
-    for layer, pair in model.adapters[expert].pairs().items():
-        for side, half, scale in (("A", pair.a, 1.0), ("B", pair.b, pair.scale)):
-            state[model.lora_key(f"{layer}.lora_{side}.weight")] = (half.detach() * scale).to("cpu", dtype)
-    return state
+    return {
+        model.lora_key(f"{layer}.lora_{side}.weight"): (half.detach() * scale).to("cpu", dtype)
+        for layer, pair in model.adapters[expert].pairs().items()
+        for side, half, scale in (("A", pair.a, 1.0), ("B", pair.b, pair.scale))
+    }
 
 
 def save(model: FlowModel, path: Path, metadata: Mapping[str, object], dtype: torch.dtype | None = None) -> list[Path]:
@@ -132,8 +132,7 @@ def put_on(model: FlowModel, path: Path, name: str = TRAINED) -> None:
 
 def _parts(model: FlowModel, path: Path) -> dict[str, tuple[Path, dict[str, list[layouts.Part]]]]:
     """For each network its file, and what that has for each layer. Raises as `layouts.parts`."""
-    named = files(model, path).items()
-    return {expert: (file, layouts.parts(file, model.layers(expert))) for expert, file in named}
+    return {expert: (file, layouts.parts(file, model.layers(expert))) for expert, file in files(model, path).items()}
 
 
 @torch.no_grad()

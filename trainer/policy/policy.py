@@ -307,8 +307,7 @@ class Policy:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-        self.optimizer.param_groups[0].update(rates)
+        self.optimizer.param_groups[0].update(lr=settings.learning_rate, weight_decay=settings.weight_decay)
         if not settings.ema_decay:
             self.ema = None
         elif self.ema is None:

@@ -273,8 +273,9 @@ def complete(folder: Path) -> list[Path]:
 
 def _numbered(folder: Path) -> list[Path]:
     # Not a copy, as a file manager names it.
-    places = [place for place in folder.glob("[0-9]*") if place.name.isdecimal()]
-    return sorted(places, key=lambda place: int(place.name))
+    return sorted(
+        (place for place in folder.glob("[0-9]*") if place.name.isdecimal()), key=lambda place: int(place.name)
+    )
 
 
 # --- whose a folder is ------------------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Repor
     if chosen := lines(settings.evaluation_prompts):
         return chosen
     if evaluations and (texts := evaluations[0].get("prompts")):
-        metadata = evaluations[0].get("metadata") or [{}] * len(texts)
-        return list(map(Prompt, texts, metadata))
+        return list(map(Prompt, texts, evaluations[0].get("metadata") or [{}] * len(texts)))
     return list(report.trajectories.prompts)
 
 

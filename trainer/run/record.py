@@ -284,8 +284,8 @@ class Run:
         self._without_scores = self._without_scores + 1 if nothing_to_learn(report.advantages.scores) else 0
         self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
         self.owns(model)
-        scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
-        self._last = replace(report.advantages, scores=scores)
+        # The scorers must be free to go, too.
+        self._last = replace(report.advantages, scores=replace(report.advantages.scores, rewards=()))
 
     def _evaluate_now(self, model: FlowModel, report: Report, progress: evaluation.Progress) -> None:
         if not self.settings.evaluate_every:
@@ -386,8 +386,9 @@ class Run:
             for name in (METRICS, EVALUATIONS):
                 self._lines[name].restore()
                 files.flush(self._lines[name].path)  # a checkpoint is of no use without the lines before it
-        keep = self.settings.keep_checkpoints
-        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, keep, self.identity())
+        checkpoint.save(
+            model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints, self.identity()
+        )
         self.save_weights(model)
         self._saved = self.iteration
 
@@ -452,8 +453,10 @@ class Run:
             logger.warning("%s", self.reason)
 
     def _metadata(self, iteration: int | None = None) -> dict[str, object]:
-        number = self.adapter_iteration if iteration is None else iteration
-        identity = {"otca_iteration": str(number), **self.identity()}
+        identity = {
+            "otca_iteration": str(self.adapter_iteration if iteration is None else iteration),
+            **self.identity(),
+        }
         return lora.workflow_metadata(self._graphs.workflow, self._graphs.canvas) | identity
 
 

@@ -28,8 +28,9 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
     if scores.distance is not None and len(distance := scores.distance[scores.distance.isfinite()]):
         metrics["diversity"] = distance.mean().item()
     for reward in scores.rewards:
-        for name, value in reward.watched().items():
-            metrics[keys.mean(keys.HELD_OUT, f"{reward.name}_{name}")] = value
+        metrics |= {
+            keys.mean(keys.HELD_OUT, f"{reward.name}_{name}"): value for name, value in reward.watched().items()
+        }
     metrics |= {**advantages.metrics, **update}
     phases = {
         "seconds/rollout": trajectories.seconds,
@@ -37,7 +38,10 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
         "seconds/credit": advantages.credit.seconds + advantages.seconds,
         "seconds/update": metrics["seconds/update"],
     }
-    metrics |= {**phases, "seconds/iteration": sum(phases.values())}
-    metrics |= {keys.reward_seconds(name): seconds for name, seconds in scores.seconds.items()}
+    metrics |= {
+        **phases,
+        "seconds/iteration": sum(phases.values()),
+        **{keys.reward_seconds(name): seconds for name, seconds in scores.seconds.items()},
+    }
     metrics["samples_per_second"] = trajectories.share.total / metrics["seconds/iteration"]
     return Report(metrics, advantages, trajectories)

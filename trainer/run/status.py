@@ -59,8 +59,7 @@ class Status:
 def read(folder: Path, say: Callable[[str], None] = logger.warning) -> Status:
     """Reads the status of the run in that folder. Where it cannot be read it is UNKNOWN, and `say` gets the reason."""
     content = read_own(folder, STATUS, say) or {}
-    fields = {name: content.get(name) for name in Status.__dataclass_fields__}
-    return Status(**{name: value for name, value in fields.items() if value is not None})
+    return Status(**{name: content[name] for name in Status.__dataclass_fields__ if content.get(name) is not None})
 
 
 def write(folder: Path, status: Status) -> None:

@@ -23,9 +23,8 @@ from .folder import SAMPLES
 
 def comparable(before: Mapping, after: Mapping) -> bool:
     """Whether both evaluations scored the same prompts from the same noise, and as many seeds, by the same rewards."""
-    same = before["rewards"].keys() == after["rewards"].keys()
     return (
-        same
+        before["rewards"].keys() == after["rewards"].keys()
         and same_beginnings(before, after)
         and all(
             len(figures["values"]) == len(after["rewards"][name]["values"])
@@ -228,10 +227,11 @@ def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> f
         first = next(other for other, kind in zip(evaluations, kinds, strict=False) if kind == kinds[-1])
     if first is None or not comparable(first, row):
         return None
-    trained = {
-        name: figures for name, figures in first["rewards"].items() if not figures["held_out"] and figures["std"]
-    }
-    means = [(row["rewards"][name]["mean"], figures) for name, figures in trained.items()]
+    means = [
+        (row["rewards"][name]["mean"], figures)
+        for name, figures in first["rewards"].items()
+        if not figures["held_out"] and figures["std"]
+    ]
     if not means or not all(measured(mean) and measured(before["mean"]) for mean, before in means):
         return None
     return sum((mean - before["mean"]) / before["std"] for mean, before in means)

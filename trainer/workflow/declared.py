@@ -122,8 +122,9 @@ def read_node(node_id: str, entry: Mapping, cls: type) -> Node:
         except ValueError as error:
             unreadable[name] = str(error)
     validates, validates_all = _judged(getattr(cls, "VALIDATE_INPUTS", None))
-    hidden = types.get("hidden", {})
-    return Node(node_id, entry, cls, declared, hidden, validates, validates_all, constants, links, unreadable)
+    return Node(
+        node_id, entry, cls, declared, types.get("hidden", {}), validates, validates_all, constants, links, unreadable
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -192,8 +193,11 @@ class DeclaredGraph:
 
     def find(self, class_type: str) -> list[str]:
         """Ids of the nodes of that class, given with or without the OTCA_ prefix."""
-        wanted = (class_type, PREFIX + class_type)
-        return [node_id for node_id, entry in self.entries.items() if entry["class_type"] in wanted]
+        return [
+            node_id
+            for node_id, entry in self.entries.items()
+            if entry["class_type"] in (class_type, PREFIX + class_type)
+        ]
 
     def output_nodes(self) -> tuple[str, ...]:
         """Ids of the OUTPUT_NODEs: what `run` runs, with all that it needs."""

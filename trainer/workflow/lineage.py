@@ -134,10 +134,11 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
             differences.append({"node": path, "before": classes[0], "now": classes[1]})
             continue
         values = _tuned(old), _tuned(new)
-        for name in sorted(values[0].keys() | values[1].keys()):
-            if values[0].get(name) != values[1].get(name):
-                change = {"node": title_of(new), "input": name}
-                differences.append({**change, "before": values[0].get(name), "now": values[1].get(name)})
+        differences += [
+            {"node": title_of(new), "input": name, "before": values[0].get(name), "now": values[1].get(name)}
+            for name in sorted(values[0].keys() | values[1].keys())
+            if values[0].get(name) != values[1].get(name)
+        ]
     return differences
 
 

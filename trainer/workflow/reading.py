@@ -97,10 +97,11 @@ def api_graph(graph: Any) -> dict[str, dict]:
         node = entry if isinstance(entry, dict) else {}
         if not isinstance(node.get("class_type"), str) or not isinstance(node.get("inputs"), dict):
             message = f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs"
-            fix = EXPORT_HELP
-            if "class_type" not in node and isinstance(node.get("inputs"), dict):
-                fix = "install the pack of that node where it is exported, whose page leaves out the class of what it lacks"
-            problems.append(general(message, fix))
+            install = (
+                "install the pack of that node where it is exported, whose page leaves out the class of what it lacks"
+            )
+            lacks_class = "class_type" not in node and isinstance(node.get("inputs"), dict)
+            problems.append(general(message, install if lacks_class else EXPORT_HELP))
         else:
             problems += _unfit_parts(node_id, entry)
     if problems:
@@ -128,12 +129,12 @@ def _unfit_parts(node_id: str, entry: dict) -> list[Problem]:
     """Values that cannot be copied, shown or saved: nested too deep, or text that is not Unicode."""
     parts = [(None, node_id, 1), *((key, value, 2) for key, value in entry.items() if key != "inputs")]
     parts += [(name, (name, value), 2) for name, value in entry["inputs"].items()]
-    problems = []
-    for name, value, level in parts:
-        if message := _unfit(value, level):
-            fix = f"give another value, or {EXPORT_HELP}"
-            problems.append(Problem(str(node_id), title(entry), name, None, message, fix))
-    return problems
+    fix = f"give another value, or {EXPORT_HELP}"
+    return [
+        Problem(str(node_id), title(entry), name, None, message, fix)
+        for name, value, level in parts
+        if (message := _unfit(value, level))
+    ]
 
 
 def _unfit(value: Any, level: int) -> str | None:
