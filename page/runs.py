@@ -429,9 +429,8 @@ class Run:
             target = free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with written_aside(
-                    target
-                ) as aside:  # never half a file, and never through a link that lay at the target
+                # Never half a file, and never through a link that lay at the target
+                with written_aside(target) as aside:
                     shutil.copyfile(source, aside)
             except PermissionError as error:
                 message = f"{target} could not be written ({error.strerror}); on Windows no program may have it open"
