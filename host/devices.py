@@ -239,11 +239,11 @@ class Resident:
     """A flow model or a reward model. Away from its device it keeps all that it learned, in main memory.
 
     Attributes:
-        share: of what is free there, the most that it takes whole.
+        room_share: the share of the free memory up to which it comes whole.
         blocks_out: a `Stream` of those that stay in main memory and come one by one; None: all of it comes.
     """
 
-    share = 1.0
+    room_share = 1.0
     blocks_out: Any = None
     _home: torch.device | None = None  # where to return to, while it is away
 
@@ -262,7 +262,7 @@ class Resident:
     def _ask_for_room(self, device: torch.device) -> None:
         weights = (p for network in self._movable() for p in network.parameters() if p.device.type != device.type)
         size = sum(weight.nbytes for weight in weights) - (self.blocks_out.away if self.blocks_out else 0)
-        ask_for_room(round(size / self.share), device)
+        ask_for_room(round(size / self.room_share), device)
 
     def settle(self, device: torch.device) -> None:
         """Moves it to its device, and takes note of it for `release_all`."""

@@ -41,7 +41,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
 
 
 def distances(points: Tensor, groups: Tensor) -> Tensor:
-    """1 - cos of each point to the others of its group, in the mean, [B]; NaN for one that is alone. It has a gradient.
+    """1 - cos of each point to the others of its group, in the mean, [B]; 0 for one that is alone. It has a gradient.
 
     With unit vectors u, Σu of the group and its size S, the mean cosine of a point to the others is (u·Σu - 1) / (S - 1).
 
@@ -49,12 +49,13 @@ def distances(points: Tensor, groups: Tensor) -> Tensor:
         points: [B·n, D]; of videos n frames each, which are compared with those of the same time.
         groups: [B] group numbers.
     """
-    frames = torch.nn.functional.normalize(points, dim=-1).unflatten(0, (len(groups), -1))  # [B, n, D]
+    shape = len(groups), len(points) // max(1, len(groups))
+    frames = torch.nn.functional.normalize(points, dim=-1).unflatten(0, shape)  # [B, n, D]
     units = frames.flatten(1) / frames.shape[1] ** 0.5
     alike = (groups[:, None] == groups).to(units)
     others = alike.sum(1) - 1
     cosines = ((units * (alike @ units)).sum(1) - 1) / others.clamp(min=1)
-    return torch.where(others > 0, 1 - cosines, torch.nan)
+    return torch.where(others > 0, 1 - cosines, 0.0)
 
 
 def advantage_parts(columns: Tensor, groups: Tensor, valid: Tensor, std_scope: str = "group") -> Tensor:

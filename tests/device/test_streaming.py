@@ -26,7 +26,7 @@ from comfyui_otca.trainer.memory.blueprint import of_folder
 from comfyui_otca.trainer.memory.case import ENCODING, Judge, Machine
 from comfyui_otca.trainer.memory.rehearsal import PipelineCase
 from comfyui_otca.trainer.policy.adapters import Adapter
-from comfyui_otca.trainer.rewards.base import score_with_gradient
+from comfyui_otca.trainer.rewards.base import score_stack, score_with_gradient
 from comfyui_otca.trainer.rewards.clip import ClipT
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
@@ -452,13 +452,28 @@ def test_encoders_stream_where_the_count_says_so(wordy, read):
 
     for block in within(networks):
         block.register_forward_hook(look)
-    for share in (10, 1.2, 0.8, 0.2):
+    for share in (10, 1.2, 0.8, 0.2, 10):
         has = round(beside + share * whole)
         counted = replace(case, machine=Machine(DEVICE, has)).needs.phases[ENCODING]["text encoder"]
         seen.clear()
-        read(model, [f"number {share}"], has - beside)
+        read(model, [f"number {share} {model.encoders_out}"], has - beside)
         assert max(seen) == pytest.approx(counted, rel=0.001), share
         assert (model.encoders_out is not None) == (max(seen) < 0.2 * whole) == (share < 1)
+
+
+def test_encoders_that_cannot_be_put_out_leave_the_others_where_they_were(wordy, read, monkeypatch):
+    model = load_flow_model(wordy, lora_rank=2, device=DEVICE, offload_encoders=True)
+
+    def full(device, size):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "buffer_for", full)
+        with pytest.raises(MemoryError):
+            read(model, ["one"], 1)
+    assert str(model.device) == DEVICE and {p.device.type for p in weights_in(encoders(model))} == {"cpu"}
+    read(model, ["one"], 1)
+    assert model.encoders_out is not None
 
 
 # -- judges, which leave between two uses --------------------------------------------------------------------------------
@@ -504,3 +519,24 @@ def test_a_judge_streams_where_the_count_says_so(clip_t, times, monkeypatch):
     assert asked[0] == 2 * judge.bytes and (asked[1] < 0.4 * asked[0]) == (times < 2), "of ComfyUI, for what comes"
     there = sum(p.nbytes for p in clip_t.network.model.parameters() if p.device.type != "cpu")
     assert (there < judge.bytes) == (judge.there(times * judge.bytes) < judge.bytes) == (times < 2)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 10 * judge.bytes)
+    clip_t.rest()
+    judged(clip_t)
+    assert clip_t.network.blocks_out is None, "there is room again"
+
+
+def test_judges_of_a_stack_are_there_one_after_another(tmp_path):
+    """As they are counted. Two that ask one network have it there once."""
+    folders = [str(rewards.clip(tmp_path / name)) for name in ("one", "other")]
+    stack = [ClipT(f"{n}{i}", model=n, device=DEVICE, offload=True) for i in range(2) for n in folders]
+    networks, there = [stack[0].network, stack[1].network], []
+    for network in networks:
+        network.model.vision_model.register_forward_hook(
+            lambda *_: there.append([each.device.type != "cpu" for each in networks])
+        )
+    pictures = torch.rand(2, 40, 40, 3, generator=torch.Generator().manual_seed(0))
+    for order in (stack[::2] + stack[1::2], stack):
+        there.clear()
+        score_stack(order, pictures.clone(), ["a"], torch.tensor([0, 0]))
+        assert [sum(each) for each in there] == ([1, 1] if order is not stack else [1, 2])
+    assert {network.device.type for network in networks} == {"cpu"}

@@ -103,5 +103,9 @@ class Embeddings:
         for text in distinct:
             self._rows.use(text, least=len(distinct))
         rows = {name: [self._rows[text][name] for text in texts] for name in self._rows[texts[0]]}
-        tensors = {name: devices.upload(pad_sequence(of, batch_first=True), device) for name, of in rows.items()}
+        stacked = {
+            name: pad_sequence(of, batch_first=True) if name in self._ragged else torch.stack(of)
+            for name, of in rows.items()
+        }
+        tensors = {name: devices.upload(tensor, device) for name, tensor in stacked.items()}
         return Condition(tensors, {name: torch.tensor(list(map(len, rows[name]))) for name in self._ragged})

@@ -196,20 +196,24 @@ class PipelineModel(FlowModel):
     def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
         """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside.
 
-        Where they do not fit then either, their blocks come one by one, from then on. What is free now decides; `otca memory`
+        Where they do not fit then either, their blocks come one by one, until they do. What is free now decides; `otca memory`
         asks the same of what there is beside all that stays.
         """
         guests = [network for name, network in self.components(kind).items() if name in self.visitors]
+        stream = None if kind == "vae" else self.encoders_out
+        if stream and fits(guests, device):
+            stream.end()
+            stream = self.encoders_out = None
         # The autoencoder is small, and may be asked by the page while the others compute.
-        is_crowded = kind != "vae" and not fits(guests, device)
+        is_crowded = kind != "vae" and not fits(guests, device, away=stream.away if stream else 0)
         aside = self._movable() if is_crowded else []
-        for network in aside:
-            network.to("cpu")
-        if is_crowded and not (self.encoders_out or device.type == "cpu" or fits(guests, device)):
-            self.encoders_out = Stream(guests, None, device, lambda: next(guests[0].parameters()).device)
-        for guest in guests:
-            guest.to(device)
         try:
+            for network in aside:
+                network.to("cpu")
+            if is_crowded and not (stream or device.type == "cpu" or fits(guests, device)):
+                self.encoders_out = Stream(guests, None, device, lambda: next(guests[0].parameters()).device)
+            for guest in guests:
+                guest.to(device)
             yield
         finally:
             for guest in guests:

@@ -25,17 +25,19 @@ from ...host import devices
 ALIGNED = 64  # bytes: kernels read from such addresses
 
 
-def fits(networks: Iterable[nn.Module], device: torch.device, share: float = 0.9) -> bool:
-    """Whether they may be on the device whole: with that share of what is free there now, beside what they compute."""
-    return sum(p.nbytes for network in networks for p in network.parameters()) <= share * devices.free_memory(device)
+def fits(networks: Iterable[nn.Module], device: torch.device, share: float = 0.9, away: int = 0) -> bool:
+    """Whether they may be on the device, but for so many bytes: with that share of what is free there now."""
+    size = sum(p.nbytes for network in networks for p in network.parameters()) - away
+    return size <= share * devices.free_memory(device)
 
 
 def lists(network: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """The network's blocks, in the order in which most call them: its own, or else those of the networks in it."""
-    own = [(name, child) for name, child in network.named_children() if isinstance(child, nn.ModuleList)]
-    return own or [
-        (f"{name}.{place}", blocks) for name, child in network.named_children() for place, blocks in lists(child)
-    ]
+    """The network's blocks, in the order in which most call them: its own, or those of the networks in it if these hold more."""
+    children = list(network.named_children())
+    own = [(name, child) for name, child in children if isinstance(child, nn.ModuleList)]
+    others = [(name, child) for name, child in children if not isinstance(child, nn.ModuleList)]
+    inner = [(f"{name}.{place}", blocks) for name, child in others for place, blocks in lists(child)]
+    return max(own, inner, key=lambda some: sum(p.nbytes for _, blocks in some for p in blocks.parameters()))
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:

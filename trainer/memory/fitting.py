@@ -39,10 +39,7 @@ class Streaming:
 
     def __init__(self, case: PipelineCase, device: torch.device):
         self._case, self._device = case, device
-
-    @cache  # noqa: B019
-    def _planned(self, plan: Iteration) -> PipelineCase:
-        return replace(self._case, iteration=plan, reserve=RESERVE, machine=here(self._device))
+        self._planned = cache(lambda plan: replace(case, iteration=plan, reserve=RESERVE, machine=here(device)))
 
     def decided(self, graph: Mapping[str, Mapping] | None, guidance_is_embedded: bool) -> tuple[int, int, str]:
         """The number of blocks, that of a sample's calls whose graphs have room beside them, and what a training takes in words.

@@ -1,7 +1,8 @@
 """Blocks as torch.compile makes them: one program for all blocks of a class, since nothing in it knows a block's name.
 
-A block is compiled whose layers hold their own weights in the type that is computed in. The others run as ever, and a warning
-says why. A program works on copies of what it is given, so that it writes over nothing that autograd has kept.
+Only blocks are compiled whose layers hold their own weights in the type that is computed in, and with a gradient only those that
+are computed again for it. The others run as ever; a warning says why. A program works on copies of what it is given, so that it
+writes over nothing that autograd has kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from ...host.text import shortened
-from ..families.loading import allow_graphs
+from ..families.loading import GRAPHS, allow_graphs
 from . import frozen
 
 logger = logging.getLogger(__name__)
@@ -46,10 +47,11 @@ class Compiler:
             return program(type(block))(forward, *map(_whole, args), **whole)
         except (_errors().TorchDynamoException, _errors().FailOnRecompileLimitHit) as error:
             result = forward(*args, **kwargs)  # it says what is wrong with a call
-            self.refused[type(block)] = (
-                f"torch refuses {type(block).__name__}: {shortened(str(error).partition(chr(10))[0], 300)}. Fix: compile off on "
-                "Make Trainable, or start ComfyUI with --use-pytorch-cross-attention"
-            )
+            words = shortened(" ".join(str(error.__cause__ or error).split()), 300)
+            fix = "compile off on Make Trainable, or start ComfyUI with --use-pytorch-cross-attention"
+            if isinstance(error, _errors().FailOnRecompileLimitHit):
+                words, fix = f"it has made {GRAPHS} programs of it since ComfyUI began", "start ComfyUI anew"
+            self.refused[type(block)] = f"torch refuses {type(block).__name__}: {words}. Fix: {fix}"
             return result
 
     def reason(self, block: torch.nn.Module) -> str | None:

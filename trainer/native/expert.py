@@ -99,6 +99,7 @@ class Expert:
         return foreign.unlock([function.value for function in self.functions], self.core)
 
     def take_out(self, patcher: ModelPatcher) -> None:
+        self.adapters.wrapped.clear()
         while self._replaced:
             module, wrapper, before = self._replaced.pop()
             if vars(module).get("forward") is not wrapper:
@@ -118,10 +119,11 @@ class Expert:
 
     def _block(self, name: str, block: torch.nn.Module, forward: Callable, *args, **kwargs) -> Any:
         self._blocks_begun += 1
-        run = functools.partial(self.compiler, block, forward) if self.compiler else forward
+        compiled = functools.partial(self.compiler, block, forward) if self.compiler else forward
         if not self.checkpointing or self._blocks_begun > len(self.blocks) - self.kept_blocks:
-            return run(*args, **kwargs)
-        return checkpointed(functools.partial(self._prepared, run), self.adapters.of(name), args, kwargs)
+            # What a program keeps for its gradient are the weights themselves, which may be elsewhere by then.
+            return (forward if torch.is_grad_enabled() else compiled)(*args, **kwargs)
+        return checkpointed(functools.partial(self._prepared, compiled), self.adapters.of(name), args, kwargs)
 
     def _prepared(self, run: Callable, *args, **kwargs) -> Any:
         """A block, which is computed again in the backward pass: by then another node may have used the MODEL."""

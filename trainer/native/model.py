@@ -347,7 +347,7 @@ class NativeModel(FlowModel):
 
         The first pass with a gradient shows whether this network has any; with checkpointing the blocks see to it themselves.
         """
-        if not torch.is_grad_enabled() or (self._writes_over is False and not self._first.compiler):
+        if not torch.is_grad_enabled() or self._writes_over is False:
             return contextlib.nullcontext()
         return _Observed(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..families.loading import DTYPES, resolve_device
 from ..families.streaming import Stream, fits
 from ..types import MEMORY_SHARE
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -47,8 +49,8 @@ class Network(OncePerBatch, Resident):
     A subclass loads itself in `__init__(path, device, dtype)` as `model`, or names its modules by `_networks()`, and ends with
     `settle`.
 
-    To a device of whose free memory it would take more than its share, its blocks come one by one, from then on. `otca memory`
-    asks the same of what there is beside all that stays (`Judge` in `case`), for one that waits between two uses.
+    To a device of whose free memory it would take more than its `room_share`, its blocks come one by one, as long as that is so.
+    `otca memory` asks the same of what there is beside all that stays (`Judge` in `case`), for one that rests between two uses.
     """
 
     model: Any
@@ -61,14 +63,21 @@ class Network(OncePerBatch, Resident):
     def _networks(self) -> list[torch.nn.Module]:
         return [self.model]
 
-    def wait(self) -> None:
-        """Leaves until it is asked again, and then takes no more than its share whole."""
-        self.share = MEMORY_SHARE
+    def rest(self) -> None:
+        """Leaves until it is asked again, and then comes whole only where that leaves others half of the room."""
+        self.room_share = MEMORY_SHARE
         self.leave()
 
     def _move(self, device: torch.device) -> None:
-        if device.type != "cpu" and not (self.blocks_out or fits(self._networks(), device, self.share)):
-            self.blocks_out = Stream(self._networks(), None, device, lambda: self.device)
+        if device.type != "cpu" and bool(self.blocks_out) == fits(self._networks(), device, self.room_share):
+            if self.blocks_out:
+                self.blocks_out.end()
+                self.blocks_out = None
+            else:
+                logger.warning(
+                    "%s: too large for the memory that is free, so its blocks come one by one", self.path.name
+                )
+                self.blocks_out = Stream(self._networks(), None, device, lambda: self.device)
         super()._move(device)
 
     @property

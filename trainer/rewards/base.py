@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,7 +175,7 @@ class NetworkReward(Reward):
 
     def rest(self) -> None:
         if self.offload:
-            self.network.wait()
+            self.network.rest()
 
     def in_batches(self, function: Callable[..., Tensor], *columns) -> Tensor:
         """`function` of `batch_size` rows of every column at a time (tensors or lists of one length), put together."""
@@ -226,7 +226,7 @@ def score(
         RewardError: a reward threw, or returned another number of scores.
     """
     try:
-        columns = [_column(reward, images, prompts, groups=groups) for reward in rewards]
+        columns = [_column(reward, images, prompts, groups=groups) for reward in in_turns(rewards)]
     finally:
         for reward in rewards:
             reward.rest()
@@ -333,6 +333,15 @@ def _column(
     return column
 
 
+def in_turns(rewards: Sequence[Reward]) -> Iterator[Reward]:
+    """Each of them, which rests before the next one's turn, unless a later one asks the same network."""
+    for number, reward in enumerate(rewards):
+        yield reward
+        later = [getattr(other, "network", None) for other in rewards[number + 1 :]]
+        if getattr(reward, "network", reward) not in later:
+            reward.rest()
+
+
 def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
     """A reward's answer as float32 on the CPU, with FAILED and LEFT_OUT for what is not a score."""
     answers = scores if isinstance(scores, list | tuple) else []
@@ -368,7 +377,8 @@ def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
 class Columns:
     """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT for what is missing, and each reward's seconds.
 
-    `points`: [b·n, D], where the pictures, or n frames of each video, stand in the space of the first encoder that was asked.
+    `points`: [b·n, D], where the pictures, or n frames of each video, stand in the space of the first encoder; None if it was
+    not asked about all of them.
     """
 
     values: Mapping[str, Tensor]
@@ -382,17 +392,18 @@ def score_part(
     prompts: Sequence[str],
     first: int = 0,
     on_step: Callable[[], None] = lambda: None,
+    is_whole: bool = False,
 ) -> Columns:
-    """Scores some samples of a rollout, of which `first` is the first one's number."""
+    """Scores some samples of a rollout, of which `first` is the first one's number; `is_whole`: all of them."""
     values, seconds = {}, {}
-    for reward in rewards:
+    for reward in in_turns(rewards) if is_whole else rewards:
         on_step()
         started = time.perf_counter()
         values[reward.name] = _column(reward, images, prompts, first)
         seconds[reward.name] = time.perf_counter() - started
-    pictures = images if images.ndim == 4 else stills(images)
-    points = (reward.network.known(pictures, "pictures") for reward in rewards if isinstance(reward, NetworkReward))
-    return Columns(values, seconds, next((some.cpu() for some in points if some is not None), None))
+    encoders = [r.network for r in rewards if isinstance(r, NetworkReward) and hasattr(r.network, "pictures")]
+    pictures = stills(images) if encoders and images.ndim == 5 else images
+    return Columns(values, seconds, encoders[0].known(pictures, "pictures") if encoders else None)
 
 
 def _score_groups(
@@ -458,7 +469,9 @@ def score_stack(
     texts = [prompts[int(group)] for group in groups]
     try:
         parts = scored or [
-            score_part(single, images[first : first + size], texts[first : first + size], first, on_step)
+            score_part(
+                single, images[first : first + size], texts[first : first + size], first, on_step, size >= len(images)
+            )
             for first in range(0, len(images), size)
         ]
         compared = _score_groups([r for r in rewards if r not in single], images, prompts, groups, on_step)
@@ -469,8 +482,12 @@ def score_stack(
     columns |= compared.values
     seconds = {reward.name: sum(part.seconds[reward.name] for part in parts) for reward in single}
     seconds.update(compared.seconds)
-    points = [part.points for part in parts if part.points is not None]
-    unknown = torch.full((len(images),), torch.nan)  # and not None, which another process may not have
+    points = [part.points.cpu() for part in parts if part.points is not None]
+    # Never None, which another process may not have.
+    distance = torch.full((len(images),), torch.nan)
+    if points and len(points) == len(parts):
+        alone = (groups[:, None] == groups).sum(1) == 1
+        distance = distances(torch.cat(points), groups).masked_fill(alone, torch.nan)
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -485,5 +502,5 @@ def score_stack(
         rewards=tuple(rewards),
         prompts=tuple(prompts),
         seconds={name: seconds[name] for name in names},
-        distance=distances(torch.cat(points), groups) if points and len(points) == len(parts) else unknown,
+        distance=distance,
     )

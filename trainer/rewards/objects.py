@@ -185,7 +185,7 @@ class Objects(NetworkReward):
     def rest(self) -> None:
         super().rest()
         if self.offload and self.clip is not None:
-            self.clip.wait()
+            self.clip.rest()
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         wishes = [wish(prompt) for prompt in prompts]

@@ -39,4 +39,4 @@ class Variety(GroupReward, NetworkReward):
     def differentiable_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Tensor:
         pictures = samples[:, seen_frames(samples.shape[1])].flatten(0, 1) if samples.ndim == 5 else samples
         points = self.in_batches(self.network.pictures_with_gradient, pictures)
-        return distances(points, torch.as_tensor(groups, device=points.device)).nan_to_num(0.0)
+        return distances(points, torch.as_tensor(groups, device=points.device))

@@ -46,6 +46,20 @@ def test_the_adapter_acts_while_it_is_on_and_nothing_is_left_of_it_afterwards():
     assert not [module for module in made.network.modules() if "forward" in vars(module)]
 
 
+@pytest.mark.parametrize(("checkpointing", "kept", "times"), [(False, 0, 0), (True, 1, 0), (True, 0, 1)])
+def test_a_block_is_compiled_only_where_no_graph_of_it_is_kept(checkpointing, kept, times):
+    """A program's graph holds the weights, which may be elsewhere by the time of the backward pass."""
+    made, x, seen = wrapped_network(), torch.ones(1, 3, requires_grad=True), []
+    made.compiler = lambda block, forward, *args: seen.append(block) or forward(*args)
+    made.checkpointing, made.kept_blocks = checkpointing, kept
+    made.put_in(None)
+    made.blocks["0.0"](x).sum()
+    assert len(seen) == times
+    with torch.no_grad():
+        made.blocks["0.0"](x)
+    assert len(seen) == times + 1
+
+
 def test_a_wrapper_of_another_node_that_is_taken_off_first_does_not_come_back():
     """ComfyUI takes injections off in the order in which it put them on: the inner one first."""
     made = wrapped_network()

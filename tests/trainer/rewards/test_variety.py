@@ -16,7 +16,7 @@ from comfyui_otca.trainer.rewards.clip import ClipT
 from comfyui_otca.trainer.rewards.pixels import Colorfulness
 from comfyui_otca.trainer.rewards.variety import Variety
 from comfyui_otca.trainer.run import evaluation
-from comfyui_otca.trainer.types import RunSettings, SamplerSettings
+from comfyui_otca.trainer.types import Prompt, RunSettings, SamplerSettings
 
 GROUPS = [0, 1, 0, 2, 0, 1]
 
@@ -67,6 +67,15 @@ def test_a_stack_knows_the_diversity_of_pictures_that_a_reward_has_encoded(tiny,
     assert unknown is not None and len(unknown) == 6 and unknown.isnan().all(), (
         "never None, which processes could not gather"
     )
+
+
+def test_of_two_encoders_the_first_is_asked_and_where_it_has_not_seen_all_nothing_is_known(tiny, grain):
+    """Seen before: parts of one batch with points of two encoders, which fit nowhere together."""
+    first, second = ClipT("a", model=str(tiny / "clip")), ClipT("b")
+    prompts = [Prompt("x", {"judged_by": ["a"]}), Prompt("y", {"judged_by": ["b"]})]
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    scores = score_stack([first, second], grain, prompts, groups, batch_size=3)
+    assert scores.distance is not None and scores.distance.isnan().all() and scores.usable.all()
 
 
 def test_of_videos_it_is_by_the_frames_that_the_reward_has_seen(tiny, grain):
