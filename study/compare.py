@@ -226,6 +226,8 @@ def pairwise_distance(points: Tensor) -> float:
         points: features [P, S, D] of the pictures; the distance is NaN for S = 1.
     """
     prompts, count = points.shape[:2]
+    if count < 2:
+        return math.nan
     return distances(points.flatten(0, 1).double(), torch.arange(prompts).repeat_interleave(count)).mean().item()
 
 

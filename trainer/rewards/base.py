@@ -334,11 +334,11 @@ def _column(
 
 
 def in_turns(rewards: Sequence[Reward]) -> Iterator[Reward]:
-    """Each of them, which rests before the next one's turn, unless a later one asks the same network."""
-    for number, reward in enumerate(rewards):
+    """Each of them, which rests before the next one's turn, unless a later one asks the same network. At the end all rest."""
+    for number, reward in enumerate(rewards, 1):
         yield reward
-        later = [getattr(other, "network", None) for other in rewards[number + 1 :]]
-        if getattr(reward, "network", reward) not in later:
+        later = [getattr(other, "network", None) for other in rewards[number:]]
+        if later and getattr(reward, "network", reward) not in later:
             reward.rest()
 
 
