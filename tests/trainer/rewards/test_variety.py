@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from comfyui_otca.host import distributed
 from comfyui_otca.study.compare import pairwise_distance
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.families.base import Forwards
@@ -76,6 +77,18 @@ def test_of_two_encoders_the_first_is_asked_and_where_it_has_not_seen_all_nothin
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
     scores = score_stack([first, second], grain, prompts, groups, batch_size=3)
     assert scores.distance is not None and scores.distance.isnan().all() and scores.usable.all()
+
+
+def _share_that_one_process_has_seen():
+    own, pictures = distributed.rows(4), torch.rand(4, 40, 40, 3, generator=torch.Generator().manual_seed(0))
+    prompts = ["x", Prompt("y", {"judged_by": ["colorfulness"]})]
+    scores = score_stack([ClipT(), Colorfulness()], pictures[own], prompts, torch.tensor([0, 0, 1, 1])[own])
+    return distributed.whole(scores).distance.isnan().tolist()
+
+
+def test_processes_gather_it_also_where_only_one_knows_it():
+    """Seen before: a training of several processes ended there."""
+    assert together(2, _share_that_one_process_has_seen) == [[False, False, True, True]] * 2
 
 
 def test_of_videos_it_is_by_the_frames_that_the_reward_has_seen(tiny, grain):
