@@ -15,6 +15,7 @@ from ...host.text import shorten_logs, shortened
 from .folder import LIBRARIES, library_class, read_index, read_object, weights
 from .options import FlowModelError
 from .sizes import RULES
+from .streaming import compute_again
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
@@ -99,14 +100,8 @@ def load(
     for network in model.experts.values():
         speed_up(network, options)
     if options.gradient_checkpointing:
-        decode_again(pipeline.vae)
+        compute_again(pipeline.vae)
     return model
-
-
-def decode_again(vae: Any, blocks: bool = True) -> None:
-    """Has the autoencoder's blocks be computed again in a backward pass, of those that can."""
-    if vae._supports_gradient_checkpointing:
-        (vae.enable_gradient_checkpointing if blocks else vae.disable_gradient_checkpointing)()
 
 
 def components(path: Path) -> dict[str, tuple[str, str]]:

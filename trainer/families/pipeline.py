@@ -23,7 +23,7 @@ from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
 from .folder import identity
 from .sizes import Checkpoint
-from .streaming import Stream, fits
+from .streaming import Stream, compute_again, fits
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -167,8 +167,9 @@ class PipelineModel(FlowModel):
             self.blocks_out = None  # with whose buffers main memory would hold twice what is out
             self.blocks_out = Stream(self.experts.values(), count, device, lambda: self.device) if count else None
             for network in self.experts.values():
-                again = count or self._checkpoints  # where blocks are out, a graph would hold their weights
-                (network.enable_gradient_checkpointing if again else network.disable_gradient_checkpointing)()
+                compute_again(
+                    network, bool(count) or self._checkpoints
+                )  # a graph would hold the weights of what is out
                 network.to(self.device)  # those that are not out any more
             self._out = count
 

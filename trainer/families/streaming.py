@@ -75,6 +75,12 @@ def away(blocks: Iterable[int]) -> int:
     return sum(sorted(blocks)[:-2])
 
 
+def compute_again(network: Any, on: bool = True) -> None:
+    """Has a network's blocks be computed again in a backward pass, or keep what they computed; not all autoencoders can."""
+    if network._supports_gradient_checkpointing:
+        (network.enable_gradient_checkpointing if on else network.disable_gradient_checkpointing)()
+
+
 class _Visitor:
     """A block that is out."""
 

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map_only
 from ..families import family_class, streaming
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
-from ..families.loading import decode_again
 from ..families.options import LoadOptions, conflict
 from ..families.pipeline import PipelineModel
 from ..families.sizes import RULES
@@ -199,7 +198,7 @@ class Rehearsal:
     def decoder(self, call: Call) -> Graph:
         """The same with a gradient, and the way back to the latents."""
         latents = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=True)
-        decode_again(self.model.pipeline.vae, call.checkpointing)
+        streaming.compute_again(self.model.pipeline.vae, call.checkpointing)
         with self._live() as live:
             kept, over, back = there_and_back(live, lambda: self.model.decode_latents(latents).float().clamp(0, 1))
         return Graph(kept, kept + max(over, back), back)
@@ -233,7 +232,7 @@ class Rehearsal:
     @contextlib.contextmanager
     def _counting(self, call: Call) -> Iterator[tuple[Live, Callable[[], Tensor]]]:
         for network in self.model.experts.values():
-            (network.enable_gradient_checkpointing if call.checkpointing else network.disable_gradient_checkpointing)()
+            streaming.compute_again(network, call.checkpointing)
         self.model.memo.keep(NextRollout(unconditional_gradient=call.both))
         x = torch.empty(call.rows, *self._shape(call), device=META, requires_grad=call.through)
         condition = self._condition(call)

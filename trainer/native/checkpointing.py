@@ -204,7 +204,7 @@ class _BeforeWriting(TorchDispatchMode):
         super().__init__()
         self._rescue = rescue
 
-    # Else torch compiles nothing under it. It sees what a compiled block is given, and what it returns
+    # Else torch compiles nothing under it. Within a program nothing is written over that autograd keeps, see `compiling`.
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True

@@ -43,8 +43,8 @@ class Compiler:
                 logger.warning(message, reasons.count(reason), len(reasons), reason)
             return forward(*args, **kwargs)
         try:
-            whole = {name: _whole(value) for name, value in kwargs.items()}
-            return program(type(block))(forward, *map(_whole, args), **whole)
+            alike = {name: _alike(value) for name, value in kwargs.items()}
+            return program(type(block))(forward, *map(_alike, args), **alike)
         except (_errors().TorchDynamoException, _errors().FailOnRecompileLimitHit) as error:
             result = forward(*args, **kwargs)  # it says what is wrong with a call
             words = shortened(" ".join(str(error.__cause__ or error).split()), 300)
@@ -71,8 +71,8 @@ def _errors() -> Any:
     return torch._dynamo.exc  # pyright: ignore[reportAttributeAccessIssue] it is loaded when it is asked for
 
 
-def _whole(value: Any) -> Any:
-    """No view, of which the first block gets some: torch has other graphs for them."""
+def _alike(value: Any) -> Any:
+    """A tensor as every block gets it: the first one gets views, for which torch would make graphs of their own."""
     return value.clone() if isinstance(value, torch.Tensor) and value._is_view() else value
 
 

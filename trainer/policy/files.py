@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...host import paths
 from ...host.access import permissions
-from ...host.files import beside, flush, put_in_place
+from ...host.files import flush, written_aside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,13 +116,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     from safetensors.torch import save_file
 
-    aside = beside(path)
     try:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
-        flush(aside)
-        put_in_place(aside, path)
+        with written_aside(path) as aside:
+            save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
+            flush(aside)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
     flush(path.parent)
