@@ -364,7 +364,8 @@ export function galleryView(server, { own, openWorkflow }) {
     }
     const [first, second] = [known.get(better), known.get(id)];
     if (better === id) return undefined;
-    if (!first || !second || first.prompt !== second.prompt) return setText(hint, t("A pair has to be of the same prompt. Choose another picture, or press Escape."));
+    // Where one is not known yet, the server says whether they are of the same prompt.
+    if (first && second && first.prompt !== second.prompt) return setText(hint, t("A pair has to be of the same prompt. Choose another picture, or press Escape."));
     say(better, "pair", id, true);
     better = "";
     return setText(hint, "");
