@@ -7,6 +7,8 @@ COMFYUI ?= $(lastword $(sort $(wildcard $(HOME)/comfy/ComfyUI*)))
 NEWEST := $(HOME)/envs/newest
 TORCH ?= torch torchvision torchaudio
 TYPES := $(BIN)/basedpyright --pythonpath $(BIN)/python --level error
+# A machine may forbid compiled files. Each of the many processes of the tests would then compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 .PHONY: help setup quickstart fix lint test test-train test-comfyui test-newest test-all
