@@ -209,6 +209,8 @@ def _in_use(path) -> bool:
         with contextlib.suppress(OSError):  # the one that listdir had
             if os.readlink(f"/proc/self/fd/{descriptor}") == real:
                 return True
+    if not re.search(r"\.(safetensors|pth?|bin|ckpt)\b", real):  # no other is mapped, and the list is long
+        return False
     return f" {real}\n" in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
 
 

@@ -96,10 +96,10 @@ class Autoencoder:
 # Values a pixel: memory_used_decode in comfy/sd.py of ComfyUI 0.33, per latent pixel there. Videos are decoded piece by piece,
 # so their number of frames does not count; with a gradient it does: `decoders` in bench/memory.md. Sizes: the files' pages on
 # huggingface.co.
-FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 1152))
-FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 1152), scale=16)
+FLUX_VAE = Autoencoder(335_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 899))
+FLUX2_VAE = Autoencoder(336_000_000, (2178, 2178), (5700, 5700), (131, 131), (1403, 899), scale=16)
 WAN21_VAE = Autoencoder(
-    254_000_000, (2200, 7000), (3825, 4480), (291, 2556), (897, 769)
+    254_000_000, (2200, 7000), (3825, 4480), (291, 2556), (897, 677)
 )  # Qwen-Image's and Krea 2's are of this kind
 WAN22_VAE = Autoencoder(1_410_000_000, (8000, 8000), (2856, 3039), (875, 2180), scale=16)
 

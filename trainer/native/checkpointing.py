@@ -1,7 +1,7 @@
 """Exact gradients of networks that write over what they are given, as where a residual is added in place.
 
 Checkpointing: `torch.utils.checkpoint` computes a block again from its inputs, which have changed by then: the gradient is wrong,
-and nothing says so. Here a block works on copies, both times.
+and nothing says so. Here a block works on copies, both times, unless it is known to write over nothing.
 
 Without it: autograd keeps references to what it will need, and raises if it was written over since. Here whatever is about to be
 written over is copied first. `torch.autograd.graph.allow_mutation_on_saved_tensors` does the same, but only for a backward pass
@@ -27,21 +27,24 @@ from .frozen import training
 
 OPTIONS = "transformer_options"  # ComfyUI's dictionary for its nodes; a network writes the number of the block into it
 
-# Classes in comfy/ldm/modules/diffusionmodules/model.py (FLUX's, and so Z-Image's) and in comfy/ldm/wan/vae.py.
+# Classes in comfy/ldm/modules/diffusionmodules/model.py (FLUX's, and so Z-Image's) and in comfy/ldm/wan/vae.py. They write over
+# nothing that they are given: at the last level a copy would be a tenth of the peak.
 DECODER_BLOCKS = {"ResnetBlock", "AttnBlock", "Upsample", "ResidualBlock", "AttentionBlock", "Resample"}
 
 
-def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: tuple, kwargs: dict) -> Any:
+def checkpointed(
+    run: Callable, parameters: Sequence[torch.nn.Parameter], args: tuple, kwargs: dict, writes: bool = True
+) -> Any:
     """`run(*args, **kwargs)` of a block, of which the inputs alone are kept.
 
-    `parameters`: what is trained within the block.
+    `parameters`: what is trained within the block. `writes`: it may write over its inputs, so it is given copies.
     """
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
     kwargs = dict(kwargs)
     options = kwargs.pop(OPTIONS, None)
     inputs, spec = _flattened((args, kwargs))
-    block = _Block(run, inputs, spec, options)
+    block = _Block(run, inputs, spec, options, writes)
     tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
     return block.outputs(_Checkpoint.apply(block, len(parameters), *parameters, *tensors))
 
@@ -65,21 +68,21 @@ def _again(forward: Callable, *args, **kwargs) -> Any:
     lists = (value for value in (*args, *kwargs.values()) if isinstance(value, list))
     if any([type(entry) for entry in value] != [int] for value in lists):
         return forward(*args, **kwargs)
-    return checkpointed(forward, (), args, kwargs)
+    return checkpointed(forward, (), args, kwargs, writes=False)
 
 
 class _Block:
     """One call of a block: its inputs without their tensors, which autograd keeps and lets go of, and its outputs' places."""
 
-    def __init__(self, run: Callable, inputs: Sequence, spec: pytree.TreeSpec, options: dict | None):
-        self._run, self._spec, self._options = run, spec, options
+    def __init__(self, run: Callable, inputs: Sequence, spec: pytree.TreeSpec, options: dict | None, writes: bool):
+        self._run, self._spec, self._options, self._writes = run, spec, options, writes
         self._snapshot = None if options is None else dict(options)
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in inputs]
         self._others = [None if tensor else leaf for leaf, tensor in zip(inputs, self._is_tensor, strict=True)]
 
     def __call__(self, tensors: Sequence[Tensor], again: bool) -> list[Tensor]:
         """The tensors of what the block returns."""
-        queue = iter(tensors)
+        queue = (tensor.clone() for tensor in tensors) if self._writes else iter(tensors)
         places = zip(self._is_tensor, self._others, strict=True)
         leaves = [next(queue) if is_tensor else other for is_tensor, other in places]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
@@ -102,7 +105,7 @@ class _Checkpoint(torch.autograd.Function):
     def forward(ctx, block: _Block, count: int, *tensors):  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.block, ctx.count = block, count
         ctx.save_for_backward(*tensors)
-        outputs = block([tensor.detach().clone() for tensor in tensors[count:]], again=False)
+        outputs = block([tensor.detach() for tensor in tensors[count:]], again=False)
         # A network may write over what a block returns, which autograd allows for no view that a function returned.
         whole = [tensor.clone() if tensor._is_view() else tensor for tensor in outputs]
         ctx.mark_non_differentiable(*(tensor for tensor in whole if not tensor.is_floating_point()))
@@ -114,8 +117,7 @@ class _Checkpoint(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2 + ctx.count :]
         leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted, strict=True)]
         with torch.enable_grad(), training(), Mutable():
-            # Copies, since a leaf must not be written over.
-            outputs = ctx.block([leaf.clone() for leaf in leaves], again=True)
+            outputs = ctx.block(leaves, again=True)
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
         sources = [*parameters, *(leaf for leaf in leaves if leaf.requires_grad)]
         pulls = iter(

@@ -101,6 +101,18 @@ def test_the_inputs_stay_as_they_were():
     assert torch.equal(x, torch.ones(5, 4)) and torch.equal(y, torch.ones(5, 4))
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_block_that_writes_over_nothing_works_on_no_copies(writes):
+    x, places = torch.ones(5, 4, requires_grad=True), []
+
+    def run(x):
+        places.append(x.data_ptr())
+        return x.square()
+
+    [gradient] = torch.autograd.grad(checkpointed(run, [], (x,), {}, writes).sum(), x)
+    assert [place == x.data_ptr() for place in places] == [not writes] * 2 and torch.equal(gradient, 2 * x)
+
+
 def test_options_are_the_same_the_second_time():
     options = {"kept": "by nodes"}
     _, _, blocks = network(in_place=True, checkpointing=True, options=options)
