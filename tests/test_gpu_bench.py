@@ -42,8 +42,7 @@ def test_an_iteration_of_every_kind(place):
 
 def test_the_operations_are_those_of_the_matrices():
     """By hand: 2 · rows · in · out of each linear layer, and twice that of the attention's two products."""
-    place = Place("cpu", True, None)
-    case = measures.Case(place, 1)
+    case = measures.Case(Place("cpu", True, None), 1)
     network, tokens, image = case.model.transformer, 8, 4
     rows = dict.fromkeys(("x_embedder", "proj_out"), image) | {"context_embedder": tokens}
     expected = 0

@@ -140,8 +140,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     tab = Tab(small_workflow({"OTCA_TrainingRun": RARELY}), model)
     tab.queue()
     metrics = runs / "otca" / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text("[]\n" + whole)
+    metrics.write_text("[]\n" + metrics.read_text())
     record.open_runs.clear()
     ownership.forget()
     claim.take(runs / "otca").release()
@@ -486,8 +485,7 @@ def test_a_lora_file_to_start_from(tabs, small_workflow, load_model, perturb, tm
     for name, value in trained.policy.trainable_named().items():
         torch.testing.assert_close(value, model.policy.trainable_named()[name], rtol=0, atol=1e-6)
     assert owner(comfyui) == ["new run one, from mine.safetensors"]
-    other = Tab(tabs("two").workflow, model)
-    other.queue(targets=[CREDIT])
+    Tab(tabs("two").workflow, model).queue(targets=[CREDIT])
     assert torch.equal(model.policy.trainable_named()[name], value) or torch.allclose(
         model.policy.trainable_named()[name], value, atol=1e-6
     )

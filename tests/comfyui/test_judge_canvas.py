@@ -84,8 +84,7 @@ def test_stop_in_the_middle_of_a_hundred_pictures_and_run_again(server, pictures
     messages = dict(map(tuple, history[number]["status"]["messages"]))
     assert "execution_error" not in messages, messages["execution_error"]["exception_message"]
     assert messages["execution_interrupted"]["node_id"] == "3"
-    before = asked(server)
-    assert 40 <= before < PICTURES - 1
+    assert 40 <= asked(server) < PICTURES - 1
     assert "execution_success" in server.run(scoring("first"))
     again = asked(server) - (PICTURES - 1)
     assert 0 <= again <= 4, (

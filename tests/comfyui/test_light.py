@@ -14,8 +14,7 @@ SHOWN = "text => document.querySelector('.otca-light')?.textContent.includes(tex
 @pytest.fixture
 def template(canvas):
     """The template z_image on the canvas, and its files where it looks for them."""
-    models = canvas.comfyui.base / "models"
-    files = sparse.z_image(models)
+    files = sparse.z_image(canvas.comfyui.base / "models")
     canvas.load(TEMPLATES["z_image"].canvas)
     yield canvas
     for file in files.values():

@@ -53,8 +53,7 @@ def check_heatmap_by_mouse(ran, heatmap):
         assert re.search(rf"(^|\W){symbol}\b" if symbol.isascii() else symbol, text), f"{symbol} is not in: {text}"
 
     ran.page.mouse.click(*middle)
-    picture = ran.page.locator(".otca-heatmap-preview img")
-    picture.wait_for()
+    ran.page.locator(".otca-heatmap-preview img").wait_for()
     ran.wait("() => document.querySelector('.otca-heatmap-preview img')?.naturalWidth === 40")
 
     ran.page.get_by_role("button", name="Colour: weight w").click()

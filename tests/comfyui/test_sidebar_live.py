@@ -71,8 +71,7 @@ def test_a_prompt_is_tried_while_comfyui_stays_usable(once, small, sidebar, run_
     part.locator(".otca-pair-figure").wait_for(timeout=TRAINER_SECONDS * 1000)
     assert "seed 7 · iteration 1" in part.locator("figcaption").inner_text()
     small.wait("() => [...document.querySelectorAll('.otca-pair-picture')].every(image => image.naturalWidth === 40)")
-    slider = part.get_by_label("Where before ends and after begins")
-    slider.fill("25")
+    part.get_by_label("Where before ends and after begins").fill("25")
     assert "75%" in part.locator(".otca-pair-before").get_attribute("style")
 
     # another page finds it again

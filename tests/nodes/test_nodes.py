@@ -293,8 +293,7 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
     workflow = small_workflow(settings)
     with torch.inference_mode():
         expected, _ = trained(whole)
-        fuse = workflow.find("MOCAFuse")
-        workflow.run(targets=fuse)
+        workflow.run(targets=workflow.find("MOCAFuse"))
         comfyui.interrupt_after = comfyui.checks + 2
         with pytest.raises(comfyui.Interrupt):
             workflow.run()

@@ -47,8 +47,7 @@ def test_a_learning_rate_of_zero_learns_nothing(proves, capsys, tmp_path):
         "metrics.jsonl",
         "evaluation.jsonl",
     }
-    html = (target / "proof.html").read_text()
-    page = Page(html)
+    page = Page((target / "proof.html").read_text())
     assert not page.open and verdict in page.text and "it learned" not in page.text
     for text in [p.read_text() for p in target.iterdir()]:
         assert str(tmp_path) not in text and str(folder.home()) not in text

@@ -49,8 +49,7 @@ class Server:
         async def serve():
             self.runner = web.AppRunner(application(self.folder, self.token), handler_cancellation=True)
             await self.runner.setup()
-            site = web.TCPSite(self.runner, "127.0.0.1", 0)
-            await site.start()
+            await web.TCPSite(self.runner, "127.0.0.1", 0).start()
             self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
             self.ready.set()
 

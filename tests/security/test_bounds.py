@@ -60,8 +60,7 @@ def test_what_is_no_title_leaves_the_class_name(small_graph):
 
 
 def test_titles_are_text_of_one_short_line(small_graph):
-    content = small_graph()
-    first = next(iter(content.values()))
+    first = next(iter(small_graph().values()))
     first["_meta"] = {"title": "a\nb\t" + TEXT}
     assert graph.title(first).startswith("a b xxx") and len(graph.title(first)) <= graph.LONGEST_TITLE
 

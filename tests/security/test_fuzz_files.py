@@ -325,8 +325,7 @@ def ring(random):
 
 
 def look_at_canvas(drawn, graph):
-    addresses = foreign.addresses(drawn)
-    assert len(addresses) <= foreign.MOST_ADDRESSES
+    assert len(foreign.addresses(drawn)) <= foreign.MOST_ADDRESSES
     foreign.headless(graph)
     prompt = {**graph, "9:3": {"inputs": {}}}
     _, refusal, packages = middlewares.looked_at(text_of({"prompt": prompt, "extra_data": {"workflow": drawn}}))

@@ -89,8 +89,7 @@ def test_pruning_removes_only_what_a_training_made(model, tmp_path, caplog):
 
 
 def test_a_checkpoint_that_lost_its_marker_when_it_was_copied(model, tmp_path):
-    place = checkpoint.save(model, tmp_path, 1)
-    (place / own_folders.MARKER).unlink()
+    (checkpoint.save(model, tmp_path, 1) / own_folders.MARKER).unlink()
     checkpoint.save(model, tmp_path, 2, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["000002"]
     (tmp_path / "000002" / own_folders.MARKER).unlink()

@@ -353,8 +353,7 @@ def in_process(monkeypatch):
 def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
     assert asked("--baseline", "uniform") == 0
     folder = tmp_path / "out"
-    printed = capsys.readouterr().out
-    assert (folder / "comparison.md").read_text() in printed
+    assert (folder / "comparison.md").read_text() in capsys.readouterr().out
     assert in_process == [folder / name / "lr0.001" / f"seed{seed}" for seed in (0, 1) for name in ("otca", "uniform")]
     content = json.loads((folder / "comparison.json").read_text())
     otca, uniform = content["workflows"]

@@ -279,6 +279,5 @@ def test_pairwise_distance_by_hand():
     # Of three orthogonal unit vectors all pairs are 1 apart; of three equal ones, whatever their lengths, 0.
     apart, alike = torch.eye(3), torch.tensor([[1.0, 0, 0], [2, 0, 0], [5, 0, 0]])
     assert pairwise_distance(torch.stack([apart, alike])) == pytest.approx(0.5)
-    opposite = torch.tensor([[[1.0, 0], [-1, 0]]])
-    assert pairwise_distance(opposite) == pytest.approx(2)
+    assert pairwise_distance(torch.tensor([[[1.0, 0], [-1, 0]]])) == pytest.approx(2)
     assert math.isnan(pairwise_distance(torch.ones(1, 1, 2)))

@@ -50,8 +50,7 @@ def vlm(folder: Path, instruction: str, steps: int = 120) -> Path:
         torch.nn.init.normal_(embeddings.patch_embedding.weight, std=1 / 14)
         optimizer = torch.optim.AdamW(model.parameters(), 4e-3)
         for _ in range(steps):
-            loss = model(**batch).loss
-            loss.backward()
+            model(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     model.eval().save_pretrained(folder)

@@ -102,8 +102,7 @@ def test_moca_is_algorithm_1(advantages, exploration):
 
 def test_min_norm_is_the_two_task_closed_form():
     # Sener and Koltun (2018), Algorithm 1: γ = clip((A2 - A1)·A2 / |A1 - A2|², 0, 1), z = γ·A1 + (1-γ)·A2.
-    random = np.random.default_rng(7)
-    pairs = random.normal(size=(200, 2))
+    pairs = np.random.default_rng(7).normal(size=(200, 2))
     result = moca(torch.from_numpy(pairs), torch.zeros(200))
     for (first, second), z, coefficients in zip(pairs, result.advantage, result.coefficients, strict=True):
         share = min(max((second - first) * second / (first - second) ** 2, 0.0), 1.0)

@@ -277,8 +277,7 @@ def experts(family: str) -> dict:
             found[name] = apart(one, other)
         found["differ"] = apart(*(each.model.velocity(noise, 0.9, each.condition, 1.0) for each in alone))
     before = both.parameters()
-    taken = both.sample(steps=6)
-    metrics = both.update(taken)
+    metrics = both.update(both.sample(steps=6))
     moved = [not torch.equal(a, b) for a, b in zip(before, both.parameters(), strict=True)]
     names = list(both.model.policy.trainable_named())
     found["drift"] = metrics["ratio/drift"]

@@ -131,8 +131,7 @@ def test_what_could_not_be_measured_stays(toy, sample):
     update(toy, taken, advantages(asked(toy, taken), advantage()), RATE)
     before = noise(toy)
     again = sample(toy)
-    z = advantage()
-    judged = advantages(asked(toy, again), z)
+    judged = advantages(asked(toy, again), advantage())
     judged.step_advantage[:, 1] = 0.0
     update(toy, again, judged, RATE)
     assert torch.equal(noise(toy)[:, 1], before[:, 1]) and not torch.equal(noise(toy)[:, 0], before[:, 0])

@@ -26,8 +26,7 @@ floors = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 0.95, 1.0])
 
 def on_path(cosines: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents [1, T+1, 2] whose cosines with the final (1, 0) are the given ones."""
-    points = [[c, math.sqrt(1 - c * c)] for c in cosines]
-    return torch.tensor([points]), FINAL
+    return torch.tensor([[[c, math.sqrt(1 - c * c)] for c in cosines]]), FINAL
 
 
 def brute_force(latents: torch.Tensor, final: torch.Tensor, trained: list[int]) -> tuple[np.ndarray, ...]:

@@ -29,8 +29,7 @@ def test_float64_stays_on_the_cpu(sigma):
 
 def test_a_batch_over_several_steps_changes_no_gradient(model, sample, small_settings):
     model, size = model
-    settings = small_settings(**size, guidance=3.0, steps=4)
-    taken = sample(model, settings)
+    taken = sample(model, small_settings(**size, guidance=3.0, steps=4))
     advantages = judged(taken, 2)
     calls, results = [], []
     time = "t" if "z-image" in str(model.path) else "timestep"

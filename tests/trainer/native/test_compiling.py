@@ -92,8 +92,7 @@ def compiled(expert):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_is_written_over_within_a_program_has_the_gradient_of_the_plain_block(checkpointing, caplog):
     blocks = blocks_of(Block, 3)
-    expert = expert_of(*blocks)
-    how = compiled(expert)
+    how = compiled(expert_of(*blocks))
     ours = trained(blocks, how, checkpointing)
     assert counters["stats"]["unique_graphs"] >= 1 and not counters["graph_break"] and "compile:" not in caplog.text
     for one, other in zip(ours, trained(blocks, lambda block: block.forward), strict=True):
@@ -169,8 +168,7 @@ def test_what_torch_refuses_runs_and_is_said(caplog):
 
 def test_an_error_of_a_call_is_the_blocks_own():
     [block] = blocks_of(Block, 1)
-    expert = expert_of(block)
-    how = compiling.Compiler(expert)
+    how = compiling.Compiler(expert_of(block))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied|size of tensor"):
         how(block, block.forward, torch.ones(2, 3), torch.ones(2, 3), transformer_options={})
     assert how.refused == {}, "the block can be compiled"

@@ -73,8 +73,7 @@ def test_what_it_learned_is_a_head_of_my_taste_and_features_are_computed_once(ga
 
 
 def test_a_taken_back_click_is_forgotten(gallery, both):
-    pairs = both(4)
-    give_pairs(gallery.store, pairs)
+    give_pairs(gallery.store, both(4))
     taste = ClickedTaste(gallery.store, "shapes-clip", "cpu")
     assert taste.head() is not None
     gallery.store.take_back()

@@ -174,7 +174,6 @@ def test_direction_applies_where_a_line_says_what_its_source_shows(tiny, images)
     assert found[0] is None and all(isinstance(value, float) for value in found[1:])
     assert judge.score(images[:1], ["a dog"]) == [None]
     moved = images.clone().requires_grad_()
-    followed = score_with_gradient(judge, moved, lines)
-    followed.sum().backward()
+    score_with_gradient(judge, moved, lines).sum().backward()
     assert not moved.grad[0].any() and moved.grad[1].any()
     check_paths(judge, moved, lines)
