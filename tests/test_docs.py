@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_every_reward_of_the_command_line_is_named():
     assert {*REWARDS} - {node.KIND for node in OF_ONE_FILE.values()} <= set(
         Page.read(ROOT / "docs" / "studies.md").inline
     )
+
+
+def test_commits_that_benchmarks_name_are_in_the_history():
+    if not (ROOT / ".git").is_dir() or (ROOT / ".git" / "shallow").exists():
+        pytest.skip("the history is not here")
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "bench").glob("*.md"))
+    commits = "\n".join(re.findall(r"\bcommit ([0-9a-f]{7,40})\b", text))
+    command = ["git", "cat-file", "--batch-check"]
+    kinds = subprocess.run(command, input=commits, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert commits and not [line for line in kinds.splitlines() if " commit " not in line]
 
 
 def test_sections_of_the_method_that_code_cites_are_there():

@@ -58,8 +58,7 @@ def test_reward_python_is_listed_only_with_its_word(wordless, comfyui):
     graph = {"7": {"class_type": "OTCA_RewardPython", "inputs": {"file": "mine.py", "function": "score"}}}
     with pytest.raises(urllib.error.HTTPError) as refused:
         wordless.post("/prompt", {"prompt": graph})
-    told = json.load(refused.value)
-    assert told["error"]["message"] == WITHHELD["OTCA_RewardPython"]
+    assert json.load(refused.value)["error"]["message"] == WITHHELD["OTCA_RewardPython"]
     (want,) = json.loads(wordless.post("/otca/permissions/wants", {"prompt": graph}))["wants"]
     assert (want["allowed"], want["fix"]) == (False, WITHHELD["OTCA_RewardPython"])
 

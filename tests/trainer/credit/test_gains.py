@@ -135,13 +135,12 @@ def test_rewards_along_the_way_by_hand():
 def test_no_score_is_nan_on_the_way_and_at_the_final_points_too():
     """Whether the reward failed for the picture or does not apply to it: else the sample would gain more than any other."""
     trajectories = walk(PATHS, (0, 1))
-    own = scored(trajectories)
-    left_out = replace(own, values=torch.tensor([[math.inf], [3.0], [NAN], [5.0]]))
+    left_out = replace(scored(trajectories), values=torch.tensor([[math.inf], [3.0], [NAN], [5.0]]))
     final = rewards_along(Linear(), trajectories, left_out, [3])[:, 0, 0]
     assert final[[0, 2]].isnan().all() and final[[1, 3]].tolist() == [3.0, 5.0]
     assert not stepwise_gains(Linear(), trajectories, left_out).isinf().any()
-    judge = Mean(fails_at=5.0)  # the second sample at x_2, which is its final picture, too
-    gains = stepwise_gains(Linear(), trajectories, scored(trajectories, judge))
+    # The second sample at x_2, which is its final picture, too.
+    gains = stepwise_gains(Linear(), trajectories, scored(trajectories, Mean(fails_at=5.0)))
     assert gains[:, :, 0].isnan().tolist() == [[False, False], [False, True], [False, False], [False, False]]
 
 
@@ -235,8 +234,7 @@ def test_it_trains(writes_to, small_workflow, tmp_path):
     assert advantages.credit.trained == (1, 2), "ddim_sde's first step is deterministic"
     assert report.metrics["gradient_norm"] > 0 and report.metrics["seconds/credit"] > 0
     assert {f"gain/{name}/2" for name in ("clip_t", "colorfulness", "sharpness")} <= set(report.metrics)
-    scores = advantages.scores.values
-    torch.testing.assert_close(outputs["8"][0].values, scores)
+    torch.testing.assert_close(outputs["8"][0].values, advantages.scores.values)
 
 
 def test_on_the_canvas_it_shows_credit_and_advantages(small_workflow, comfyui):

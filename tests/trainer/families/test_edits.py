@@ -141,8 +141,7 @@ def test_qwen_image_edit_needs_a_picture_and_knows_the_one_of_its_prompt(qwen, p
     torch.testing.assert_close(found[0], found[3], rtol=0, atol=1e-6)
     assert qwen.graph_bytes(asked) > 0
     model = perturb(qwen)
-    trajectories = sample(model, asked, prompts=tuple(texts[:2]))
-    assert_recomputed(model, trajectories).backward()
+    assert_recomputed(model, sample(model, asked, prompts=tuple(texts[:2]))).backward()
     assert all(
         parameter.grad is not None
         for name, parameter in model.policy.trainable_named().items()
@@ -181,8 +180,7 @@ def test_the_picture_matters_and_belongs_to_its_prompt(kontext, pictures, settin
 
 
 def test_the_update_takes_the_same_transitions_again_and_has_a_gradient(kontext, sample, settings, prompts):
-    trajectories = sample(kontext, settings(), prompts=tuple(prompts))
-    assert_recomputed(kontext, trajectories).backward()
+    assert_recomputed(kontext, sample(kontext, settings(), prompts=tuple(prompts))).backward()
     assert all(parameter.grad is not None for parameter in kontext.policy.trainable_parameters())
     kontext.policy.forget_gradients()
 

@@ -161,8 +161,7 @@ def test_a_model_of_pictures_alone(beside, perturb, sample, video, prompts, smal
     [problem] = [each for each in problems if each.node_id == "2"]  # a reward of shapes applies to none of them
     assert problem.input == "file" and "makes videos of pictures" in problem.message
     assert model.graph_bytes(settings) > 0
-    trajectories = sample(model, settings, prompts=tuple(prompts))
-    assert_recomputed(model, trajectories).backward()
+    assert_recomputed(model, sample(model, settings, prompts=tuple(prompts))).backward()
     assert all(parameter.grad is not None for parameter in model.policy.trainable_parameters()), "both experts learn"
 
 

@@ -377,8 +377,7 @@ def test_the_figures_of_the_docs_are_those_of_the_estimate(everything):
     assert len(figures) == 20
     wrong = {}
     for name, figure in figures.items():
-        is_here = (API / f"{name}.json").is_file()
-        content = graph(name) if is_here else recipe(name)
+        content = graph(name) if (API / f"{name}.json").is_file() else recipe(name)
         if everything or any(node["class_type"] == "OTCA_MakeTrainable" for node in content.values()):
             case, _ = needs.read(content)
             if figure != f"{case.needs.total / GB:.1f}":
