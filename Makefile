@@ -50,7 +50,7 @@ test: lint ## lint, and the first layer of tests: 4 minutes
 	$(PYTEST) --layer test
 
 # Real networks of every family, several processes, and the pretend accelerator.
-test-train: setup ## real networks, several processes, the pretend accelerator: 7 minutes
+test-train: setup ## whole trainings, real networks, several processes, the pretend accelerator: 7 minutes
 	$(PYTEST) --device pretend:0 tests/device
 	$(PYTEST) --layer train
 

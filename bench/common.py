@@ -6,13 +6,10 @@ import ctypes
 import gc
 import json
 import statistics
-import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import torch
 
@@ -76,23 +73,3 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     heads = list(heads)
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def durations(report: Path, most: int = 300) -> str:
-    """The seconds of each folder and the slowest tests, by a JUnit file of pytest. Findings: bench/durations.md."""
-    cases = ElementTree.parse(report).iter("testcase")
-    seconds = {
-        (case.get("classname", "").replace(".", "/"), case.get("name", "")): float(case.get("time", 0))
-        for case in cases
-    }
-    folders: defaultdict[str, float] = defaultdict(float)
-    for (file, _), spent in seconds.items():
-        folders[file.partition("/test_")[0]] += spent
-    sums = table(("folder", "s"), [(folder, f"{spent:.0f}") for folder, spent in Counter(folders).most_common()])
-    slowest = Counter(seconds).most_common(most)
-    rows = [(f"{spent:.2f}", f"`{file}::{cell(name)}`") for (file, name), spent in slowest]
-    return f"{len(seconds)} tests, {sum(seconds.values()):.0f} s\n\n{sums}\n\n{table(('s', 'test'), rows)}"
-
-
-if __name__ == "__main__":
-    print(durations(Path(sys.argv[1])))

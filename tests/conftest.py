@@ -76,6 +76,7 @@ LAYERS = ("lint", "test", "train", "comfyui")
 LINT = ("test_house.py", "test_locales.py")  # what `make lint` runs
 # Places where every test computes with a family's networks, or where our own code starts processes.
 TRAINING = ("bundle/test_templates.py", "device/", "trainer/families/", "page/test_jobs.py", "host/test_processes.py")
+RUNS = ("page/test_proof.py", "study/test_compare.py", "trainer/policy/test_merging.py", "trainer/run/")  # of the toy
 SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, which are tried first nevertheless
 
 
@@ -87,7 +88,7 @@ def layer(item) -> str:
     if place in LINT or place in SMOKE:
         return "lint" if place in LINT else "test"
     asked = [definitions[-1].func for name, definitions in item._fixtureinfo.name2fixturedefs.items()]
-    slow = place.startswith(TRAINING) or {"real_model", "real_run"} & set(item.fixturenames)
+    slow = place.startswith((*TRAINING, *RUNS)) or {"real_model", "real_run"} & set(item.fixturenames)
     return "train" if slow or any(starts_processes(function) for function in [item.function, *asked]) else "test"
 
 
