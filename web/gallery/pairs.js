@@ -2,8 +2,11 @@
 /** Asks which of two pictures of the same prompt is better, the most useful question next. */
 import { t } from "../lib/language.js";
 import { shownTogether, unseenPairs } from "../lib/opinions.js";
+import { poll } from "../lib/poll.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
+
+const TRY_MS = 2000; // after a failure
 
 /**
  * @param {GalleryServer} server
@@ -49,25 +52,25 @@ export async function comparePairs(server, { say, kept }) {
     known[event.key]();
   });
   dialog.addEventListener("keyup", (event) => event.key === " " && event.preventDefault());
+  const { refresh: more, end } = poll(read, { every: TRY_MS, isSeen: () => !asked.length, failed: (failure) => setText(error, failure.message) });
+  dialog.addEventListener("close", end);
   await more();
 
-  async function more() {
+  async function read() {
     show();
     setText(prompt, t("Reading the opinions …"));
     await kept();
-    try {
-      asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
-      setText(error, "");
-    } catch (failure) {
-      setText(error, failure.message);
-    }
+    asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
+    setText(error, "");
     show();
+    return false;
   }
 
   function show() {
     const [first] = asked;
     for (const [side, { image, element }] of pictures.entries()) {
       element.hidden = !first;
+      image.removeAttribute("src"); // else the picture before stands there, and is clicked, until this one is read
       if (first) image.src = server.routeUrl(`/otca/gallery/pictures/${first.pair[side]}`);
     }
     skip.disabled = !first;
@@ -78,7 +81,7 @@ export async function comparePairs(server, { say, kept }) {
   /** @param {number} side */
   function choose(side) {
     const [first] = asked;
-    if (!first) return;
+    if (!first || !pictures.every(({ image }) => image.naturalWidth)) return; // nobody has seen them
     count += 1;
     say(first.pair[side], "pair", first.pair[1 - side], true);
     next(false);

@@ -51,6 +51,25 @@ function filled(element, classes, attributes, children) {
 }
 
 /**
+ * An action that is not begun again while it goes on: a double click is one.
+ *
+ * @template {any[]} A
+ * @param {(...details: A) => void} action or a promise of it
+ */
+export function once(action) {
+  let goesOn = false;
+  return async (/** @type {A} */ ...details) => {
+    if (goesOn) return;
+    goesOn = true;
+    try {
+      await action(...details);
+    } finally {
+      goesOn = false;
+    }
+  };
+}
+
+/**
  * A button with a PrimeIcon before its label.
  *
  * @param {string} icon
@@ -61,7 +80,7 @@ function filled(element, classes, attributes, children) {
 export function button(icon, label, onclick, attributes = {}) {
   return h(
     "button.otca-button",
-    { type: "button", onclick, ...attributes },
+    { type: "button", onclick: once(onclick), ...attributes },
     h(`i.pi.${icon}`, { "aria-hidden": "true" }),
     label,
   );

@@ -1,0 +1,246 @@
+/** Pages whose server answers late, in another order, or fails once: what is not known yet is not taken for something else. */
+import assert from "node:assert/strict";
+import test, { afterEach, beforeEach, mock } from "node:test";
+
+import { openForGallery } from "../../web/gallery/canvas.js";
+import { comparePairs } from "../../web/gallery/pairs.js";
+import { tasteBar } from "../../web/gallery/taste.js";
+import { trainDialog } from "../../web/gallery/train.js";
+import { galleryView } from "../../web/gallery/view.js";
+import { nothingSaid } from "../../web/lib/opinions.js";
+import { once } from "../../web/sidebar/dom.js";
+import { openPage, settled } from "./page.mjs";
+
+let server;
+let ended;
+
+/** A server that answers when the test says so: the earliest of what was asked and has that in its route. */
+function lateServer() {
+  const asked = [];
+  const ask = (route, body) => new Promise((resolve, reject) => asked.push({ route, body, resolve, reject }));
+  const taken = (part) => {
+    const at = asked.findIndex(({ route }) => route.includes(part));
+    assert.ok(at >= 0, `${part} is not asked, but ${asked.map(({ route }) => route)}`);
+    return asked.splice(at, 1)[0];
+  };
+  const toasts = [];
+  return {
+    asked,
+    toasts,
+    getJson: ask,
+    postJson: ask,
+    routeUrl: (route) => route,
+    toast: (...toast) => toasts.push(toast),
+    trainingsWord: async () => ({ given: true }),
+    count: (part) => asked.filter(({ route }) => route.includes(part)).length,
+    async answer(part, value) {
+      taken(part).resolve(value);
+      await settled();
+    },
+    async refuse(part, message, status = 503) {
+      taken(part).reject(Object.assign(new Error(message), { status }));
+      await settled();
+    },
+  };
+}
+
+const store = (kept = new Map()) => ({ getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) });
+
+beforeEach(() => {
+  mock.timers.enable({ apis: ["setTimeout"] });
+  openPage();
+  globalThis.sessionStorage = store();
+  globalThis.window = Object.assign(new EventTarget(), { innerHeight: 900, innerWidth: 900 });
+  globalThis.requestAnimationFrame = () => 1;
+  globalThis.cancelAnimationFrame = () => {};
+  server = lateServer();
+  ended = [];
+});
+
+afterEach(() => {
+  for (const end of ended) end();
+  mock.timers.reset();
+});
+
+async function wait(time) {
+  mock.timers.tick(time);
+  await settled();
+}
+
+function press(element, key) {
+  const event = Object.assign(new Event("keydown", { cancelable: true }), { key });
+  element.dispatchEvent(Object.defineProperty(event, "target", { value: element }));
+}
+const dialogs = () => document.body.all("otca-dialog");
+const alerts = (element) => element.all("otca-error").map(({ textContent }) => textContent).filter(Boolean);
+const buttonOf = (element, text) => element.all("otca-button").find(({ textContent }) => textContent.includes(text));
+
+// ---- the gallery ----
+
+let view;
+let version = 0; // of what is said, as the server counts
+
+const pictureOf = (said = {}) => ({ name: "a.png", folder: "f", prompt: "a cat", note: "", loras: [], changed: 1, taste: null, said: { ...nothingSaid(), ...said } });
+const list = () => view.element.all("otca-gallery-list")[0];
+const signs = () => view.element.all("otca-gallery-signs").map(({ textContent }) => textContent);
+const state = () => ({ version: 1, opinions: String(version), pictures: 2, read: 2, small: 2, slow: [], problem: "" });
+
+/** The gallery with two pictures, of which nothing is known yet. */
+async function openGallery() {
+  view = galleryView(server, { own: true, openWorkflow: async () => "" });
+  ended.push(view.dispose);
+  document.body.append(view.element);
+  await server.answer("/list", { version: 1, ids: ["x", "y"], total: 2, models: [], groups: [["", "a cat", 2]], complete: true });
+  await server.answer("/state", state());
+  await wait(50);
+}
+
+test("details that were asked for before something was said do not hide it", async () => {
+  await openGallery();
+  press(list(), "ArrowUp");
+  await settled();
+  await server.answer("/say", {});
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  assert.deepEqual(signs(), ["👍", ""]);
+  await wait(50);
+  await server.answer("/details", { pictures: { x: pictureOf({ thumb: 1 }) } });
+  press(list(), "ArrowUp");
+  assert.equal(server.asked.find(({ route }) => route.includes("/say")).body.value, null, "the same key takes it back");
+});
+
+test("details that were on their way when another page said something are asked for again", async () => {
+  await openGallery();
+  version += 1;
+  await wait(2000);
+  await server.answer("/state", state());
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  await wait(50);
+  await server.answer("/details", { pictures: { x: pictureOf({ stars: 4 }), y: pictureOf() } });
+  assert.deepEqual(signs(), ["★★★★", ""]);
+});
+
+test("details that could not be read once are read with the next look, and the error goes", async () => {
+  await openGallery();
+  await server.refuse("/details", "busy");
+  assert.deepEqual(alerts(view.element), ["busy"]);
+  await wait(2000);
+  await server.answer("/state", state());
+  await wait(50);
+  await server.answer("/details", { pictures: { x: pictureOf({ thumb: -1 }), y: pictureOf() } });
+  await wait(2000);
+  await server.answer("/state", state());
+  assert.deepEqual([signs(), alerts(view.element)], [["👎", ""], []]);
+});
+
+test("a look that failed leaves no error once the next one succeeds, and a filter that fails is said", async () => {
+  await openGallery();
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  await wait(2000);
+  await server.refuse("/state", "away");
+  assert.deepEqual(alerts(view.element), ["away"]);
+  view.element.all("otca-input")[1].dispatchEvent(new Event("change"));
+  await settled();
+  await server.refuse("/list", "still away");
+  assert.deepEqual(alerts(view.element), ["still away"]);
+  await wait(2000);
+  await server.answer("/state", state());
+  assert.deepEqual(alerts(view.element), []);
+});
+
+test("what the server refuses to keep is said until Escape, is not shown, and is not there to be undone", async () => {
+  await openGallery();
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  for (const key of ["p", "j", "p"]) press(list(), key);
+  await settled();
+  assert.deepEqual(signs(), ["⚖1", "⚖1"]);
+  await server.refuse("/say", "not of one prompt", 400);
+  await wait(50);
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  assert.deepEqual([signs(), alerts(view.element)], [["", ""], ["not of one prompt"]]);
+  press(list(), "z");
+  await settled();
+  assert.equal(server.count("/say"), 0);
+  press(list(), "Escape");
+  assert.deepEqual(alerts(view.element), []);
+});
+
+test("a pair is said before the page knows more of its pictures", async () => {
+  await openGallery();
+  for (const key of ["p", "j", "p"]) press(list(), key);
+  await settled();
+  const [{ body }] = server.asked.filter(({ route }) => route.includes("/say"));
+  assert.deepEqual([body.kind, body.picture, body.other], ["pair", "x", "y"]);
+});
+
+test("no pair is answered before its pictures are seen, and a server that is away is asked again", async () => {
+  const said = [];
+  comparePairs(server, { say: (...what) => said.push(what), kept: async () => {} });
+  await settled();
+  const [dialog] = dialogs();
+  await server.refuse("/pairs", "busy");
+  assert.ok(!dialog.textContent.includes("No two pictures"), "that is not known");
+  await wait(2000);
+  await server.answer("/pairs", { pairs: [{ pair: ["a", "b"], prompt: "one" }, { pair: ["c", "d"], prompt: "two" }] });
+  assert.deepEqual([dialog.all("otca-gallery-prompt")[0].textContent, alerts(dialog)], ["one", []]);
+  const images = dialog.all("otca-gallery-choice").map(({ children: [image] }) => image);
+  press(dialog, "ArrowLeft");
+  assert.deepEqual(said, []);
+  for (const image of images) [image.naturalWidth, image.removeAttribute] = [64, () => (image.naturalWidth = 0)];
+  for (const _ of "ab") press(dialog, "ArrowLeft");
+  assert.deepEqual(said, [["a", "pair", "b", true]], "the second press comes before the next two are there");
+  dialog.close();
+});
+
+test("the workflow that opens is of what is chosen, whichever answer comes last", async () => {
+  const opened = [];
+  trainDialog(server, { ids: ["x"], openWorkflow: async (graph, name) => opened.push(name) });
+  await settled();
+  const made = (name) => ({ name, models: [["m", "M"]], items: 1, held_out: 1, forwards: 1, memory: null, said: [], learn_from: "pairs" });
+  const [dialog] = dialogs();
+  const [from, model] = dialog.all("otca-input");
+  model.selectedOptions = [{ text: "M" }];
+  await server.answer("/workflow", made("all"));
+  from.value = "listed";
+  from.dispatchEvent(new Event("change"));
+  from.value = "all";
+  from.dispatchEvent(new Event("change"));
+  const [listed] = server.asked.splice(0, 1);
+  await server.answer("/workflow", made("all again"));
+  listed.resolve(made("listed"));
+  await settled();
+  for (const _ of "ab") buttonOf(dialog, "Open on the canvas").click();
+  await settled();
+  assert.deepEqual(opened, ["all again"], "once, too");
+});
+
+test("a taste that was being learned when the page was hidden is followed when it is seen again", async () => {
+  const bar = tasteBar(server, { changed() {} });
+  ended.push(bar.dispose);
+  bar.element.isConnected = true;
+  const told = { encoders: ["clip"], encoder: "clip", agreement: null, works: true, problem: "", pairs: 1, least: 9, scored: 0 };
+  buttonOf(bar.element, "Learn My Taste").click();
+  await server.answer("/taste", told);
+  document.visibilityState = "hidden";
+  await wait(2000);
+  assert.equal(server.asked.length, 0);
+  document.visibilityState = "visible";
+  document.dispatchEvent(new Event("visibilitychange"));
+  await server.refuse("/taste", "busy");
+  assert.ok(bar.element.textContent.includes("busy"));
+  await wait(2000);
+  await server.answer("/taste", { ...told, works: false });
+  assert.match(bar.element.textContent, /My Taste has 1 of the 9 pairs/);
+});
+
+test("a graph that is handed over is taken with a word at once, however long it takes to open", async () => {
+  const heard = [];
+  const channel = { postMessage: ({ opened }) => heard.push(opened) };
+  const made = globalThis.BroadcastChannel;
+  globalThis.BroadcastChannel = function () {
+    return channel;
+  };
+  openForGallery({ openWorkflow: () => new Promise(() => heard.push("opens")) });
+  globalThis.BroadcastChannel = made;
+  channel.onmessage({ data: { graph: {}, name: "mine" } });
+  assert.deepEqual(heard, ["mine", "opens"]);
+});
