@@ -8,7 +8,11 @@ import { tasteBar } from "../../web/gallery/taste.js";
 import { trainDialog } from "../../web/gallery/train.js";
 import { galleryView } from "../../web/gallery/view.js";
 import { nothingSaid } from "../../web/lib/opinions.js";
+import { compareRuns } from "../../web/sidebar/compare.js";
+import { askDialog } from "../../web/sidebar/dialogs.js";
 import { once } from "../../web/sidebar/dom.js";
+import { keeping } from "../../web/sidebar/keeping.js";
+import { tryPromptSection } from "../../web/sidebar/tryprompt.js";
 import { openPage, settled } from "./page.mjs";
 
 let server;
@@ -243,4 +247,90 @@ test("a graph that is handed over is taken with a word at once, however long it 
   globalThis.BroadcastChannel = made;
   channel.onmessage({ data: { graph: {}, name: "mine" } });
   assert.deepEqual(heard, ["mine", "opens"]);
+});
+
+// ---- the sidebar ----
+
+test("notes are typed once they are known, and are saved one after the other until the last is kept", async () => {
+  const failed = [];
+  const kept = keeping(server, { remove() {}, noted() {}, failed: ({ message }) => failed.push(message) });
+  assert.ok(kept.notes.getAttribute("disabled") !== null && kept.notes.disabled !== false);
+  kept.update({ id: "a", notes: "old" });
+  assert.equal(kept.notes.disabled, false);
+  const type = (text) => {
+    kept.notes.value = text;
+    kept.notes.dispatchEvent(new Event("change"));
+  };
+  type("one");
+  type("two");
+  assert.equal(server.count("/note"), 1, "two on their way could change places");
+  await server.answer("/note", {});
+  assert.equal(server.asked[0].body.notes, "two");
+  await server.answer("/note", {});
+  type("");
+  await server.refuse("/note", "busy");
+  assert.deepEqual(failed, ["busy"]);
+  type("");
+  assert.equal(server.asked[0].body.notes, "", "what could not be taken away is tried again");
+});
+
+test("an action that goes on is not begun again, and may be when it has ended or failed", async () => {
+  let begun = 0;
+  let end;
+  const act = once(() => ((begun += 1), new Promise((resolve, reject) => (end = { resolve, reject }))));
+  act();
+  act();
+  assert.equal(begun, 1);
+  end.resolve();
+  await settled();
+  const failing = act();
+  end.reject(new Error("no"));
+  await assert.rejects(failing, /no/);
+  act();
+  assert.equal(begun, 3);
+});
+
+test("what the server refuses after its dialog was closed is told all the same", async () => {
+  askDialog(server, { title: "Train", fields: [], startLabel: "Start", start: () => server.postJson("/otca/train", {}) });
+  dialogs()[0].all("otca-form")[0].dispatchEvent(new Event("submit", { cancelable: true }));
+  dialogs()[0].close();
+  await server.refuse("/train", "the name is taken", 400);
+  assert.deepEqual(server.toasts, [["error", "Train", "the name is taken"]]);
+});
+
+test("both pictures are asked for once by a double click", async () => {
+  const section = tryPromptSection(server);
+  ended.push(section.dispose);
+  section.update({ id: "a", has_lora: true });
+  await server.answer("/before_after", { pairs: [], work: null });
+  for (const _ of "ab") section.element.all("otca-form")[0].dispatchEvent(new Event("submit", { cancelable: true }));
+  assert.equal(server.count("/before_after"), 1);
+});
+
+test("a curve that is not what is chosen now is not seen, and its error neither", async () => {
+  const run = (id) => ({ id });
+  compareRuns({ ...server, defaultsOf: () => ({}) }, [run("a"), run("b")]);
+  for (const id of ["a", "b"]) {
+    await server.answer(`/${id}/columns`, { names: ["loss", "kl/approx"], evaluations: [] });
+    await server.answer(`/${id}/samples`, { grids: [] });
+    await server.answer(`/${id}/workflow`, { prompt: {} });
+  }
+  const [dialog] = dialogs();
+  const [metric] = dialog.all("otca-input");
+  const [drawn] = dialog.all("otca-chart");
+  const choose = (key) => {
+    metric.value = key;
+    metric.dispatchEvent(new Event("change"));
+  };
+  server.asked.splice(0); // of what a real <select> has chosen at first
+  choose("loss");
+  const loss = server.asked.splice(0);
+  choose("kl/approx");
+  assert.equal(drawn.style.visibility, "hidden");
+  const figures = { iterations: [1], columns: { "kl/approx": [0.5], "seconds/iteration": [1] }, evaluations: [] };
+  for (const id of ["a", "b"]) await server.answer(`/${id}/columns`, figures);
+  assert.equal(drawn.style.visibility, "");
+  for (const { reject } of loss) reject(new Error("busy"));
+  await settled();
+  assert.deepEqual(alerts(dialog), []);
 });

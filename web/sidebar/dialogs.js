@@ -242,6 +242,7 @@ export function askDialog(comfy, { title, note, fields, error = "", startLabel, 
       await start();
       dialog.close();
     } catch (error) {
+      if (!dialog.open) return comfy.toast("error", title, error.message); // it was closed meanwhile
       // The message of a workflow with problems is the list of them.
       setText(message, error.problems ? "" : error.message);
       problems.replaceChildren(problemList(comfy, error.problems ?? [], dialog));
