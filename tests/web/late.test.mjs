@@ -13,6 +13,7 @@ import { askDialog } from "../../web/sidebar/dialogs.js";
 import { once } from "../../web/sidebar/dom.js";
 import { keeping } from "../../web/sidebar/keeping.js";
 import { tryPromptSection } from "../../web/sidebar/tryprompt.js";
+import { votePanel } from "../../web/vote/panel.js";
 import { openPage, settled } from "./page.mjs";
 
 let server;
@@ -332,5 +333,29 @@ test("a curve that is not what is chosen now is not seen, and its error neither"
   assert.equal(drawn.style.visibility, "");
   for (const { reject } of loss) reject(new Error("busy"));
   await settled();
+  assert.deepEqual(alerts(dialog), []);
+});
+
+// ---- votes ----
+
+const QUESTION = { id: "q", prompt: "a cat", pictures: [{}, {}], answered: false };
+
+test("a vote that is refused says why until the next one, and an answer from before a vote does not bring it back", async () => {
+  const panel = votePanel(server, { always: true });
+  panel.refresh();
+  await server.answer("/otca/votes", { questions: [QUESTION, { ...QUESTION, id: "r", prompt: "a dog" }], seconds_each: null });
+  const [dialog] = dialogs();
+  const prompt = () => dialog.all("otca-vote-prompt")[0].textContent;
+  buttonOf(dialog, "Skip").click();
+  await server.refuse("/votes/q", "the disk is full", 507);
+  await server.answer("/otca/votes", { questions: [QUESTION], seconds_each: null });
+  assert.deepEqual([prompt(), alerts(dialog)], ["a cat", ["the disk is full"]]);
+  await wait(1000);
+  const [late] = server.asked.splice(0, 1);
+  buttonOf(dialog, "Skip").click();
+  await server.answer("/votes/q", {});
+  late.resolve({ questions: [QUESTION], seconds_each: null });
+  await settled();
+  assert.match(prompt(), /^Nothing to vote on/);
   assert.deepEqual(alerts(dialog), []);
 });
