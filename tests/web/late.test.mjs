@@ -14,6 +14,8 @@ import { once } from "../../web/sidebar/dom.js";
 import { keeping } from "../../web/sidebar/keeping.js";
 import { tryPromptSection } from "../../web/sidebar/tryprompt.js";
 import { votePanel } from "../../web/vote/panel.js";
+import { Combobox } from "../../web/widgets/combobox.js";
+import { newRunWidget } from "../../web/widgets/newrun.js";
 import { openPage, settled } from "./page.mjs";
 
 let server;
@@ -358,4 +360,40 @@ test("a vote that is refused says why until the next one, and an answer from bef
   await settled();
   assert.match(prompt(), /^Nothing to vote on/);
   assert.deepEqual(alerts(dialog), []);
+});
+
+// ---- the canvas ----
+
+test("a list that cannot be read after its box was left does not appear", async () => {
+  const input = document.createElement("input");
+  input.value = "";
+  const box = new Combobox(input, { label: "run", load: () => server.getJson("/otca/suggestions") });
+  input.focus();
+  box.open();
+  document.activeElement = document.body;
+  input.dispatchEvent(new Event("blur"));
+  await server.refuse("/suggestions", "busy");
+  assert.deepEqual(document.body.children, []);
+});
+
+test("the button of many Runs does what it says: a double click queues once, and a late look at the queue changes nothing", async () => {
+  const node = { addWidget: (type, name, value, callback) => (node[name] = { label: name, callback }), setDirtyCanvas() {} };
+  const queued = [];
+  const comfy = { ...server, queueRuns: (count) => new Promise((resolve) => queued.push({ count, resolve })), waitingHere: () => server.getJson("/queue") };
+  const widget = newRunWidget.create(node, comfy);
+  const train = node["Train 20"];
+  for (const _ of "ab") train.callback();
+  assert.deepEqual([queued.length, server.count("/queue")], [1, 0]);
+  widget.show("queue", { waiting: 20 });
+  await wait(200);
+  widget.show("queue", { waiting: 0 });
+  await server.answer("/queue", Array(19).fill("id"));
+  assert.equal(train.label, "Train 20");
+  widget.show("queue", { waiting: 20 });
+  await wait(200);
+  await server.answer("/queue", Array(19).fill("id"));
+  widget.show("queue", { waiting: 19 });
+  await wait(200);
+  await server.refuse("/queue", "busy");
+  assert.match(train.label, /19 left/, "a queue that cannot be read is not empty");
 });
