@@ -9,7 +9,7 @@ import { trainDialog } from "../../web/gallery/train.js";
 import { galleryView } from "../../web/gallery/view.js";
 import { nothingSaid } from "../../web/lib/opinions.js";
 import { compareRuns } from "../../web/sidebar/compare.js";
-import { askDialog } from "../../web/sidebar/dialogs.js";
+import { askDialog, exportDialog } from "../../web/sidebar/dialogs.js";
 import { once } from "../../web/sidebar/dom.js";
 import { keeping } from "../../web/sidebar/keeping.js";
 import { tryPromptSection } from "../../web/sidebar/tryprompt.js";
@@ -169,6 +169,39 @@ test("what the server refuses to keep is said until Escape, is not shown, and is
   assert.equal(server.count("/say"), 0);
   press(list(), "Escape");
   assert.deepEqual(alerts(view.element), []);
+});
+
+test("pictures that did not come are asked for again once the server answers", async () => {
+  await openGallery();
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  const asked = [];
+  for (const { children: [image] } of view.element.all("otca-gallery-tile")) {
+    const source = image.src;
+    Object.defineProperty(image, "src", { get: () => source, set: (next) => asked.push(next) });
+  }
+  const [first, second] = view.element.all("otca-gallery-tile").map(({ children: [image] }) => image);
+  for (const image of [first, second]) image.dispatchEvent(new Event("error"));
+  second.dispatchEvent(new Event("load"));
+  await wait(2000);
+  await server.refuse("/state", "away");
+  await wait(2000);
+  await server.answer("/state", state());
+  assert.deepEqual(asked, ["/otca/gallery/small/x"]);
+});
+
+test("a tag is of the picture that it was typed for, if the list goes on meanwhile", async () => {
+  await openGallery();
+  await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });
+  const tag = view.element.all("otca-input").find((input) => input.getAttribute("aria-label") === "Add a tag");
+  tag.value = "hands";
+  tag.dispatchEvent(new Event("input"));
+  await wait(2000);
+  await server.answer("/state", { ...state(), version: 2 });
+  await server.answer("/list", { version: 2, ids: ["y"], total: 1, models: [], groups: [["", "a cat", 1]], complete: true });
+  press(tag, "Enter");
+  await settled();
+  const { body } = server.asked.find(({ route }) => route.includes("/say"));
+  assert.deepEqual([body.kind, body.picture, body.other], ["tag", "x", "hands"]);
 });
 
 test("a pair is said before the page knows more of its pictures", async () => {
@@ -336,6 +369,24 @@ test("a curve that is not what is chosen now is not seen, and its error neither"
   for (const { reject } of loss) reject(new Error("busy"));
   await settled();
   assert.deepEqual(alerts(dialog), []);
+});
+
+test("a bundle that is written after its dialog was closed is told, and that it could not be", async () => {
+  const bundle = () => server.postJson("/make", {});
+  exportDialog(server, { answer: { filename: "mine.json", problems: [], commands: [] }, failed: false, download() {}, bundle });
+  const [dialog] = dialogs();
+  buttonOf(dialog, "Bundle").click();
+  dialog.close();
+  await server.answer("/make", { name: "mine.zip", path: "/out/mine.zip", bytes: 1, models: [], estimate: [], notes: [] });
+  buttonOf(dialog, "Bundle").click();
+  await server.refuse("/make", "the disk is full", 507);
+  assert.deepEqual(server.toasts.map(([tone, , text]) => [tone, text]), [["success", "Written: /out/mine.zip"], ["error", "the disk is full"]]);
+});
+
+test("a workflow that the server could not give is not called unreadable", async () => {
+  const compared = compareRuns({ ...server, defaultsOf: () => ({}) }, [{ id: "a" }]);
+  await server.refuse("/a/workflow", "busy");
+  await assert.rejects(compared, /busy/);
 });
 
 // ---- votes ----

@@ -434,7 +434,11 @@ export function galleryView(server, { own, openWorkflow }) {
   async function readAll() {
     const goesOn = await read();
     if (unread) askSoon();
-    else setText(readError, "");
+    else if (readError.textContent) {
+      setText(readError, "");
+      list.again();
+      viewer.again();
+    }
     return goesOn;
   }
   const follow = poll(readAll, { every: POLL_MS, isSeen, failed });

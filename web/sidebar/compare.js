@@ -48,7 +48,10 @@ export async function compareRuns(comfy, runs) {
  */
 async function read(comfy, run) {
   const route = `/otca/runs/${encodeURIComponent(run.id)}`;
-  const unreadable = () => ({ prompt: null }); // of one that is damaged the rest can be compared
+  const unreadable = (/** @type {any} */ error) => {
+    if (!(error.status < 500)) throw error; // it is the server that could not answer
+    return { prompt: null }; // of one that is damaged the rest can be compared
+  };
   const [{ names, evaluations }, { grids }, { prompt }] = await Promise.all([
     comfy.getJson(`${route}/columns`),
     comfy.getJson(`${route}/samples`),
