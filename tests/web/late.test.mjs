@@ -222,6 +222,7 @@ test("no pair is answered before its pictures are seen, and a server that is awa
   await wait(2000);
   await server.answer("/pairs", { pairs: [{ pair: ["a", "b"], prompt: "one" }, { pair: ["c", "d"], prompt: "two" }] });
   assert.deepEqual([dialog.all("otca-gallery-prompt")[0].textContent, alerts(dialog)], ["one", []]);
+  assert.ok(dialog.contains(document.activeElement), "keys go there, also if a button that is hidden meanwhile had them");
   const images = dialog.all("otca-gallery-choice").map(({ children: [image] }) => image);
   press(dialog, "ArrowLeft");
   assert.deepEqual(said, []);

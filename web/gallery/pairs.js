@@ -74,6 +74,7 @@ export async function comparePairs(server, { say, kept }) {
       if (first) image.src = server.routeUrl(`/otca/gallery/pictures/${first.pair[side]}`);
     }
     skip.disabled = !first;
+    if (first && !dialog.contains(document.activeElement)) prompt.focus(); // a button that was hidden has lost it, and keys with it
     setText(prompt, first ? first.prompt : t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."));
     setText(why, [count > 0 && t("Answered: {count}", { count }), first?.why].filter(Boolean).join(" · "));
   }
