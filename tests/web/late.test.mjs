@@ -309,6 +309,12 @@ test("notes are typed once they are known, and are saved one after the other unt
   assert.deepEqual(failed, ["busy"]);
   type("");
   assert.equal(server.asked[0].body.notes, "", "what could not be taken away is tried again");
+  kept.dispose(); // another run is chosen
+  await server.refuse("/note", "still busy");
+  await wait(3000);
+  await server.refuse("/note", "the run is gone", 404);
+  await wait(3000);
+  assert.deepEqual([server.count("/note"), failed], [0, ["busy", "still busy", "the run is gone"]]);
 });
 
 test("an action that goes on is not begun again, and may be when it has ended or failed", async () => {

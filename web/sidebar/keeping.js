@@ -12,6 +12,7 @@ const TEXT = {
 };
 
 const SAVE_MS = 800; // after the last key
+const AGAIN_MS = 3000; // where the server does not answer
 const MOST_NOTES = 2000;
 
 /**
@@ -46,7 +47,8 @@ export function keeping(comfy, actions) {
         actions.noted(); // the list is filtered by them
       }
     } catch (error) {
-      actions.failed(error); // the next key, or leaving the field, tries again
+      actions.failed(error); // the next key, or leaving the field, tries again; and so does this, also when the run is shown no more
+      if (!(error.status < 500)) timer = setTimeout(save, AGAIN_MS);
     }
   });
 
