@@ -174,7 +174,11 @@ comfy.app.registerExtension({
     comfy.onGraphChanged(lightSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onMissingPackages((missing) => showMissing(comfy, missing));
-    comfy.onReconnected(replay);
+    comfy.onReconnected(() => {
+      replay();
+      foreseeSoon();
+      lightSoon();
+    });
     comfy.onRenderer(() => deliverToAll("renderer"));
     const votes = votePanel(comfy, { stop: () => comfy.interrupt() });
     comfy.onQuestions(votes.refresh);

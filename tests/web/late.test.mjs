@@ -341,6 +341,24 @@ test("what the server refuses after its dialog was closed is told all the same",
   assert.deepEqual(server.toasts, [["error", "Train", "the name is taken"]]);
 });
 
+test("pictures that were shown are not seen under the name of others that have not come", async () => {
+  const section = tryPromptSection(server);
+  ended.push(section.dispose);
+  section.update({ id: "a", has_lora: true });
+  const pairs = ["2", "1"].map((name) => ({ name, prompt: name, seed: 0, iteration: 1 }));
+  await server.answer("/before_after", { pairs, work: null });
+  const images = section.element.all("otca-pair-picture");
+  const seen = () => images.map(({ style }) => style.visibility);
+  assert.deepEqual(seen(), ["hidden", "hidden"]);
+  for (const image of images) image.onload();
+  assert.deepEqual(seen(), ["", ""]);
+  const kept = section.element.all("otca-input")[2];
+  kept.value = "1";
+  images[1].complete = true; // the browser has that one
+  kept.dispatchEvent(new Event("change"));
+  assert.deepEqual(seen(), ["hidden", ""]);
+});
+
 test("both pictures are asked for once by a double click", async () => {
   const section = tryPromptSection(server);
   ended.push(section.dispose);

@@ -504,6 +504,11 @@ test("which run goes on is said by the newest answer, and not by the last one to
   held[0]({ 12: { run: "old", iteration: 0 } });
   await settled();
   assert.match(textOf(node, "otca-curves-coming"), /new run: new/);
+  send("reconnected");
+  await later();
+  held[2]({ 12: { run: "newer", iteration: 0 } });
+  await settled();
+  assert.match(textOf(node, "otca-curves-coming"), /new run: newer/, "a server that was away is asked again");
   end();
   comfyuiMakes.prompt = null;
 });

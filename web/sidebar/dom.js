@@ -87,6 +87,19 @@ export function button(icon, label, onclick, attributes = {}) {
 }
 
 /**
+ * Another picture in an <img>: the one before is not seen under its name until that has come.
+ *
+ * @param {HTMLImageElement} image
+ * @param {string} source
+ */
+export function showPicture(image, source) {
+  if (image.getAttribute("src") === source) return;
+  image.onload = image.onerror = () => (image.style.visibility = "");
+  image.setAttribute("src", source);
+  image.style.visibility = image.complete ? "" : "hidden";
+}
+
+/**
  * A part of the sidebar: heading, content, and a note below.
  *
  * @param {string} title
