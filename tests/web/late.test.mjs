@@ -189,6 +189,19 @@ test("pictures that did not come are asked for again once the server answers", a
   assert.deepEqual(asked, ["/otca/gallery/small/x"]);
 });
 
+test("a dialog that was closed before the server answered opens again", async () => {
+  await openGallery();
+  press(list(), "ArrowUp");
+  for (const name of ["Compare…", "Train on these…"]) {
+    for (const _ of "ab") {
+      buttonOf(view.element, name).click();
+      await settled();
+      assert.equal(dialogs().length, 1, name);
+      dialogs()[0].close();
+    }
+  }
+});
+
 test("a tag is of the picture that it was typed for, if the list goes on meanwhile", async () => {
   await openGallery();
   await server.answer("/details", { pictures: { x: pictureOf(), y: pictureOf() } });

@@ -13,7 +13,7 @@ const TRY_MS = 2000; // after a failure
  * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
  *   server has all that was said; asked before that, it may know no other pair than the last one
  */
-export async function comparePairs(server, { say, kept }) {
+export function comparePairs(server, { say, kept }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
@@ -54,7 +54,7 @@ export async function comparePairs(server, { say, kept }) {
   dialog.addEventListener("keyup", (event) => event.key === " " && event.preventDefault());
   const { refresh: more, end } = poll(read, { every: TRY_MS, isSeen: () => !asked.length, failed: (failure) => setText(error, failure.message) });
   dialog.addEventListener("close", end);
-  await more();
+  more();
 
   async function read() {
     show();

@@ -15,7 +15,7 @@ const TEXT = {
  * @param {GalleryServer} server
  * @param {{ids: string[], openWorkflow: (graph: SavedGraph, name: string) => Promise<string>}} options `ids`: the pictures that are listed
  */
-export async function trainDialog(server, { ids, openWorkflow }) {
+export function trainDialog(server, { ids, openWorkflow }) {
   const from = h(
     "select.otca-input",
     { "aria-label": TEXT.from },
@@ -48,7 +48,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
   );
   from.addEventListener("change", read);
   model.addEventListener("change", read);
-  await read();
+  read();
 
   async function read() {
     const isNewest = begun();
