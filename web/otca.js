@@ -7,6 +7,7 @@ import { openWhatWasLeft } from "./gallery/canvas.js";
 import { setupGallery } from "./gallery/tab.js";
 import { t } from "./lib/language.js";
 import { LiveWidgets } from "./lib/live.js";
+import { newest } from "./lib/newest.js";
 import { stageColor } from "./lib/stages.js";
 import { leaveOutGone, renew } from "./lib/values.js";
 import { showNewWants } from "./sidebar/actions.js";
@@ -101,20 +102,22 @@ const replaySoon = soon(replay);
 const showWantsSoon = soon(
   () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
+const foreseen = newest();
 const foreseeSoon = soon(async () => {
+  const isNewest = foreseen();
   const runs = await comfy.comingRuns().catch(() => null); // of what is wrong with a graph, its Run will tell
-  if (!runs) return;
+  if (!runs || !isNewest()) return;
   const coming = Object.values(runs);
   if (coming.length) comfy.goOnAt(coming.flatMap(({ at = [] }) => at));
   for (const { id } of comfy.allNodes()) deliver("coming", runs[id] ?? {}, id);
 });
 // Once ComfyUI has opened its own graph: what is opened before that, it replaces.
 const openLeftSoon = soon(() => openWhatWasLeft(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)));
-let looks = 0;
+const lit = newest();
 const lightSoon = soon(async () => {
-  const look = ++looks;
+  const isNewest = lit();
   const { lights, own } = await comfy.lights().catch(() => ({ lights: {}, own: {} }));
-  if (look !== looks) return; // the graph has changed since
+  if (!isNewest()) return; // the graph has changed since
   for (const { id } of comfy.allNodes()) deliver("light", { light: lights[id] ?? null, own: own[id] }, id);
 });
 const enlargeTextSoon = soon(comfy.enlargeText);
@@ -171,7 +174,11 @@ comfy.app.registerExtension({
     comfy.onGraphChanged(lightSoon);
     comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onMissingPackages((missing) => showMissing(comfy, missing));
-    comfy.onReconnected(replay);
+    comfy.onReconnected(() => {
+      replay();
+      foreseeSoon();
+      lightSoon();
+    });
     comfy.onRenderer(() => deliverToAll("renderer"));
     const votes = votePanel(comfy, { stop: () => comfy.interrupt() });
     comfy.onQuestions(votes.refresh);

@@ -75,23 +75,6 @@ def test_by_the_keyboard_and_again_after_a_reload(own, comfyui):
     own.wait_for_function(f"() => [...{SIGNS}].filter(each => each.textContent).length === 4")
 
 
-def test_a_pair_is_said_before_the_page_knows_more_of_its_pictures(own, comfyui):
-    held = []
-    own.route("**/otca/gallery/details", held.append)
-    own.reload()
-    own.get_by_label("Words of prompts").fill("gallery_ castle")
-    own.wait_for_function(f"({TILES})() === 8")
-    own.locator(tile(6)).click()
-    before = len(store(comfyui).standing("pair"))
-    for key in ("p", "j", "p"):
-        own.keyboard.press(key)
-    own.wait_for_function(KEPT)
-    assert len(store(comfyui).standing("pair")) == before + 1
-    own.unroute("**/otca/gallery/details")
-    for route in held:
-        route.continue_()
-
-
 def test_two_pages_show_the_same_and_nothing_is_lost_while_the_server_is_away(own, browser, comfyui):
     other = browser.new_page(viewport={"width": 1400, "height": 900})
     other.goto(f"{comfyui.url}/otca/gallery")

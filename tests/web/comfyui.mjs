@@ -36,7 +36,7 @@ api.fetchApi = async (route, options) => {
   api.asked.push([route, options?.body && JSON.parse(options.body)]);
   if (route === "/otca/votes") return { ok: true, json: async () => ({ questions: [], seconds_each: null }) };
   if (!api.answers.has(route)) throw new Error(`nothing answers ${route}`);
-  return { ok: true, json: async () => structuredClone(api.answers.get(route)) };
+  return { ok: true, json: async () => structuredClone(await api.answers.get(route)) };
 };
 
 api.apiURL = (route) => `/api${route}`;

@@ -146,10 +146,16 @@ test("the next pairs are asked for when the server has the answer to the last on
     routeUrl: (route) => route,
     getJson: async () => ((asked += 1), { pairs: [[["a", "b"]], [["c", "d"]]][kept.length].map((pair) => ({ pair, prompt: pair.join() })) }),
   };
-  await comparePairs(server, { say: (id, _, other) => box.push({ id: `${id}>${other}` }), kept: box.sent });
+  comparePairs(server, { say: (id, _, other) => box.push({ id: `${id}>${other}` }), kept: box.sent });
   const press = (key) => document.body.all("otca-dialog")[0].dispatchEvent(Object.assign(new Event("keydown"), { key }));
+  const choices = document.body.all("otca-gallery-choice").map(({ children: [image] }) => image);
   const prompt = () => document.body.all("otca-gallery-prompt")[0].textContent;
+  await settled();
   assert.deepEqual([asked, prompt()], [1, "a,b"]);
+  press("ArrowRight");
+  await settled();
+  assert.deepEqual([asked, prompt()], [1, "a,b"], "nobody has seen the pictures yet");
+  for (const image of choices) image.naturalWidth = 64;
   press("ArrowRight");
   await settled();
   assert.deepEqual([asked, prompt()], [1, "Reading the opinions …"]);

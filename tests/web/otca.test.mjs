@@ -464,3 +464,69 @@ test("a package that a graph lacks is told once over the page and on its node, w
   toasts[0].childNodes[0].childNodes[1].click();
   assert.ok(!document.body.childNodes.includes(toasts[0]));
 });
+
+/** What the server answers to a route when the test says so: the functions that do, in the order in which it was asked. */
+function heldBack(route) {
+  const ask = api.answers.get.bind(api.answers);
+  const held = [];
+  api.answers.has = (name) => name === route || Map.prototype.has.call(api.answers, name);
+  api.answers.get = (name) => (name === route ? new Promise((resolve) => held.push(resolve)) : ask(name));
+  return { held, end: () => (delete api.answers.has, delete api.answers.get) };
+}
+
+const later = () => new Promise((done) => setTimeout(done, 150));
+
+test("results of one workflow are not shown in another that was opened meanwhile", async () => {
+  await load("a", made(1, LOADER));
+  const { held, end } = heldBack("/otca/results");
+  send("reconnected");
+  await settled();
+  const node = made(1, LOADER);
+  await load("b", node);
+  held[0]({ 1: { owner: { text: "of a, iteration 4" } } });
+  await settled();
+  assert.equal(textOf(node, "otca-owner"), "Adapter: not used yet");
+  end();
+});
+
+test("which run goes on is said by the newest answer, and not by the last one to come", async () => {
+  const node = made(12, RUN);
+  comfyuiMakes.prompt = () => ({ output: { 12: { class_type: "OTCA_TrainingRun", inputs: {} } }, workflow: {} });
+  await load("a", node);
+  await later();
+  const { held, end } = heldBack("/otca/coming");
+  for (const _ of "ab") {
+    send("graphChanged");
+    await later();
+  }
+  held[1]({ 12: { run: "new", iteration: 0 } });
+  await settled();
+  held[0]({ 12: { run: "old", iteration: 0 } });
+  await settled();
+  assert.match(textOf(node, "otca-curves-coming"), /new run: new/);
+  send("reconnected");
+  await later();
+  held[2]({ 12: { run: "newer", iteration: 0 } });
+  await settled();
+  assert.match(textOf(node, "otca-curves-coming"), /new run: newer/, "a server that was away is asked again");
+  end();
+  comfyuiMakes.prompt = null;
+});
+
+test("pictures of an evaluation that could not be read once come with the next iteration, and the curves without them", async () => {
+  const node = made(12, RUN);
+  await load("a", node);
+  const evaluations = [0, 2].map((iteration) => ({ iteration, since: 0, rewards: { judge: { mean: 0.3, std: 0.4, standard_error: 0.1, held_out: false } } }));
+  const grids = [0, 2].map((iteration) => ({ iteration, file: `${iteration}.png`, size: [8, 8], pictures: [{ prompt: "a", seed: 0, box: [0, 0, 8, 8] }] }));
+  const recorded = async (iteration) => {
+    const rows = [{ iteration, "reward/judge/mean": 0.3 }];
+    api.answers.set(`/otca/runs/mine/metrics?after=${iteration > 2 ? 2 : 0}`, { rows, evaluations, changes: [] });
+    send("otca.result", { kind: "run", node: "12", data: { run: "mine", iteration, workflow_id: "a" } });
+    await settled();
+  };
+  await recorded(2);
+  assert.equal(node.roots[0].all("otca-curves-plot").length, 1);
+  api.answers.set("/otca/runs/mine/samples", { grids });
+  await recorded(3);
+  assert.equal(node.roots[0].all("otca-strip")[0].hidden, false);
+});

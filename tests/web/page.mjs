@@ -30,6 +30,10 @@ class Element extends Node {
   hidden = false;
   open = false;
   clientWidth = 0;
+  clientHeight = 0;
+  scrollTop = 0;
+  selectedOptions = [];
+  value = "";
   focusedWith = []; // the options of each focus()
   #attributes = new Map();
   #events = new EventTarget();
@@ -52,8 +56,27 @@ class Element extends Node {
     this.#attributes.set(name, String(value));
   }
 
+  removeAttribute(name) {
+    this.#attributes.delete(name);
+  }
+
   get children() {
     return this.childNodes.filter((node) => node instanceof Element);
+  }
+
+  /** As of a <select>. */
+  get options() {
+    return this.children;
+  }
+
+  select() {}
+
+  closest() {
+    return null;
+  }
+
+  get firstChild() {
+    return this.childNodes[0];
   }
 
   get firstElementChild() {
@@ -79,6 +102,10 @@ class Element extends Node {
 
   append(...nodes) {
     for (const node of nodes) this.insertBefore(node instanceof Node ? node : new Text(String(node)), null);
+  }
+
+  prepend(node) {
+    this.insertBefore(node, this.childNodes[0] ?? null);
   }
 
   replaceChildren(...nodes) {
@@ -123,6 +150,10 @@ class Element extends Node {
   }
 
   /** As of a <dialog>. */
+  show() {
+    this.open = true;
+  }
+
   showModal() {
     this.open = true;
   }

@@ -268,3 +268,19 @@ test("of a run whose metrics were written anew, all rows are read again", async 
   await poll();
   assert.equal(timesAsked("metrics of l4-a after 0"), 1);
 });
+
+test("a run that is chosen takes the place of the one before at once: no button acts on that", async () => {
+  await open(run("m9-b"), run("m9-a"));
+  assert.equal(head(), "m9-b");
+  const ask = comfy.getJson;
+  const asked = [];
+  comfy.getJson = (route) => new Promise((resolve) => asked.push(() => resolve(ask(route))));
+  entryOf("m9-a").click();
+  await settled();
+  assert.deepEqual([head(), current()], ["", ["m9-a"]]);
+  assert.ok(panel.all("otca-button").find(({ textContent }) => textContent === "Stop").hidden);
+  comfy.getJson = ask;
+  for (const answer of asked) answer();
+  await settled();
+  assert.equal(head(), "m9-a");
+});

@@ -83,9 +83,11 @@ export async function suggestionsByGraph(kind, node) {
 
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
+  const asked = rootGraph().id;
   const { output } = await exportedGraph();
   if (!Object.keys(output).length) return {};
-  return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
+  const results = await postJson("/otca/results", { prompt: output, workflow: asked ?? null });
+  return asked === rootGraph().id ? results : {}; // another workflow was opened meanwhile
 }
 
 /**

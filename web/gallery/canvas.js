@@ -37,8 +37,8 @@ export function openForGallery(comfy) {
   const channel = new BroadcastChannel(CHANNEL);
   channel.onmessage = async ({ data }) => {
     if (!data.graph) return;
+    channel.postMessage({ opened: data.name }); // before it is: who waits longer opens it once more
     await comfy.openWorkflow(data.graph, data.name);
-    channel.postMessage({ opened: data.name });
   };
 }
 

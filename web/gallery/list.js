@@ -34,6 +34,8 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
   const shown = new Map();
   /** @type {Tile[]} */
   const spare = [];
+  /** @type {Set<HTMLImageElement>} whose picture did not come */
+  const unread = new Set();
   /** @type {Map<number, HTMLElement>} */
   const heads = new Map();
 
@@ -161,7 +163,7 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
 
   /** @returns {Tile} */
   function newTile() {
-    const image = h("img", { alt: "", decoding: "async", draggable: "false" });
+    const image = h("img", { alt: "", decoding: "async", draggable: "false", onerror: () => unread.add(image), onload: () => unread.delete(image) });
     const signs = h("span.otca-gallery-signs", { "aria-hidden": "true" });
     const badge = h("span.otca-gallery-badge", { "aria-hidden": "true" });
     const element = h("div.otca-gallery-tile", { role: "option" }, image, signs, badge);
@@ -218,6 +220,10 @@ export function pictureList({ tile: width, source, known, wanted, clicked, press
         const tile = shown.get(name);
         if (tile) tile.image.src = source(name);
       }
+    },
+    /** The server answers again. */
+    again() {
+      for (const image of unread) image.src = String(image.src); // once more
     },
     mark,
     /** @param {number} steps */

@@ -2,15 +2,18 @@
 /** Asks which of two pictures of the same prompt is better, the most useful question next. */
 import { t } from "../lib/language.js";
 import { shownTogether, unseenPairs } from "../lib/opinions.js";
+import { poll } from "../lib/poll.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
+
+const TRY_MS = 2000; // after a failure
 
 /**
  * @param {GalleryServer} server
  * @param {{say: (id: string, kind: string, other: string, value: any) => void, kept: () => Promise<void>}} options `kept`: when the
  *   server has all that was said; asked before that, it may know no other pair than the last one
  */
-export async function comparePairs(server, { say, kept }) {
+export function comparePairs(server, { say, kept }) {
   /** @type {{pair: [string, string], prompt: string, why: string}[]} */
   let asked = [];
   let skipped = 0;
@@ -49,28 +52,29 @@ export async function comparePairs(server, { say, kept }) {
     known[event.key]();
   });
   dialog.addEventListener("keyup", (event) => event.key === " " && event.preventDefault());
-  await more();
+  const { refresh: more, end } = poll(read, { every: TRY_MS, isSeen: () => !asked.length, failed: (failure) => setText(error, failure.message) });
+  dialog.addEventListener("close", end);
+  more();
 
-  async function more() {
+  async function read() {
     show();
     setText(prompt, t("Reading the opinions …"));
     await kept();
-    try {
-      asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
-      setText(error, "");
-    } catch (failure) {
-      setText(error, failure.message);
-    }
+    asked = await unseenPairs(async (skip) => (await server.getJson(`/otca/gallery/pairs?skip=${skip}`)).pairs, skipped, seen);
+    setText(error, "");
     show();
+    return false;
   }
 
   function show() {
     const [first] = asked;
     for (const [side, { image, element }] of pictures.entries()) {
       element.hidden = !first;
+      image.removeAttribute("src"); // else the picture before stands there, and is clicked, until this one is read
       if (first) image.src = server.routeUrl(`/otca/gallery/pictures/${first.pair[side]}`);
     }
     skip.disabled = !first;
+    if (first && !dialog.contains(document.activeElement)) prompt.focus(); // a button that was hidden has lost it, and keys with it
     setText(prompt, first ? first.prompt : t("No two pictures of one prompt are left to compare. Make more pictures of the same prompt."));
     setText(why, [count > 0 && t("Answered: {count}", { count }), first?.why].filter(Boolean).join(" · "));
   }
@@ -78,7 +82,7 @@ export async function comparePairs(server, { say, kept }) {
   /** @param {number} side */
   function choose(side) {
     const [first] = asked;
-    if (!first) return;
+    if (!first || !pictures.every(({ image }) => image.naturalWidth)) return; // nobody has seen them
     count += 1;
     say(first.pair[side], "pair", first.pair[1 - side], true);
     next(false);

@@ -31,6 +31,8 @@ export function pictureView(server, { say, pressed }) {
   let likes = true; // the region that is drawn next
   /** @type {[number, number] | null} */
   let from = null;
+  /** @type {string | null} */
+  let typedFor = null; // the picture that the tag is typed for: the list may go on to another one meanwhile
 
   const image = h("img", { alt: "", draggable: "false" });
   const drawn = h("div.otca-gallery-drawn");
@@ -67,9 +69,12 @@ export function pictureView(server, { say, pressed }) {
   tag.addEventListener("keydown", (event) => {
     const text = tag.value.trim();
     if (event.key !== "Enter" || !text || !id) return;
-    say(id, "tag", text, true);
+    say(typedFor ?? id, "tag", text, true);
+    typedFor = null;
     tag.value = "";
   });
+  tag.addEventListener("input", () => (typedFor ??= id));
+  tag.addEventListener("blur", () => (typedFor = null));
   image.addEventListener("load", () => (image.style.height = image.naturalHeight < SMALL ? `${SMALL}px` : ""));
   image.addEventListener("error", () => setText(none, TEXT.cannot));
   stage.addEventListener("pointerdown", (event) => {
@@ -129,6 +134,10 @@ export function pictureView(server, { say, pressed }) {
 
   return {
     element,
+    /** The server answers again. */
+    again() {
+      if (id && !image.naturalWidth) image.src = server.routeUrl(`/otca/gallery/pictures/${id}`);
+    },
     /**
      * @param {string | null} chosen
      * @param {Known | undefined} found
@@ -139,6 +148,8 @@ export function pictureView(server, { say, pressed }) {
       none.hidden = Boolean(id) && !found?.note.includes("cannot be shown");
       stage.hidden = controls.hidden = !id || !none.hidden;
       if (other) {
+        from = null;
+        place(drawn, null);
         setText(none, id ? TEXT.cannot : TEXT.none);
         image.removeAttribute("src");
         if (id) image.src = server.routeUrl(`/otca/gallery/pictures/${id}`);

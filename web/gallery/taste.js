@@ -12,9 +12,9 @@ const TEXT = {
 
 /**
  * @param {GalleryServer} server
- * @param {{changed: () => void, failed: (error: Error) => void}} options `changed`: scores came, and are worth reading again
+ * @param {{changed: () => void}} options `changed`: scores came, and are worth reading again
  */
-export function tasteBar(server, { changed, failed }) {
+export function tasteBar(server, { changed }) {
   let on = false;
   let scored = -1;
   const learn = button("pi-heart", t("Learn My Taste"), begin, { title: t("Learns from your opinions what you like, on this machine, and shows on each picture how probably you like it") });
@@ -24,6 +24,7 @@ export function tasteBar(server, { changed, failed }) {
   const element = h("div.otca-gallery-taste", {}, learn, encoder, save, status);
   encoder.hidden = save.hidden = true;
   encoder.addEventListener("change", () => follow.refresh());
+  const failed = (/** @type {Error} */ failure) => setText(status, failure.message);
   const follow = poll(read, { every: POLL_MS, isSeen: () => document.visibilityState === "visible" && element.isConnected, failed });
 
   function begin() {

@@ -2,6 +2,7 @@
 /** "Train on these": what a training on the opinions would take, and its workflow on the canvas. */
 import { fileSize } from "../lib/format.js";
 import { t } from "../lib/language.js";
+import { newest } from "../lib/newest.js";
 import { openDialog } from "../sidebar/dialogs.js";
 import { button, h, setText } from "../sidebar/dom.js";
 
@@ -14,7 +15,7 @@ const TEXT = {
  * @param {GalleryServer} server
  * @param {{ids: string[], openWorkflow: (graph: SavedGraph, name: string) => Promise<string>}} options `ids`: the pictures that are listed
  */
-export async function trainDialog(server, { ids, openWorkflow }) {
+export function trainDialog(server, { ids, openWorkflow }) {
   const from = h(
     "select.otca-input",
     { "aria-label": TEXT.from },
@@ -26,6 +27,7 @@ export async function trainDialog(server, { ids, openWorkflow }) {
   const error = h("div.otca-error", { role: "alert" });
   /** @type {any} */
   let made = null;
+  const begun = newest();
   const open = button("pi-external-link", t("Open on the canvas"), async () => {
     try {
       const where = await openWorkflow({ prompt: made.prompt, note: note(model.selectedOptions[0].text) }, made.name);
@@ -46,16 +48,20 @@ export async function trainDialog(server, { ids, openWorkflow }) {
   );
   from.addEventListener("change", read);
   model.addEventListener("change", read);
-  await read();
+  read();
 
   async function read() {
+    const isNewest = begun();
     open.disabled = true;
     setText(error, "");
     told.replaceChildren(h("li.otca-note", {}, t("Reading the opinions …")));
     try {
       const chosen = from.value === "listed" ? ids : [];
-      made = await server.postJson("/otca/gallery/workflow", { ids: chosen, ...(model.value && { model: model.value }) });
+      const answer = await server.postJson("/otca/gallery/workflow", { ids: chosen, ...(model.value && { model: model.value }) });
+      if (!isNewest()) return;
+      made = answer;
     } catch (failure) {
+      if (!isNewest()) return;
       told.replaceChildren();
       return setText(error, failure.message);
     }

@@ -50,8 +50,8 @@ const TEXT = {
 export function galleryView(server, { own, openWorkflow }) {
   /** @type {Map<string, Known>} */
   const known = new Map();
-  /** @type {Set<string>} asked for, and not answered yet */
-  const asking = new Set();
+  /** @type {Map<string, import("../lib/opinions.js").Opinion[]>} asked for, and not answered yet: what was kept since then, of which the answer may not know */
+  const asking = new Map();
   /** @type {Set<string>} */
   let seen = new Set();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -61,6 +61,8 @@ export function galleryView(server, { own, openWorkflow }) {
   let better = ""; // the first picture of a pair that is being said
   let disposed = false;
   let asked = ""; // the filters of the list that is shown
+  let forgotten = 0; // how often
+  let unread = false; // details that were asked for last
 
   // ---- controls ----
   const search = h("input.otca-input", { type: "search", placeholder: TEXT.search, "aria-label": TEXT.search });
@@ -72,7 +74,9 @@ export function galleryView(server, { own, openWorkflow }) {
   const until = h("input.otca-input", { type: "date" });
   const status = h("p.otca-note.otca-gallery-status", { role: "status" });
   const hint = h("p.otca-note.otca-gallery-hint", { role: "status" });
+  // Two, since the next read that succeeds clears only the second.
   const error = h("div.otca-error", { role: "alert" });
+  const readError = h("div.otca-error", { role: "alert" });
   const none = h("p.otca-note.otca-gallery-none", {}, t("No picture fits. Change the filters, or make pictures: they appear here."));
   none.hidden = true;
 
@@ -89,7 +93,7 @@ export function galleryView(server, { own, openWorkflow }) {
     marked: (id) => showMarked(id),
   });
   const viewer = pictureView(server, { say: (id, kind, other, value) => say(id, kind, other, value), pressed });
-  const taste = tasteBar(server, { changed: () => (order.value === "taste" ? read(true).catch(failed) : forget()), failed });
+  const taste = tasteBar(server, { changed: () => (order.value === "taste" ? readAnew() : forget()) });
   const filters = [
     field(TEXT.group, group),
     field(TEXT.order, order),
@@ -117,11 +121,12 @@ export function galleryView(server, { own, openWorkflow }) {
       taste.element,
       status,
       error,
+      readError,
     ),
     h("div.otca-gallery-body", {}, h("div.otca-gallery-left", {}, list.element, none), viewer.element),
     h("footer.otca-gallery-foot", {}, hint, h("p.otca-note", {}, t("↑ like · ↓ dislike · 1–5 stars · J next · K previous · Z undo · P pair: the better one, then the other"))),
   );
-  for (const control of [group, order, said, model, since, until]) control.addEventListener("change", () => read(true));
+  for (const control of [group, order, said, model, since, until]) control.addEventListener("change", readAnew);
   search.addEventListener("input", typed);
   // Keys typed here are no shortcuts of the graph.
   element.addEventListener("keydown", (event) => event.stopPropagation());
@@ -131,18 +136,18 @@ export function galleryView(server, { own, openWorkflow }) {
     key: KEPT,
     send: async (/** @type {any} */ item) => {
       await server.postJson("/otca/gallery/say", item);
+      for (const name of [item.picture, item.other]) asking.get(name)?.push(item);
       if (item.kind === "undo") follow.refresh();
       taste.soon();
     },
     changed: () => {
       showStatus();
       list.refresh();
-      if (!box?.waiting().length) setText(error, "");
     },
     refused: (item, failure) => {
-      known.delete(item.picture);
-      askSoon();
-      failed(failure);
+      remember(done().filter((id) => id !== item.id));
+      forget();
+      setText(error, failure.message);
     },
   });
   let progress = { pictures: 0, read: 0, small: 0, slow: /** @type {string[]} */ ([]), problem: "" };
@@ -170,7 +175,7 @@ export function galleryView(server, { own, openWorkflow }) {
 
   /** @param {Error} failure */
   function failed(failure) {
-    if (!disposed) setText(error, failure.message);
+    if (!disposed) setText(readError, failure.message);
   }
 
   /** @param {() => unknown} action */
@@ -179,13 +184,13 @@ export function galleryView(server, { own, openWorkflow }) {
     try {
       await action();
     } catch (failure) {
-      failed(failure);
+      setText(error, failure.message);
     }
   }
 
   function typed() {
     clearTimeout(timer);
-    timer = setTimeout(() => read(true), 250);
+    timer = setTimeout(readAnew, 250);
   }
 
   // ---- what is listed ----
@@ -241,8 +246,13 @@ export function galleryView(server, { own, openWorkflow }) {
     return true;
   }
 
+  function readAnew() {
+    return read(true).catch(failed);
+  }
+
   /** What is shown is asked for again; until that comes, it stays. */
   function forget() {
+    forgotten += 1;
     for (const picture of known.values()) picture.old = true;
     askSoon();
     showMarked(list.ids()[list.place()] ?? null);
@@ -279,20 +289,26 @@ export function galleryView(server, { own, openWorkflow }) {
     soon = 0;
     const ids = [...seen].filter((id) => !asking.has(id) && (known.get(id)?.old ?? true)).slice(0, MOST_IDS);
     if (!ids.length || disposed) return;
-    for (const id of ids) asking.add(id);
+    for (const id of ids) asking.set(id, []);
+    const since = forgotten;
     try {
       const { pictures } = await server.postJson("/otca/gallery/details", { ids });
       for (const id of ids) {
         const found = pictures[id];
         if (!found) continue;
         const before = known.get(id);
-        known.set(id, { ...found, old: false, said: withOpinions(found.said, id, box.waiting()) });
+        const kept = asking.get(id) ?? [];
+        const old = kept.length > 0 || since !== forgotten; // then it is asked for once more
+        known.set(id, { ...found, old, said: withOpinions(found.said, id, [...kept, ...box.waiting()]) });
+        if (old) askSoon();
         if (before && (before.changed !== found.changed || before.note !== found.note)) list.reload([id]);
       }
       list.refresh();
       const marked = list.ids()[list.place()];
       if (ids.includes(marked)) showMarked(marked);
+      unread = false;
     } catch (failure) {
+      unread = true;
       failed(failure);
     } finally {
       for (const id of ids) asking.delete(id);
@@ -398,6 +414,7 @@ export function galleryView(server, { own, openWorkflow }) {
       Escape: () => {
         better = "";
         setText(hint, "");
+        setText(error, "");
       },
     };
     const picture = id ? known.get(id) : undefined;
@@ -414,12 +431,19 @@ export function galleryView(server, { own, openWorkflow }) {
   }
 
   const isSeen = () => document.visibilityState === "visible";
-  const follow = poll(() => read(), { every: POLL_MS, isSeen, failed });
-  document.addEventListener("visibilitychange", follow.refresh);
+  async function readAll() {
+    const goesOn = await read();
+    if (unread) askSoon();
+    else if (readError.textContent) {
+      setText(readError, "");
+      list.again();
+      viewer.again();
+    }
+    return goesOn;
+  }
+  const follow = poll(readAll, { every: POLL_MS, isSeen, failed });
   box.begin();
-  read(true)
-    .catch(failed)
-    .then(() => follow.refresh());
+  readAnew().then(() => follow.refresh());
   return {
     element,
     focus: () => list.element.focus(),
@@ -429,7 +453,6 @@ export function galleryView(server, { own, openWorkflow }) {
       box.end();
       list.dispose();
       taste.dispose();
-      document.removeEventListener("visibilitychange", follow.refresh);
     },
   };
 }

@@ -6,7 +6,7 @@ const LONGEST_MS = 30_000; // between two tries while the server does not answer
 /**
  * Reads when asked to and, while something goes on, every `every` ms, else every `quiet` ms or not at all. Requests during a read lead to one more read, however many
  * there are. A read that fails is tried again, each time after twice as long. Nobody looks at a hidden page, so nothing is read
- * then: ask again once it is seen.
+ * then, but once it is seen again.
  *
  * @param {() => Promise<boolean>} read gives whether something still goes on
  * @param {{every: number, quiet?: number, isSeen: () => boolean, failed: (error: Error) => void}} options `failed` gets the error of each failure
@@ -53,10 +53,12 @@ export function poll(read, { every, quiet, isSeen, failed }) {
     return pending;
   }
 
+  globalThis.document?.addEventListener("visibilitychange", refresh);
   return {
     refresh,
     end() {
       ended = true;
+      globalThis.document?.removeEventListener("visibilitychange", refresh);
       clearTimeout(timer);
     },
   };

@@ -3,6 +3,7 @@
 import { OBJECTIVES } from "../lib/color.js";
 import { curveOf, differingSettings, isEvaluated, sharedIterations, sharedMetrics, sharedPictures } from "../lib/compare.js";
 import { t } from "../lib/language.js";
+import { newest } from "../lib/newest.js";
 import { cutsView } from "./cuts.js";
 import { openDialog } from "./dialogs.js";
 import { h, section, setText } from "./dom.js";
@@ -47,7 +48,10 @@ export async function compareRuns(comfy, runs) {
  */
 async function read(comfy, run) {
   const route = `/otca/runs/${encodeURIComponent(run.id)}`;
-  const unreadable = () => ({ prompt: null }); // of one that is damaged the rest can be compared
+  const unreadable = (/** @type {any} */ error) => {
+    if (!(error.status < 500)) throw error; // it is the server that could not answer
+    return { prompt: null }; // of one that is damaged the rest can be compared
+  };
   const [{ names, evaluations }, { grids }, { prompt }] = await Promise.all([
     comfy.getJson(`${route}/columns`),
     comfy.getJson(`${route}/samples`),
@@ -107,15 +111,16 @@ function curvesPart(comfy, compared) {
   const error = h("div.otca-error", { role: "alert" });
   /** @type {Map<string, Promise<Figures>[]>} */
   const figures = new Map(); // by metric, as far as it was asked for
-  let asked = 0;
+  const begun = newest();
 
   async function show() {
-    const number = ++asked;
+    const isNewest = begun();
+    drawn.element.style.visibility = "hidden"; // it is not what is chosen now
     const [key, bySeconds] = [metric.value, axis.value === "seconds"];
     try {
       if (!figures.has(key)) figures.set(key, compared.map(({ run }) => readFigures(comfy, run.id, key)));
       const read = await Promise.all(figures.get(key) ?? []);
-      if (number !== asked) return; // another one was chosen meanwhile
+      if (!isNewest()) return; // another one was chosen meanwhile
       const curves = read.map((one, index) => ({
         name: compared[index].run.id,
         color: colorOf(index),
@@ -123,10 +128,11 @@ function curvesPart(comfy, compared) {
         ...curveOf(one, key, bySeconds),
       }));
       drawn.update(() => ({ curves, bySeconds, rest: "" }));
+      drawn.element.style.visibility = "";
       setText(error, "");
     } catch (problem) {
       figures.delete(key);
-      setText(error, problem.message);
+      if (isNewest()) setText(error, problem.message);
     }
   }
 

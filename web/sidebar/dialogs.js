@@ -15,6 +15,7 @@ const TEXT = {
   proofTitle: (/** @type {string} */ id) => t("Proof: {name}", { name: id }),
   noRunNode: t("This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu."),
   bundle: t("Bundle…"),
+  written: (/** @type {BundleAnswer} */ { path }) => t("Written: {path}", { path }),
 };
 
 /**
@@ -242,6 +243,7 @@ export function askDialog(comfy, { title, note, fields, error = "", startLabel, 
       await start();
       dialog.close();
     } catch (error) {
+      if (!dialog.open) return comfy.toast("error", title, error.message); // it was closed meanwhile
       // The message of a workflow with problems is the list of them.
       setText(message, error.problems ? "" : error.message);
       problems.replaceChildren(problemList(comfy, error.problems ?? [], dialog));
@@ -363,8 +365,11 @@ function bundleSection(comfy, make, dialog) {
     const { refresh, end } = poll(reading, { every: BUNDLE_POLL_MS, isSeen: () => true, failed: () => {} });
     refresh();
     try {
-      result.replaceChildren(...bundleResult(comfy, await make(hashes.checked, pictures)));
+      const made = await make(hashes.checked, pictures);
+      if (!dialog().open) comfy.toast("success", TEXT.bundle, TEXT.written(made));
+      result.replaceChildren(...bundleResult(comfy, made));
     } catch (failure) {
+      if (!dialog().open) comfy.toast("error", TEXT.bundle, failure.message);
       setText(error, failure.problems || failure.pictures ? "" : failure.message);
       const asked = failure.pictures && picturesAsked(failure.pictures, () => write(true));
       result.replaceChildren(asked ?? problemList(comfy, failure.problems ?? [], dialog()));
@@ -415,7 +420,7 @@ function picturesAsked(names, allow) {
 function bundleResult(comfy, made) {
   const address = comfy.routeUrl(`/otca/bundles/${encodeURIComponent(made.name)}`);
   const known = [
-    t("Written: {path}", { path: made.path }),
+    TEXT.written(made),
     made.models.length && t("Model files that have to be there: {count}, {size} in all. The bundle's README lists them.", { count: made.models.length, size: fileSize(made.model_bytes) }),
     ...made.estimate,
     ...made.notes,

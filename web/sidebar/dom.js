@@ -51,6 +51,25 @@ function filled(element, classes, attributes, children) {
 }
 
 /**
+ * An action that is not begun again while it goes on: a double click is one.
+ *
+ * @template {any[]} A
+ * @param {(...details: A) => void} action or a promise of it
+ */
+export function once(action) {
+  let goesOn = false;
+  return async (/** @type {A} */ ...details) => {
+    if (goesOn) return;
+    goesOn = true;
+    try {
+      await action(...details);
+    } finally {
+      goesOn = false;
+    }
+  };
+}
+
+/**
  * A button with a PrimeIcon before its label.
  *
  * @param {string} icon
@@ -61,10 +80,23 @@ function filled(element, classes, attributes, children) {
 export function button(icon, label, onclick, attributes = {}) {
   return h(
     "button.otca-button",
-    { type: "button", onclick, ...attributes },
+    { type: "button", onclick: once(onclick), ...attributes },
     h(`i.pi.${icon}`, { "aria-hidden": "true" }),
     label,
   );
+}
+
+/**
+ * Another picture in an <img>: the one before is not seen under its name until that has come.
+ *
+ * @param {HTMLImageElement} image
+ * @param {string} source
+ */
+export function showPicture(image, source) {
+  if (image.getAttribute("src") === source) return;
+  image.onload = image.onerror = () => (image.style.visibility = "");
+  image.setAttribute("src", source);
+  image.style.visibility = image.complete ? "" : "hidden";
 }
 
 /**

@@ -3,7 +3,7 @@
 import { t } from "../lib/language.js";
 import { fileSize } from "../lib/library.js";
 import { askDialog, wordDialog } from "./dialogs.js";
-import { h } from "./dom.js";
+import { h, once } from "./dom.js";
 
 const TEXT = {
   remove: t("Delete…"),
@@ -12,6 +12,7 @@ const TEXT = {
 };
 
 const SAVE_MS = 800; // after the last key
+const AGAIN_MS = 3000; // where the server does not answer
 const MOST_NOTES = 2000;
 
 /**
@@ -22,31 +23,34 @@ const MOST_NOTES = 2000;
  */
 export function keeping(comfy, actions) {
   const label = { type: "button", title: TEXT.remove, "aria-label": TEXT.remove };
-  const remove = h("button.otca-icon-button", { ...label, onclick: () => actions.remove() }, h("i.pi.pi-trash"));
+  const remove = h("button.otca-icon-button", { ...label, onclick: once(actions.remove) }, h("i.pi.pi-trash"));
   const notes = h("textarea.otca-input.otca-notes", {
     rows: 1,
     maxlength: MOST_NOTES,
     placeholder: t("Notes, for yourself"),
     "aria-label": t("Notes"),
+    disabled: true, // until those that there are have come
   });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   let id = "";
   let saved = "";
 
-  async function save() {
+  /** Saves one text after the other, so that the last one stays. */
+  const save = once(async () => {
     clearTimeout(timer);
-    const text = notes.value;
-    if (!id || text === saved) return;
-    saved = text;
     try {
-      await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/note`, { notes: text });
-      actions.noted(); // the list is filtered by them
+      while (id && notes.value !== saved) {
+        const text = notes.value;
+        await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/note`, { notes: text });
+        saved = text;
+        actions.noted(); // the list is filtered by them
+      }
     } catch (error) {
-      saved = ""; // the next key, or leaving the field, tries again
-      actions.failed(error);
+      actions.failed(error); // the next key, or leaving the field, tries again; and so does this, also when the run is shown no more
+      if (!(error.status < 500)) timer = setTimeout(save, AGAIN_MS);
     }
-  }
+  });
 
   notes.addEventListener("keydown", (event) => event.stopPropagation()); // no shortcuts of the graph
   notes.addEventListener("input", () => {
@@ -63,6 +67,7 @@ export function keeping(comfy, actions) {
       const first = !id;
       id = run.id;
       if (first) saved = notes.value = run.notes ?? "";
+      notes.disabled = false;
     },
     dispose: save, // what was typed just now
   };

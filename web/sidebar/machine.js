@@ -47,7 +47,6 @@ export function machinePart(comfy, actions) {
   const isSeen = () => document.visibilityState === "visible";
   // The list of runs beside it says what is wrong with the server.
   const { refresh, end } = poll(read, { every: POLL_MS, isSeen, failed: () => {} });
-  document.addEventListener("visibilitychange", refresh);
   refresh();
   return {
     memory,
@@ -56,7 +55,6 @@ export function machinePart(comfy, actions) {
     dispose() {
       disposed = true;
       end();
-      document.removeEventListener("visibilitychange", refresh);
     },
   };
 }

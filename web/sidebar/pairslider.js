@@ -1,7 +1,7 @@
 // @ts-check
 /** Two pictures of the same size and their caption, with a slider between them. */
 import { t } from "../lib/language.js";
-import { h, setText } from "./dom.js";
+import { h, setText, showPicture } from "./dom.js";
 import { splitView } from "./split.js";
 
 const SMALL = 128; // pixels: a smaller picture is shown by its pixels, and not blurred
@@ -22,7 +22,7 @@ export function pairSlider() {
         [before, first, names[0]],
         [after, second, names[1]],
       ])) {
-        if (image.getAttribute("src") !== source) image.setAttribute("src", source);
+        showPicture(image, source);
         image.setAttribute("alt", `${name}: ${text}`);
       }
       setText(caption, text);

@@ -3,6 +3,7 @@
 import { t } from "../lib/language.js";
 import { openDialog } from "./dialogs.js";
 import { button, h, setText } from "./dom.js";
+const TITLE = t("Watch a run that trains elsewhere");
 const ADDRESS = "http://127.0.0.1:8191";
 
 /**
@@ -46,6 +47,7 @@ export function watchRemote(comfy, show) {
       dialog.close();
       show(id);
     } catch (error) {
+      if (!dialog.open) return comfy.toast("error", TITLE, error.message); // it was closed meanwhile
       setText(message, error.message);
       if (error.remember) allowing.append(allow(error));
     } finally {
@@ -69,6 +71,6 @@ export function watchRemote(comfy, show) {
     event.preventDefault();
     watch();
   });
-  const dialog = openDialog(t("Watch a run that trains elsewhere"), form);
+  const dialog = openDialog(TITLE, form);
   token.focus();
 }

@@ -7,7 +7,7 @@ import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { PLACE, STATUS, formatDuration, offeredActions, progress, sampleIteration, secondsLeft } from "../lib/runs.js";
 import { pictureDialog } from "./dialogs.js";
-import { button, h, section, setText } from "./dom.js";
+import { button, h, section, setText, showPicture } from "./dom.js";
 import { keeping } from "./keeping.js";
 import { curveSections } from "./runcurves.js";
 import { tryPromptSection } from "./tryprompt.js";
@@ -222,7 +222,7 @@ function samplesSection(comfy) {
     setText(caption, text);
     slider.setAttribute("aria-valuetext", text);
     enlarge.setAttribute("aria-label", t("Samples, {caption}: enlarge", { caption: text }));
-    if (image.getAttribute("src") !== source) image.setAttribute("src", source);
+    showPicture(image, source);
   }
 
   return {

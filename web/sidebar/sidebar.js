@@ -11,7 +11,7 @@ import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import * as actions from "./actions.js";
 import { compareRuns } from "./compare.js";
 import { proofDialog } from "./dialogs.js";
-import { button, h, setText } from "./dom.js";
+import { button, h, once, setText } from "./dom.js";
 import { showFailure } from "./failure.js";
 import { followRuns } from "./follow.js";
 import { deleteRun } from "./keeping.js";
@@ -42,7 +42,7 @@ const TEXT = {
  * @param {Comfy} comfy
  */
 export function sidebarCommands(comfy) {
-  const guarded = (/** @type {() => unknown} */ action) => () => guard(comfy, action);
+  const guarded = (/** @type {() => unknown} */ action) => once(() => guard(comfy, action));
   return {
     commands: [
       {
@@ -85,7 +85,7 @@ export function sidebarCommands(comfy) {
         label: "OTCA: Load workflow from a LoRA file…",
         menubarLabel: "Load workflow from a LoRA file (OTCA)…",
         icon: "pi pi-folder-open",
-        function: guarded(() => actions.loadFromLora(comfy)),
+        function: () => guard(comfy, () => actions.loadFromLora(comfy)),
       },
     ],
     // Letters that ComfyUI's own keys leave free, in all front ends that the page is tested with.
@@ -247,6 +247,7 @@ function sidebarPanel(comfy) {
     chosen = id;
     showError("");
     showList();
+    if (shown?.id !== id && runs.some((run) => run.id === id)) open(id); // no button acts on the run before while this one is read
     refresh();
   }
 
@@ -289,10 +290,8 @@ function sidebarPanel(comfy) {
 
   /** @param {Run | undefined} summary */
   async function readRun(summary) {
-    if (shown && shown.id !== summary?.id) closeRun();
-    if (!summary) return;
-    shown ??= openRun(summary.id);
-    const current = shown;
+    if (!summary) return closeRun();
+    const current = shown?.id === summary.id ? shown : open(summary.id);
     if (current.summary && wentBack(current.rows, current.summary, summary)) {
       Object.assign(current, { rows: [], figures: new GrowingFigures(), logSize: 0 });
       current.view.clearLog();
@@ -345,12 +344,21 @@ function sidebarPanel(comfy) {
       proof: act((run) => proofDialog(comfy, run.id)),
       failure: act((run) => showFailure(comfy, run)),
       remove: act((run) => deleteRun(comfy, run, refresh)),
-      noted: refresh,
+      noted() {
+        showError("");
+        refresh();
+      },
       failed: (error) => showError(error.message),
     });
     view.onLogOpen(refresh);
     runBox.replaceChildren(view.element);
     return { id, view, summary: null, run: null, rows: [], figures: new GrowingFigures(), logSize: 0 };
+  }
+
+  /** @param {string} id */
+  function open(id) {
+    closeRun();
+    return (shown = openRun(id));
   }
 
   function closeRun() {
@@ -359,7 +367,6 @@ function sidebarPanel(comfy) {
     runBox.replaceChildren();
   }
 
-  document.addEventListener("visibilitychange", refresh);
   refresh();
   return {
     element,
@@ -370,7 +377,6 @@ function sidebarPanel(comfy) {
       disposed = true;
       end();
       machine.dispose();
-      document.removeEventListener("visibilitychange", refresh);
       closeRun();
     },
   };

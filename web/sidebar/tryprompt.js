@@ -4,7 +4,7 @@ import { t } from "../lib/language.js";
 import { canTry, pairTitle, workShare, workText } from "../lib/pairs.js";
 import { poll } from "../lib/poll.js";
 import { wordDialog } from "./dialogs.js";
-import { button, h, section, setText } from "./dom.js";
+import { button, h, once, section, setText } from "./dom.js";
 import { pairSlider } from "./pairslider.js";
 
 const POLL_MS = 1000;
@@ -84,9 +84,7 @@ export function tryPromptSection(comfy) {
     shown.update({ before, after, caption: pairTitle(pair) });
   }
 
-  async function start() {
-    await post("", { prompt: prompt.value, seed: Number(seed.value) });
-  }
+  const start = once(() => post("", { prompt: prompt.value, seed: Number(seed.value) }));
 
   /**
    * @param {string} below
@@ -101,7 +99,6 @@ export function tryPromptSection(comfy) {
     }
   }
 
-  document.addEventListener("visibilitychange", refresh);
   return {
     element,
     /** @param {Run} next */
@@ -115,7 +112,6 @@ export function tryPromptSection(comfy) {
     dispose() {
       disposed = true;
       end();
-      document.removeEventListener("visibilitychange", refresh);
     },
   };
 }

@@ -3,8 +3,9 @@
 import { answerOf, clicked, columnsFor, markOf, MODES, moved, newBallot, roughly } from "../lib/ballot.js";
 import { count } from "../lib/format.js";
 import { t } from "../lib/language.js";
+import { newest } from "../lib/newest.js";
 import { poll } from "../lib/poll.js";
-import { h, keyedChildren, setText } from "../sidebar/dom.js";
+import { h, keyedChildren, once, setText } from "../sidebar/dom.js";
 
 /** @typedef {import("../lib/ballot.js").Ballot} Ballot */
 /** @typedef {import("../lib/ballot.js").Mode} Mode */
@@ -45,13 +46,16 @@ export function votePanel(server, { stop, always = false } = {}) {
   const ballots = new Map();
   /** @type {string[]} ids of what was answered here, the last one at the end */
   const done = [];
+  const begun = newest();
 
   const learned = h("p.otca-note.otca-vote-learned");
   const prompt = h("h2.otca-vote-prompt");
   const source = h("img.otca-vote-source", { alt: TEXT.source, title: TEXT.source, draggable: "false" });
   const left = h("p.otca-note", { role: "status" });
   const pictures = h("div.otca-vote-pictures", { role: "group", "aria-label": TEXT.title });
+  // Two, since the next read that succeeds clears only the second.
   const error = h("div.otca-error", { role: "alert" });
+  const readError = h("div.otca-error", { role: "alert" });
   const help = h("p.otca-note");
   const keys = h("p.otca-note.otca-vote-keys", {}, t("1–9 click (Shift: right-click) · arrows and Enter · Space next · A all alike · S skip · U undo"));
   const modes = MODES.map((name) => h("button", { type: "button", onclick: () => setMode(name) }, TEXT.modes[name]));
@@ -75,6 +79,7 @@ export function votePanel(server, { stop, always = false } = {}) {
     ),
     pictures,
     error,
+    readError,
     h(
       "footer.otca-vote-foot",
       {},
@@ -93,8 +98,7 @@ export function votePanel(server, { stop, always = false } = {}) {
     closed = true;
     show();
   });
-  const follow = poll(read, { every: EVERY_MS, isSeen: () => document.visibilityState !== "hidden", failed });
-  document.addEventListener("visibilitychange", () => follow.refresh());
+  const follow = poll(read, { every: EVERY_MS, isSeen: () => document.visibilityState !== "hidden", failed: (failure) => setText(readError, failure.message) });
   if (globalThis.ResizeObserver) new ResizeObserver(arrange).observe(pictures);
   document.body.append(dialog, chip);
   show();
@@ -104,30 +108,29 @@ export function votePanel(server, { stop, always = false } = {}) {
    * @param {() => void} onclick
    */
   function action(label, onclick) {
-    return h("button.otca-button", { type: "button", onclick }, label);
+    return h("button.otca-button", { type: "button", onclick: once(onclick) }, label);
   }
 
   /** Reads what is asked; gives whether to look again soon. */
   async function read() {
     if (saving) return true;
+    const isNewest = begun();
     /** @type {{questions: VoteQuestion[], seconds_each: number | null}} */
     const state = await server.getJson("/otca/votes");
-    if (saving) return true;
+    setText(readError, "");
+    if (!isNewest()) return true; // it does not know what was answered meanwhile
     const known = new Set(questions.map(({ id }) => id));
-    if (state.questions.some(({ id, answered }) => !answered && !known.has(id))) closed = false;
+    if (state.questions.some(({ id, answered }) => !answered && !known.has(id))) {
+      closed = false;
+      setText(error, ""); // of what was asked before
+    }
     questions = state.questions;
     // What is asked again later, with the same pictures, is asked anew.
     for (const id of ballots.keys()) if (!questions.some((question) => question.id === id)) ballots.delete(id);
     secondsEach = state.seconds_each;
-    setText(error, "");
     choose();
     show();
     return always || questions.length > 0;
-  }
-
-  /** @param {Error} failure */
-  function failed(failure) {
-    setText(error, failure.message);
   }
 
   /** Keeps what is shown while it is still asked, and else goes on to the first that has no answer. */
@@ -354,6 +357,7 @@ export function votePanel(server, { stop, always = false } = {}) {
    */
   async function post(question, answer, saved) {
     saving = true;
+    begun();
     show();
     try {
       await server.postJson(`/otca/votes/${question.id}`, { answer });
@@ -361,7 +365,7 @@ export function votePanel(server, { stop, always = false } = {}) {
       setText(error, "");
       saved();
     } catch (failure) {
-      failed(failure);
+      setText(error, failure.message);
     } finally {
       saving = false;
       show();

@@ -135,7 +135,7 @@ export class Combobox {
   /** Shows what fits the text. */
   refresh() {
     const { offer, input, typed } = this;
-    if (!offer || document.activeElement !== input) return;
+    if (!offer) return;
     this.shown = matching(offer, input.value, typed);
     this.active = -1;
     const current = offer.several ? null : input.value;
@@ -175,6 +175,7 @@ export class Combobox {
   /** Below the box, or above it where there is more room. */
   place() {
     const { list, input } = this;
+    if (document.activeElement !== input) return; // who typed there has left
     document.body.append(list); // only while it is seen: ComfyUI makes boxes and drops them without a word
     window.addEventListener("wheel", this.wheel, { capture: true });
     input.setAttribute("aria-expanded", "true");

@@ -43,6 +43,7 @@ class Curves {
   changes = [];
   /** @type {Evaluation[]} */
   evaluations = [];
+  pictured = 0; // of them, those whose pictures are shown
   /** @type {number[]} */
   took = []; // seconds of each prompt since the page was loaded, evaluations included
   began = 0; // when the prompt that runs was begun; 0: none runs
@@ -120,7 +121,7 @@ class Curves {
     setText(this.brake, data.brake ?? "");
     const last = this.rows.at(-1)?.iteration ?? 0;
     if (data.run !== this.run || data.iteration < last) {
-      Object.assign(this, { run: data.run, rows: [], took: [] });
+      Object.assign(this, { run: data.run, rows: [], took: [], pictured: 0 });
     } else if (data.iteration === last) {
       return; // a cached node's result, sent again
     }
@@ -132,10 +133,9 @@ class Curves {
       if (data.run !== this.run) return;
       this.rows = mergeRows(this.rows, read.rows);
       this.changes = read.changes;
-      const isNew = read.evaluations.length !== this.evaluations.length || !after;
       this.evaluations = read.evaluations;
-      if (isNew && this.evaluations.length) await this.showPictures(data.run);
       this.draw();
+      if (this.evaluations.length !== this.pictured) await this.showPictures(data.run);
     } catch (error) {
       setText(this.heading, error.message);
     }
@@ -144,7 +144,10 @@ class Curves {
   /** @param {string} run */
   async showPictures(run) {
     const { grids } = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(run)}/samples`);
-    if (run === this.run) this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - SIDES);
+    if (run !== this.run) return;
+    this.strip.update(run, grids, this.evaluations.at(-1)?.since, this.node.size[0] - SIDES);
+    this.pictured = this.evaluations.length;
+    this.comfy.growNode(this.node);
   }
 
   /** @param {Partial<Coming>} coming none of it: this node is not in what is queued */
@@ -179,7 +182,7 @@ class Curves {
 
   /** The run that comes has no iteration yet: what is shown is another's. */
   clear() {
-    Object.assign(this, { run: null, rows: [], changes: [], evaluations: [], took: [] });
+    Object.assign(this, { run: null, rows: [], changes: [], evaluations: [], took: [], pictured: 0 });
     setText(this.heading, TEXT.empty);
     setText(this.brake, "");
     this.list.replaceChildren();

@@ -1,7 +1,9 @@
 // @ts-check
 /** Training Run's buttons: one queues as many Runs as show that something is learned, and ends them; one begins a new run. */
 import { t } from "../lib/language.js";
+import { newest } from "../lib/newest.js";
 import { beginNewRun } from "../lib/newrun.js";
+import { once } from "../sidebar/dom.js";
 
 const MANY = 20; // templates evaluate every 10th iteration: three dots
 const PAUSE = 200; // ms without a change of the queue, which is read whole
@@ -20,7 +22,9 @@ export const newRunWidget = {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     let looking;
 
-    const train = button(TEXT.train, () => (left || isMany ? stop() : queue()));
+    const begun = newest();
+    const queueOnce = once(queue);
+    const train = button(TEXT.train, () => (left ? stop() : queueOnce())); // what its label says
     button(t("New run"), () => beginNewRun(comfy));
 
     /**
@@ -51,6 +55,7 @@ export const newRunWidget = {
       let count = await empty();
       await queuing;
       count += await empty(); // what came meanwhile
+      begun();
       say(0);
       if (count) comfy.toast("info", TEXT.train, t("{count} Runs were taken out of the queue. Press {train} to go on from here.", { count, train: TEXT.train }));
     }
@@ -80,8 +85,9 @@ export const newRunWidget = {
         if (kind === "interrupted" && isMany) reported(end());
         if (kind !== "queue") return;
         clearTimeout(looking);
+        const isNewest = begun();
         if (data.waiting > 1) {
-          looking = setTimeout(async () => say((await comfy.waitingHere().catch(() => [])).length), PAUSE);
+          looking = setTimeout(() => reported(comfy.waitingHere().then(({ length }) => isNewest() && say(length))), PAUSE);
         } else {
           isMany &&= data.waiting > 0;
           say(0);
