@@ -361,15 +361,15 @@ test("pictures that were shown are not seen under the name of others that have n
   const pairs = ["2", "1"].map((name) => ({ name, prompt: name, seed: 0, iteration: 1 }));
   await server.answer("/before_after", { pairs, work: null });
   const images = section.element.all("otca-pair-picture");
-  const seen = () => images.map(({ style }) => style.visibility);
-  assert.deepEqual(seen(), ["hidden", "hidden"]);
+  const seen = () => images.map(({ classList }) => classList.contains("otca-late"));
+  assert.deepEqual(seen(), [true, true]);
   for (const image of images) image.onload();
-  assert.deepEqual(seen(), ["", ""]);
+  assert.deepEqual(seen(), [false, false]);
   const kept = section.element.all("otca-input")[2];
   kept.value = "1";
   images[1].complete = true; // the browser has that one
   kept.dispatchEvent(new Event("change"));
-  assert.deepEqual(seen(), ["hidden", ""]);
+  assert.deepEqual(seen(), [true, false]);
 });
 
 test("both pictures are asked for once by a double click", async () => {
@@ -400,10 +400,10 @@ test("a curve that is not what is chosen now is not seen, and its error neither"
   choose("loss");
   const loss = server.asked.splice(0);
   choose("kl/approx");
-  assert.equal(drawn.style.visibility, "hidden");
+  assert.ok(drawn.classList.contains("otca-late"));
   const figures = { iterations: [1], columns: { "kl/approx": [0.5], "seconds/iteration": [1] }, evaluations: [] };
   for (const id of ["a", "b"]) await server.answer(`/${id}/columns`, figures);
-  assert.equal(drawn.style.visibility, "");
+  assert.ok(!drawn.classList.contains("otca-late"));
   for (const { reject } of loss) reject(new Error("busy"));
   await settled();
   assert.deepEqual(alerts(dialog), []);

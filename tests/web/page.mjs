@@ -45,6 +45,8 @@ class Element extends Node {
     this.classList = {
       add: (...more) => this.setAttribute("class", [...new Set([...names(), ...more])].join(" ")),
       contains: (name) => names().includes(name),
+      remove: (name) => this.setAttribute("class", names().filter((each) => each !== name).join(" ")),
+      toggle: (name, on) => this.classList[on ? "add" : "remove"](name),
     };
   }
 

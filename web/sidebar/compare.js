@@ -115,7 +115,7 @@ function curvesPart(comfy, compared) {
 
   async function show() {
     const isNewest = begun();
-    drawn.element.style.visibility = "hidden"; // it is not what is chosen now
+    drawn.element.classList.add("otca-late"); // it is not what is chosen now
     const [key, bySeconds] = [metric.value, axis.value === "seconds"];
     try {
       if (!figures.has(key)) figures.set(key, compared.map(({ run }) => readFigures(comfy, run.id, key)));
@@ -128,7 +128,7 @@ function curvesPart(comfy, compared) {
         ...curveOf(one, key, bySeconds),
       }));
       drawn.update(() => ({ curves, bySeconds, rest: "" }));
-      drawn.element.style.visibility = "";
+      drawn.element.classList.remove("otca-late");
       setText(error, "");
     } catch (problem) {
       figures.delete(key);

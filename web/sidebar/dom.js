@@ -94,9 +94,9 @@ export function button(icon, label, onclick, attributes = {}) {
  */
 export function showPicture(image, source) {
   if (image.getAttribute("src") === source) return;
-  image.onload = image.onerror = () => (image.style.visibility = "");
+  image.onload = image.onerror = () => image.classList.remove("otca-late");
   image.setAttribute("src", source);
-  image.style.visibility = image.complete ? "" : "hidden";
+  image.classList.toggle("otca-late", !image.complete);
 }
 
 /**
