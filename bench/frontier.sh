@@ -39,6 +39,9 @@ else
     line leap 404 leap
     line kl_3 401 leap RewardGradientStep.kl_coefficient=3
     line rank_64 401 leap LoadFlowModel.lora_rank=64 LoadFlowModel.lora_alpha=64
+    line rank_4 401 leap LoadFlowModel.lora_rank=4 LoadFlowModel.lora_alpha=4
+    line norm_1 401 leap RewardGradientStep.kl=norm
+    line min_norm_0.5 401 leap_min_norm_0.5
     line variety_0.5 401 leap_variety_0.5
     line variety_0.5 404 leap_variety_0.5
     for seed in 401 402 403; do
