@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,13 @@ class File:
     path: Path | None
     begins: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def bytes(self) -> int | None:
+        """None where it is not here, or not any more."""
         if self.path is None or not self.begins:
-            return self.path.stat().st_size if self.path else None
+            with suppress(FileNotFoundError):
+                return self.path.stat().st_size if self.path else None
+            return None
         return sum(size for size, _ in self.tensors().values())
 
     def held(self, machine: Machine) -> int | None:
