@@ -40,10 +40,10 @@ lint: setup ## style, layers, types, budgets, unused code, generated files: unde
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(TYPES) & other=$$!; $(TYPES) --pythonplatform Windows && wait $$other
 	$(BIN)/python tools/english.py
 	$(BIN)/python tools/repaired_faults.py --check
-	$(PYTEST) -q tests/test_house.py tests/test_locales.py
+	$(TYPES) & types=$$!; $(TYPES) --pythonplatform Windows && $(PYTEST) -q tests/test_house.py tests/test_locales.py; \
+	code=$$?; wait $$types && exit $$code
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
 test: lint ## lint, and the first layer of tests: 4 minutes
