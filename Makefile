@@ -42,8 +42,7 @@ lint: setup ## style, layers, types, budgets, unused code, generated files: unde
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/english.py
 	$(BIN)/python tools/repaired_faults.py --check
-	$(TYPES) & types=$$!; $(TYPES) --pythonplatform Windows && $(PYTEST) -q tests/test_house.py tests/test_locales.py; \
-	code=$$?; wait $$types && exit $$code
+	$(TYPES) & other=$$!; $(TYPES) --pythonplatform Windows && $(PYTEST) -q tests/test_house.py tests/test_locales.py && wait $$other
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
 test: lint ## lint, and the first layer of tests: 4 minutes

@@ -160,7 +160,7 @@ def test_every_system_runs_what_make_test_runs():
     command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), "test"]
     said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
     ours = re.split(
-        r" & other=\$!; | && wait \$other\n|\n", said.replace("OMP_NUM_THREADS=1 ", "").replace(".venv/bin/", "")
+        r" & other=\$!; | && wait \$other\n| && |\n", said.replace("OMP_NUM_THREADS=1 ", "").replace(".venv/bin/", "")
     )
     ours = [
         line.replace(" --pythonpath python", "") for line in ours if line and not line.startswith(("make", "touch"))
