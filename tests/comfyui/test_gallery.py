@@ -158,6 +158,10 @@ def test_a_new_picture_does_not_move_what_is_looked_at(own, comfyui):
     own.wait_for_function("() => document.querySelector('.otca-gallery-status').textContent.startsWith('24 of')")
 
 
+def test_its_buttons_look_like_buttons(own):
+    assert own.get_by_role("button", name="Opinions").evaluate("it => getComputedStyle(it).borderTopWidth") == "1px"
+
+
 def test_its_own_tab_speaks_as_comfyui_does(own, comfyui):
     assert own.evaluate("document.documentElement.lang") == "en"
     comfyui.post("/api/settings", {"Comfy.Locale": "ja"})
