@@ -16,10 +16,11 @@ def both(gallery):
     random = np.random.default_rng(0)
 
     def make(count):
-        def drawn(number):
-            return ((60 if number % 2 else 190) + random.integers(-40, 41, (40, 40, 3))).astype(np.uint8)
-
-        ids = gallery(2 * count, [f"prompt {number // 2}" for number in range(2 * count)], drawn)
+        ids = gallery(
+            2 * count,
+            [f"prompt {number // 2}" for number in range(2 * count)],
+            lambda number: ((60 if number % 2 else 190) + random.integers(-40, 41, (40, 40, 3))).astype(np.uint8),
+        )
         return list(zip(ids[::2], ids[1::2], strict=True))
 
     return make
