@@ -141,7 +141,7 @@ def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dic
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
     """The results that a node showed last, by kind; also what a script queued, whose graph has no workflow id."""
-    return results_by_node.get((workflow, node)) or results_by_node.get((None, node), {})
+    return dict(results_by_node.get((workflow, node)) or results_by_node.get((None, node), {}))  # a prompt adds to them
 
 
 def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None) -> None:
@@ -159,7 +159,8 @@ def belongs(model: FlowModel, prompt: Mapping | None, node: str, settings: Sampl
     if not here():
         return
     assert prompt is not None  # ComfyUI gives it
-    shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
+    with devices.moving:  # its run may be saved at this moment, to be let go
+        shows_owner(prompt, node, ownership.take_up(model, prompt, node), model.memory_line(settings))
     if (run := run_of(model)) is not None:
         assert run.held.node is not None  # every run on the canvas has it
         makes_run(run.held.node, run.folder.name)
@@ -174,10 +175,11 @@ def coming(graph: Mapping) -> dict[str, dict]:
     for node, entry in graph.items():
         if entry["class_type"] == RUN_NODE:
             try:
-                link = entry["inputs"].get("model")
-                update = graph.get(link[0], {}) if isinstance(link, list) and link else {}
-                still = update.get("inputs", {}).get("learning_rate") == 0
-                messages[node] = asdict(ownership.coming(graph, node)) | {"still": still}
+                update = (
+                    graph.get(link[0], {}) if isinstance(link := entry["inputs"].get("model"), list) and link else {}
+                )
+                own = {"still": update.get("inputs", {}).get("learning_rate") == 0}
+                messages[node] = asdict(ownership.coming(graph, node)) | own
             except RunError as error:
                 messages[node] = {"problem": str(error)}
     return messages
@@ -256,7 +258,7 @@ def make_room_for_others() -> None:
         release()
     except Busy:
         return
-    devices.make_room()
+    comfyui.unload_soon()
 
 
 def picture(draw: Callable):

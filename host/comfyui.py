@@ -111,6 +111,11 @@ def tell(event: str, data: dict) -> None:
     _server().send_sync(event, data)
 
 
+def unload_soon() -> None:
+    """Has ComfyUI's own models leave the accelerator between two prompts: until then one may compute with them."""
+    _server().prompt_queue.set_flag("unload_models", True)
+
+
 def _running() -> list[tuple]:
     """The entries that ComfyUI's queue executes: number, id, graph, extra data, output nodes …"""
     return list(_server().prompt_queue.currently_running.values())

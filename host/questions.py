@@ -61,7 +61,7 @@ class Desk:
     def __init__(self):
         self.attended = False
         self._changed = threading.Condition()
-        self._rounds: list[Sequence[Question]] = []
+        self._rounds: tuple[Sequence[Question], ...] = ()
         self._pauses: deque[float] = deque(maxlen=REMEMBERED)
         self._last = 0.0
 
@@ -101,9 +101,9 @@ class Desk:
             self._changed.notify_all()
 
     def questions(self) -> list[Question]:
-        """The questions of all open rounds, the oldest first; answered ones too, since their answers can be changed."""
-        with self._changed:
-            return [question for questions in self._rounds for question in questions]
+        """The questions of all open rounds, the oldest first; answered ones too, since their answers can be changed. It does not
+        wait for an answer that is being kept, as a disk may be slow."""
+        return [question for questions in self._rounds for question in questions]
 
     def seconds_each(self) -> float | None:
         """The usual time to an answer; None before there was any."""
@@ -112,7 +112,7 @@ class Desk:
     @contextlib.contextmanager
     def _open(self, questions: Sequence[Question]) -> Iterator[None]:
         with self._changed:
-            self._rounds.append(questions)
+            self._rounds = (*self._rounds, questions)
             self._last = time.monotonic()
         _tell_pages()
         try:
@@ -120,7 +120,7 @@ class Desk:
         finally:
             with self._changed:
                 # By identity: another round may ask the same.
-                self._rounds = [others for others in self._rounds if others is not questions]
+                self._rounds = tuple(others for others in self._rounds if others is not questions)
             _tell_pages()
 
 

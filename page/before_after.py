@@ -102,8 +102,7 @@ class BeforeAfter:
     def cancel(self, run: Run) -> None:
         """Ends what is being made for that run, or forgets that it failed."""
         with self._changing:
-            work = self._work
-            if work is None or work.run.id != run.id:
+            if (work := self._work) is None or work.run.id != run.id:
                 return
             self._work = None
             work.given_up.set()

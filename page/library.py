@@ -15,6 +15,7 @@ from ..host.files import Damaged, beside
 from ..nodes import NODE_CLASS_MAPPINGS
 from ..trainer.run.folder import NOTES, WORKFLOW, read_own
 from ..trainer.run.status import REMOTE
+from .before_after import BeforeAfter
 from .jobs import Jobs
 from .remote.watching import forget_token
 from .requests import Field, Refused, disk, text
@@ -32,6 +33,7 @@ class Library:
     runs: Runs
     jobs: Jobs
     live: Any
+    made: BeforeAfter
 
     def note(self, run: Run, notes: str) -> None:
         """Writes down what the user says of the run."""
@@ -49,6 +51,7 @@ class Library:
         if not holds_a_run(run.folder):
             raise Refused(409, f"{run.folder} holds no run, and nothing else is deleted here. Fix: remove it yourself")
         with self._at_rest(run), disk(f"run {run.id} was not deleted", CLOSE):
+            self.made.cancel(run)  # else they would keep their place, and nobody could ask for an end
             forget_token(run.folder)
             # Under another name first, so that no list shows a run of which half is gone. No link in it is followed.
             aside = beside(run.folder)

@@ -47,17 +47,18 @@ class Reader:
 
     def __init__(self) -> None:
         self.rewrites = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._end, self._last_line = 0, b""  # of the last complete line that is known
         self._known: tuple[State, Summary] | None = None
         self.let_go()
 
     def let_go(self) -> None:
         """Forgets rows and figures, which take some 5 MB for ten thousand rows; they are read again when asked for."""
-        self._starts, self._stops, self._iterations = array("Q"), array("Q"), array("q")  # of each row
-        self._figures: dict[str, array] = {}  # by name, at most one a row
-        self._parsed = self._lines = self._cells = 0  # bytes, lines, and figures
-        self.cut = ""
+        with self._lock:  # and not while another thread adds to them
+            self._starts, self._stops, self._iterations = array("Q"), array("Q"), array("q")  # of each row
+            self._figures: dict[str, array] = {}  # by name, at most one a row
+            self._parsed = self._lines = self._cells = 0  # bytes, lines, and figures
+            self.cut = ""
 
     def last(self, path: Path | None) -> dict | None:
         """The last row; None before the first one."""
@@ -107,13 +108,14 @@ class Reader:
 
     def summary(self, folder: Path, read: Callable[[], Summary]) -> Summary:
         """The result of `read`; of a run that has ended it is remembered until the folder changes."""
-        state = _state(folder)
-        if self._known is not None and self._known[0] == state:
-            return self._known[1]
-        summary = read()
-        lasts = state is not None and summary["status"] in SETTLED and all(name != claim.CLAIM for name, *_ in state)
-        self._known = (state, summary) if state is not None and lasts else None
-        return summary
+        with self._lock:
+            state = _state(folder)
+            if self._known is not None and self._known[0] == state:
+                return self._known[1]
+            summary = read()
+            lasts = summary["status"] in SETTLED and all(name != claim.CLAIM for name, *_ in state or ())
+            self._known = (state, summary) if state is not None and lasts else None
+            return summary
 
     def _notice_rewrite(self, file: BinaryIO) -> None:
         file.seek(self._end - len(self._last_line))

@@ -113,7 +113,7 @@ def add_routes(
 ) -> None:
     """Adds every route, those that work with processes or delete only with the user's word, `trainings`: docs/security.md has who
     may call each. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
-    library, made, machine = Library(runs, jobs, live), BeforeAfter(jobs), Machine()
+    library, machine = Library(runs, jobs, live, made := BeforeAfter(jobs)), Machine()
     bundles, shown = (
         Bundles(jobs, lambda: runs.folder().parent),
         Shown(runs, jobs, live, Remotes(runs), loras_folder, trainings),

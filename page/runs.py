@@ -120,9 +120,9 @@ class Runs:
         """The run, whose rows are about to be read, while those of runs that were looked at long ago are let go."""
         with self._opening:
             others = [reader for reader in self._opened if reader is not run.reader]
-            for reader in others[: 1 - MOST_OPENED]:
-                reader.let_go()
             self._opened = [*others[1 - MOST_OPENED :], run.reader]
+        for reader in others[: 1 - MOST_OPENED]:  # which may be read at this moment, and is waited for
+            reader.let_go()
         return run
 
     def forget(self, run: Run) -> None:

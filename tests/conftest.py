@@ -473,7 +473,7 @@ def comfyui(monkeypatch, tmp_path):
         pass
 
     state = types.SimpleNamespace(interrupt_after=None, checks=0, bars=[], unloaded=0, loaded=[], Interrupt=Interrupt)
-    state.events, state.running, state.device = [], {}, torch.device("cpu")
+    state.events, state.running, state.device, state.flags = [], {}, torch.device("cpu"), []
     names = ("comfy.model_management", "comfy.utils", "folder_paths", "server")
     management, utils, paths, server = map(types.ModuleType, names)
 
@@ -507,7 +507,7 @@ def comfyui(monkeypatch, tmp_path):
     ]
     paths.get_temp_directory = lambda: str(tmp_path / "temporary")
     paths.folder_names_and_paths = dict.fromkeys(("diffusion_models", "text_encoders", "vae", "loras"))
-    queue = types.SimpleNamespace(currently_running=state.running)
+    queue = types.SimpleNamespace(currently_running=state.running, set_flag=lambda *flag: state.flags.append(flag))
     instance = types.SimpleNamespace(prompt_queue=queue, send_sync=lambda *event: state.events.append(event))
     server.PromptServer = types.SimpleNamespace(instance=instance)
     package = types.ModuleType("comfy")

@@ -2,13 +2,15 @@
 
 import gc
 import io
+import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.canvas import results
+from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host import extras, paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.training import CREDIT, FUSION, MODEL, PROMPTS, RUN, SAMPLER, SAVE, STACK
@@ -89,12 +91,8 @@ def test_a_run_is_at_work_while_its_own_prompt_is(small_workflow, comfyui, monke
     """Two canvases whose nodes have the same ids, one run each; and the first is queued again after the second."""
     monkeypatch.setattr(results, "picture", lambda draw: None)
     one, other = (small_workflow({"OTCA_TrainingRun": {"run_name": name}}) for name in ("one", "other"))
-    seen = []
-
-    def evaluate(*arguments, **options):
-        seen.append((results.run_at_work("one"), results.run_at_work("other")))
-
-    monkeypatch.setattr(record.Run, "record", evaluate)
+    at_work, seen = lambda: (results.run_at_work("one"), results.run_at_work("other")), []
+    monkeypatch.setattr(record.Run, "record", lambda *_, **__: seen.append(at_work()))
     for workflow, canvas in ((one, "first canvas"), (other, "second canvas")):
         queued(comfyui, workflow.graph, canvas)
         with torch.inference_mode():
@@ -234,8 +232,26 @@ def test_release_waits_for_the_prompt(comfyui):
     comfyui.running[0] = (1, "id", {SAMPLER: {"class_type": "OTCA_SDESampler", "inputs": {}}}, {}, [])
     with pytest.raises(results.Busy, match="a prompt that uses the models is running. Fix: "):
         results.release()
+    results.make_room_for_others()
     comfyui.running[0] = (1, "id", {SAMPLER: {"class_type": "KSampler", "inputs": {}}}, {}, [])
     results.release()
+    comfyui.loaded.append("a model that the prompt computes with")
+    results.make_room_for_others()
+    assert comfyui.flags == [("unload_models", True)] and not comfyui.unloaded, "ComfyUI does it between two prompts"
+
+
+def test_a_prompt_takes_up_no_model_while_its_run_is_let_go(comfyui, monkeypatch):
+    """Seen before: it sampled for a run whose folder was free already, and was then told that nothing would record it."""
+    order = []
+    prompt = threading.Thread(
+        target=results.belongs, args=(Mock(), {SAMPLER: {"class_type": "KSampler", "inputs": {}}}, SAMPLER, None)
+    )
+    monkeypatch.setattr(ownership, "take_up", lambda *_: order.append("taken up"))
+    monkeypatch.setattr(ownership, "let_go", lambda run: (prompt.start(), prompt.join(0.2), order.append("let go")))
+    monkeypatch.setattr(record, "run_at", lambda folder: folder)
+    results.let_go("otca")
+    prompt.join()
+    assert order == ["let go", "taken up"]
 
 
 def test_new_credit_makes_old_advantages_void(ran):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -56,11 +57,8 @@ def test_two_threads_write_aside_in_two_places(tmp_path, monkeypatch):
         flush(path)
 
     monkeypatch.setattr(files, "flush", meet)
-    threads = [threading.Thread(target=write_text, args=(tmp_path / "status.json", text)) for text in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: write_text(tmp_path / "status.json", text), ("one", "two")))
     assert len(set(flushed)) == 2 and (tmp_path / "status.json").read_text() in ("one", "two")
 
 

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -319,15 +321,9 @@ def test_how_an_old_process_ended_is_not_said_of_a_new_one(site, made, monkeypat
     folder = made(status={**this_process, "pid": 7})
     run, failed = site.runs.run("first"), threading.Event()
 
-    class Old:
-        pid = 7
-
-        def wait(self):
-            failed.set()
-            return 1
-
+    old = SimpleNamespace(pid=7, wait=lambda: failed.set() or 1)
     with site.jobs.starting:
-        thread = threading.Thread(target=site.jobs.wait_for, args=(Old(), run))
+        thread = threading.Thread(target=site.jobs.wait_for, args=(old, run))
         thread.start()
         failed.wait()
         thread.join(0.3)
@@ -392,14 +388,8 @@ def test_a_claim_from_elsewhere_is_told_with_what_helps(site, made, monkeypatch,
 def test_two_requests_at_once_start_one_training(site, made, stand_in):
     stand_in("exec sleep 60")
     made(status={"status": "stopped", "total": 9})
-    statuses = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(site.post("/otca/runs/first/resume").status)) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        statuses = pool.map(lambda _: site.post("/otca/runs/first/resume").status, range(4))
     assert sorted(statuses) == [200, 409, 409, 409]
 
 

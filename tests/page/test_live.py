@@ -103,11 +103,8 @@ def one_at_a_time(site, made, monkeypatch, this_process):
     monkeypatch.setenv("OTCA_TRAININGS", "1")
     made("at-work", status=this_process)
     started = []
-
-    def launch(run, iterations, arguments):
-        started.append((run.id, len(list(site.folder.glob("*/before_after/*")))))
-
-    monkeypatch.setattr(site.jobs, "launch", launch)
+    pairs = lambda: len(list(site.folder.glob("*/before_after/*")))  # noqa: E731
+    monkeypatch.setattr(site.jobs, "launch", lambda run, *_: started.append((run.id, pairs())))
 
     def train(name):
         graph = json.loads((site.folder / "at-work" / "workflow.json").read_text())
@@ -248,6 +245,17 @@ def test_pictures_that_cannot_be_made(site, sampler, made):
 def test_no_other_file_is_served(site, sampler):
     for path in ("0001/middle", "../before", "..%2F..%2Fmine/before", "1e3/before", "0001/before"):
         assert site.get(f"/otca/runs/mine/before_after/{path}").status == 404, path
+
+
+def test_a_run_that_is_deleted_takes_its_pictures_along(site, sampler, made, until):
+    """Seen before: those of all other runs were refused until they were done, which nobody could cancel."""
+    sampler("exec sleep 60")
+    made("other", files={"lora.safetensors": b"x"})
+    ask(site)
+    working(site, until, "loads")
+    assert site.post("/otca/runs/mine/delete").status == ask(site, run="other").status == 200
+    site.post("/otca/runs/other/before_after/cancel")
+    until(lambda: not site.jobs.processes)
 
 
 def test_a_link_out_of_the_run_is_not_written_through(site, sampler, until, tmp_path):

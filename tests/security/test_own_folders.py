@@ -217,17 +217,13 @@ def test_a_removal_that_is_killed_leaves_what_the_next_one_removes(tmp_path, mon
     real, steps = {name: getattr(os, name) for name in ("unlink", "rmdir", "scandir")}, []
 
     def killed_at_the_last(name):
-        def do(*place, **how):
-            steps.pop() if steps else sys.exit("killed")
-            return real[name](*place, **how)
+        return lambda *place, **how: (steps.pop() if steps else sys.exit("killed")) or real[name](*place, **how)
 
-        return do
-
-    def listed(place):
-        return contextlib.nullcontext(sorted(real["scandir"](place), key=lambda entry: entry.name != first))
-
-    own = tmp_path / "000003"
-    monkeypatch.setattr(os, "scandir", listed)
+    own, listed = (
+        tmp_path / "000003",
+        lambda place: sorted(real["scandir"](place), key=lambda entry: entry.name != first),
+    )
+    monkeypatch.setattr(os, "scandir", lambda place: contextlib.nullcontext(listed(place)))
     for number in range(9):
         fill(own, {"state.json": b"{}", "below/a": b"", "b": b""})
         own_folders.mark_own(own)

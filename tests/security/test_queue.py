@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -64,13 +65,8 @@ def test_a_hundred_requests_start_as_many_as_may_be(site, small_graph, trainers,
     monkeypatch.setenv(jobs.TRAININGS, "3")
     tiny = small_graph()
     monkeypatch.setattr(site.jobs, "ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
-    threads = [
-        threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(100) as pool:
+        list(pool.map(lambda n: site.jobs.start(f"run{n}", tiny, None, 5, jobs.Gpus()), range(100)))
     assert len(trainers) == 3
     assert sorted(states(site)) == ["queued"] * 97 + ["running"] * 3
     trainers[1].kill()

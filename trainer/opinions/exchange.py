@@ -93,9 +93,7 @@ def import_votes(store: Store, folder: Path) -> Imported:
 
 
 def _kept(store: Store, opinions: Sequence[dict | Opinion], pictures: list[dict], unread: int = 0) -> Imported:
-    before = store.count()
-    store.give(opinions, pictures)
-    new = store.count() - before
+    new = len(store.give(opinions, pictures))
     return Imported(new, len(opinions) - new, unread)
 
 

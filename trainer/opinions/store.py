@@ -59,7 +59,7 @@ class Store:
     # --- saying ---------------------------------------------------------------------------------------------------
 
     def give(self, rows: Iterable[Any], pictures: Iterable[Any] = ()) -> list[Opinion]:
-        """Keeps opinions, all of them or none, and what is known of pictures; returns them once the disk has them.
+        """Keeps opinions, all of them or none, and what is known of pictures; returns those that are new once the disk has them.
 
         Args:
             rows: opinions, or each as `opinion_of` reads it; one that is kept already, by its id, is left as it is.
@@ -69,18 +69,19 @@ class Store:
             ValueError: one of them is wrong, says what; or a pair of pictures of different prompts.
         """
         opinions = [row if isinstance(row, Opinion) else opinion_of(row) for row in rows]
-        records = [picture_of(row) for row in pictures]
+        records, new = [picture_of(row) for row in pictures], []
         with self._writing() as open_file:
             self._remember(open_file, records)
             for opinion in opinions:
                 if opinion.kind == PAIR and opinion.value:
                     _check_prompts(self._pictures(open_file, opinion.pictures), opinion)
                 value = json.dumps(opinion.value, allow_nan=False)
-                open_file.execute(
+                entered = open_file.execute(
                     "INSERT OR IGNORE INTO opinions (id, time, kind, about, picture, other, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (opinion.id, opinion.time, opinion.kind, opinion.about, opinion.picture, opinion.other, value),
                 )
-        return opinions
+                new += [opinion] * entered.rowcount
+        return new
 
     def take_back(self, name: str | None = None) -> Opinion | None:
         """Undoes an opinion by its id; without one the last that stands. What it had replaced counts again.

@@ -16,7 +16,7 @@ from ..errors import standard_error
 from ..pictures import media
 from ..rewards.taste import Head
 from .fit import Encoder, Fitted
-from .identity import read_picture
+from .identity import pixels_id, read_picture
 from .kinds import PAIR, Picture
 from .latents import Kept
 from .pairs import FOLDS, folds, made_pairs, values_of
@@ -156,12 +156,13 @@ class ClickedTaste:
         return self._encoder.rows(names, self._read)
 
     def _read(self, name: str) -> np.ndarray | None:
-        row = self._kept.read(name)
-        if row is None:
+        if (row := self._kept.read(name)) is None:
             picture = self.store.pictures([name]).get(name, Picture(name))
             try:
                 pixels = np.asarray(media.upright(read_picture(picture)))
             except (OSError, ValueError):
+                return None
+            if pixels_id(pixels) != name:  # another picture has its place by now, and would be remembered as this one
                 return None
             row = torch.from_numpy(self._encoder.row(pixels)).float()
             self._kept.write(name, row)

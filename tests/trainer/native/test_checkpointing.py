@@ -104,11 +104,7 @@ def test_the_inputs_stay_as_they_were():
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_block_that_writes_over_nothing_works_on_no_copies(writes):
     x, places = torch.ones(5, 4, requires_grad=True), []
-
-    def run(x):
-        places.append(x.data_ptr())
-        return x.square()
-
+    run = lambda x: places.append(x.data_ptr()) or x.square()  # noqa: E731
     [gradient] = torch.autograd.grad(checkpointed(run, [], (x,), {}, writes).sum(), x)
     assert [place == x.data_ptr() for place in places] == [not writes] * 2 and torch.equal(gradient, 2 * x)
 
@@ -142,12 +138,7 @@ def test_numbers_that_are_not_floating_come_out_without_a_gradient():
 def test_only_its_inputs_are_kept_and_it_is_run_twice():
     block, kept = Block(1, in_place=True), []
     x, y = torch.ones(5, 4, requires_grad=True), torch.ones(5, 4)
-
-    def count(tensor):
-        kept.append(tensor.shape)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: kept.append(it.shape) or it, lambda tensor: tensor):
         out, _, _, _ = checkpointed(block.forward, [block.a, block.b], (x, y), {})
     assert len(kept) == 4 and len(block.calls) == 1, "two parameters, two inputs"
     out.sum().backward()
@@ -156,11 +147,7 @@ def test_only_its_inputs_are_kept_and_it_is_run_twice():
 
 def test_what_a_block_was_given_is_let_go_of_before_the_block_ahead_of_it_is_computed_again():
     first, second, given, expired = Block(1, in_place=True), Block(2, in_place=True), [], []
-
-    def run(*args):
-        expired.extend(reference.expired() for reference in given)
-        return first(*args)
-
+    run = lambda *args: expired.extend(reference.expired() for reference in given) or first(*args)  # noqa: E731
     x, y, _, _ = checkpointed(run, [first.a, first.b], (torch.ones(5, 4, requires_grad=True), torch.ones(5, 4)), {})
     given.append(StorageWeakRef(x.untyped_storage()))
     out, _, _, _ = checkpointed(second.forward, [second.a, second.b], (x, y), {})
@@ -178,14 +165,8 @@ def test_without_a_gradient_it_is_a_plain_call():
 
 
 def test_comfyui_knows_that_there_is_training_while_it_is_computed_again(management):
-    seen = []
-
-    def run(x):
-        seen.append(management.in_training)
-        return x * x
-
-    x = torch.ones(3, requires_grad=True)
-    checkpointed(run, [], (x,), {}).sum().backward()
+    seen, x = [], torch.ones(3, requires_grad=True)
+    checkpointed(lambda x: seen.append(management.in_training) or x * x, [], (x,), {}).sum().backward()
     assert seen == [False, True] and management.in_training is False
     assert module.OPTIONS == "transformer_options"
 

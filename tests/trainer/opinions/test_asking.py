@@ -2,6 +2,7 @@
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.host import stopping
-from comfyui_otca.host.questions import NotOpen, desk
+from comfyui_otca.host.questions import NotOpen, Question, desk
 from comfyui_otca.trainer.opinions import votes
 from comfyui_otca.trainer.opinions.asking import VoteFolder, as_pictures
 from comfyui_otca.trainer.rewards import RewardError, reward_class
@@ -73,16 +74,21 @@ def learning(tmp_path):
 def ask():
     """ask(folder, pictures, prompts, groups): begins to ask; whatever still waits at the end is stopped."""
     begun = []
-
-    def begin(folder, samples, prompts=PROMPTS, groups=GROUPS):
-        begun.append(Waiting(folder.scores, samples, prompts, groups))
-        return begun[-1]
-
-    yield begin
+    begin = lambda *asked: begun.append(Waiting(*asked)) or begun[-1]  # noqa: E731
+    yield lambda folder, samples, prompts=PROMPTS, groups=GROUPS: begin(folder.scores, samples, prompts, groups)
     for waiting in begun:
         waiting.abandoned.set()
         waiting.thread.join(30)
     assert desk.questions() == []
+
+
+def test_what_is_asked_is_told_while_an_answer_is_being_kept():
+    """Seen before: ComfyUI's server, which asks in its one loop, stood still while a vote waited for the disk."""
+    question = Question("a", "a cat", [], lambda _: ThreadPoolExecutor(1).submit(desk.questions).result(9))
+    waiting = Waiting(desk.ask, [question])
+    waiting.questions(1)
+    desk.answer("a", {"kind": "skip"})
+    waiting.end()
 
 
 def test_each_group_is_asked_and_scored_by_its_own_answer(folder, ask):

@@ -38,7 +38,7 @@ def test_a_picture_keeps_its_name_when_it_is_saved_again_without_loss():
         picture_id(b"no picture")
 
 
-def test_what_is_exported_comes_in_elsewhere_once(tmp_path):
+def test_what_is_exported_comes_in_elsewhere_once(tmp_path, monkeypatch):
     here, there = Store(tmp_path / "here.sqlite"), Store(tmp_path / "there.sqlite")
     here.give(
         [
@@ -57,6 +57,9 @@ def test_what_is_exported_comes_in_elsewhere_once(tmp_path):
     assert exchange.import_lines(there, file) == exchange.Imported(new=2, known=0)
     assert exchange.import_lines(there, file) == exchange.Imported(new=0, known=2)
     assert there.standing() == here.standing() and there.pictures() == here.pictures()
+    give, click = Store.give, {"kind": "thumb", "picture": A, "value": 1}
+    monkeypatch.setattr(Store, "give", lambda store, *rows: give(store, [click]) and give(store, *rows))
+    assert exchange.import_lines(there, file) == exchange.Imported(new=0, known=2), "and not what is clicked meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -180,18 +181,14 @@ def test_a_strangers_picture_is_refused(store, name, value):
 
 
 def test_two_pages_and_two_threads_each_lose_nothing(store):
-    """Eight threads with a store each, 25 opinions each, at once."""
+    """Eight threads, 25 opinions each, at once, and a store to each opinion."""
 
     def work(number):
-        own = Store(store.file)
         for count in range(25):
-            own.give([{"kind": "tag", "picture": A, "other": f"{number} {count}", "value": True}])
+            Store(store.file).give([{"kind": "tag", "picture": A, "other": f"{number} {count}", "value": True}])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert len(store.standing("tag")) == 200
 
 
