@@ -122,8 +122,7 @@ def thumbnail_sheet(images: Tensor | Sequence[Tensor]):
     for number, picture in enumerate(images):
         small = picture_of(picture)
         method = Image.Resampling.NEAREST if max(small.size) < size else Image.Resampling.LANCZOS
-        corner = (number % columns * size, number // columns * size)
-        sheet.paste(ImageOps.pad(small, (size, size), method), corner)
+        sheet.paste(ImageOps.pad(small, (size, size), method), (number % columns * size, number // columns * size))
     return sheet
 
 

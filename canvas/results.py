@@ -175,11 +175,10 @@ def coming(graph: Mapping) -> dict[str, dict]:
     for node, entry in graph.items():
         if entry["class_type"] == RUN_NODE:
             try:
-                update = (
-                    graph.get(link[0], {}) if isinstance(link := entry["inputs"].get("model"), list) and link else {}
-                )
-                own = {"still": update.get("inputs", {}).get("learning_rate") == 0}
-                messages[node] = asdict(ownership.coming(graph, node)) | own
+                link = entry["inputs"].get("model")
+                update = graph.get(link[0], {}) if isinstance(link, list) and link else {}
+                still = {"still": update.get("inputs", {}).get("learning_rate") == 0}
+                messages[node] = asdict(ownership.coming(graph, node)) | still
             except RunError as error:
                 messages[node] = {"problem": str(error)}
     return messages

@@ -151,8 +151,7 @@ def test_comfy_node_validate_has_nothing_to_warn_of(pyproject):
 
 @pytest.mark.parametrize(("name", "shape", "largest"), [("Icon", 1, (800, 400)), ("Banner", 21 / 9, (2100, 900))])
 def test_its_pictures_are_where_it_says(pyproject, name, shape, largest):
-    address = pyproject["tool"]["comfy"][name]
-    before, path = address.split("/main/")
+    before, path = pyproject["tool"]["comfy"][name].split("/main/")
     assert before == pyproject["project"]["urls"]["Repository"] + "/raw"
     assert (ROOT / path).stat().st_size <= MOST_BYTES
     with Image.open(ROOT / path) as picture:

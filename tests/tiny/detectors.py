@@ -48,8 +48,7 @@ def grounding_dino(
     """A transformers Grounding DINO folder: Swin and BERT beneath it, as in the published ones."""
     from transformers import BertConfig, GroundingDinoConfig, GroundingDinoForObjectDetection, SwinConfig
 
-    tokenizer = bert_tokenizer(folder)
-    words = len((tokenizer / "vocab.txt").read_text().splitlines())
+    words = len((bert_tokenizer(folder) / "vocab.txt").read_text().splitlines())
     text = BertConfig(
         vocab_size=words, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, intermediate_size=2 * width
     )

@@ -419,8 +419,7 @@ def test_a_sample_with_a_gap_takes_no_part_whether_on_the_way_or_at_the_end():
 
 
 def test_a_group_without_spread_is_counted_and_silent():
-    gains = torch.ones(2, 2, 2)
-    found = fuse_gains(gains, SIMILAR, TWO, (0, 1))
+    found = fuse_gains(torch.ones(2, 2, 2), SIMILAR, TWO, (0, 1))
     assert torch.equal(found.step_advantage, torch.zeros(2, 2)) and found.metrics["groups/zero_std"] == 1
     assert torch.equal(found.credit.weights, torch.ones(2, 2)), "credit of mean one, though of nothing"
 

@@ -516,8 +516,7 @@ def test_a_stopped_update_leaves_no_trace(moved, sample, number, keep_graph, bat
 
 def test_an_error_after_the_first_step_leaves_no_state_that_a_record_knows(moved, batch, monkeypatch):
     taken, advantages = batch(moved)
-    average = Mock(side_effect=OSError("no memory"))
-    monkeypatch.setattr(Average, "step", average)
+    monkeypatch.setattr(Average, "step", Mock(side_effect=OSError("no memory")))
     with pytest.raises(OSError, match="no memory"):
         update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
     assert moved.policy.version == 1 and not stopping.request.holds

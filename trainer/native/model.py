@@ -418,10 +418,8 @@ class NativeModel(FlowModel):
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
-        with (
-            self._autoencoder(),
-            moving,
-        ):  # it may be for the page, whose thread takes no room amid a pass of the prompt's
+        # It may be for the page, whose thread takes no room amid a pass of the prompt's.
+        with self._autoencoder(), moving:
             images = torch.cat([self._decoded(part) for part in latents.split(batch_size or len(latents))])
         # the one frame of each picture
         return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images

@@ -149,8 +149,7 @@ def in_front(found: dict[str, dict[str, str]]) -> str:
 
 
 def write(section: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     PAGE.write_text(before + section + rest.split(END)[1], encoding="utf-8")
 
 

@@ -257,8 +257,7 @@ def test_a_new_step_reward_or_level_is_measured_at_once_and_the_others_go_on():
     assert set(model.memo[LearnedShares]) == {"mean", "other"}
     continued = model.memo[LearnedShares]["mean"].figures
     torch.testing.assert_close(continued[2:, 1], 1.5 * both[2:, 1])
-    coarser = replace(moved, sigmas=(1.0, 0.7, 0.4, 0.0))
-    asked(model, coarser, **options)
+    asked(model, replace(moved, sigmas=(1.0, 0.7, 0.4, 0.0)), **options)
     again = model.memo[LearnedShares]["mean"].figures
     assert again[:2, 1].tolist() == [0.7, 0.4] and torch.equal(again[:, 0], first[:, 0])
     torch.testing.assert_close(again[5, 1], 0.5 * 2 * both[5, 1]), "begun again"

@@ -119,8 +119,7 @@ def test_a_part_is_scored_before_the_next_one_is_complete(overlapped):
 def test_whoever_was_not_asked_is_asked_by_the_stack_and_rewards_are_only_borrowed(overlapped):
     own, first, second = Overlap(), Telling(), Telling()
     stack(overlapped(own), first)
-    trajectories = overlapped(own)
-    assert stack(trajectories, second).values.shape == (6, 1)
+    assert stack(overlapped(own), second).values.shape == (6, 1)
     assert [alone for alone, *_ in second.asked] == [True] * 3, "these were not the stack's rewards any more"
     taken, other = overlapped(own), overlapped(Overlap())
     other = stack(replace(other, overlap=own), second)

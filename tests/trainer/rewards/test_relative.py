@@ -92,8 +92,7 @@ def test_its_gradient_is_the_difference_of_two_gradients(tiny, images, prompts):
 def test_the_network_rests_and_comes_back_with_the_other(tiny):
     other, called = ClipT(model=str(tiny / "clip")), []
     other.rest, other.come_back = (lambda word=word: called.append(word) for word in ("rest", "come back"))
-    judge = RelativeWords(reward=other)
-    score([judge], torch.zeros(1, 40, 40, 3), ["a"])
+    score([RelativeWords(reward=other)], torch.zeros(1, 40, 40, 3), ["a"])
     assert called == ["come back", "rest"]
 
 
