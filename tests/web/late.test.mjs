@@ -363,7 +363,7 @@ test("pictures that were shown are not seen under the name of others that have n
   const images = section.element.all("otca-pair-picture");
   const seen = () => images.map(({ classList }) => classList.contains("otca-late"));
   assert.deepEqual(seen(), [true, true]);
-  for (const image of images) image.onload();
+  for (const image of images) image.dispatchEvent(new Event("load"));
   assert.deepEqual(seen(), [false, false]);
   const kept = section.element.all("otca-input")[2];
   kept.value = "1";

@@ -94,7 +94,7 @@ export function button(icon, label, onclick, attributes = {}) {
  */
 export function showPicture(image, source) {
   if (image.getAttribute("src") === source) return;
-  image.onload = image.onerror = () => image.classList.remove("otca-late");
+  for (const end of ["load", "error"]) image.addEventListener(end, () => image.classList.remove("otca-late"), { once: true });
   image.setAttribute("src", source);
   image.classList.toggle("otca-late", !image.complete);
 }
