@@ -116,8 +116,7 @@ def test_who_waits_for_others_says_so_and_not_for_ever():
 
 
 def _rows_and_gradients():
-    own = distributed.share(7).rows
-    rows = torch.arange(14.0).reshape(7, 2)[list(own)]
+    rows = torch.arange(14.0).reshape(7, 2)[list(distributed.share(7).rows)]
     parameters = [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(3)]
     parameters[0].grad = torch.full((2, 2), 1.0 + distributed.rank())
     if distributed.rank() == 1:

@@ -103,8 +103,9 @@ def one_at_a_time(site, made, monkeypatch, this_process):
     monkeypatch.setenv("OTCA_TRAININGS", "1")
     made("at-work", status=this_process)
     started = []
-    pairs = lambda: len(list(site.folder.glob("*/before_after/*")))  # noqa: E731
-    monkeypatch.setattr(site.jobs, "launch", lambda run, *_: started.append((run.id, pairs())))
+    monkeypatch.setattr(
+        site.jobs, "launch", lambda run, *_: started.append((run.id, len(list(site.folder.glob("*/before_after/*")))))
+    )
 
     def train(name):
         graph = json.loads((site.folder / "at-work" / "workflow.json").read_text())

@@ -162,7 +162,7 @@ class ClickedTaste:
                 pixels = np.asarray(media.upright(read_picture(picture)))
             except (OSError, ValueError):
                 return None
-            if pixels_id(pixels) != name:  # another picture has its place by now, and would be remembered as this one
+            if pixels_id(pixels) != name:  # another picture has its place by now
                 return None
             row = torch.from_numpy(self._encoder.row(pixels)).float()
             self._kept.write(name, row)

@@ -156,8 +156,7 @@ def test_the_rewards_gradient_has_decoder_and_judge_and_the_call_that_led_there(
 def test_a_tile_is_decoded_with_eight_latent_positions_around():
     size = (512, 256, 1)
     vae = replace(DECODED.vae, decode=(1, 1))
-    made = replace(DECODED, vae=vae)
-    one = replace(pulled(tile=64, batch=1), model=made)
+    one = replace(pulled(tile=64, batch=1), model=replace(DECODED, vae=vae))
     one = replace(one, iteration=replace(one.iteration, size=size))
     phases = one.needs.phases
     picture = 512 * 256 * 3 * 4

@@ -74,8 +74,12 @@ def learning(tmp_path):
 def ask():
     """ask(folder, pictures, prompts, groups): begins to ask; whatever still waits at the end is stopped."""
     begun = []
-    begin = lambda *asked: begun.append(Waiting(*asked)) or begun[-1]  # noqa: E731
-    yield lambda folder, samples, prompts=PROMPTS, groups=GROUPS: begin(folder.scores, samples, prompts, groups)
+
+    def begin(folder, samples, prompts=PROMPTS, groups=GROUPS):
+        begun.append(Waiting(folder.scores, samples, prompts, groups))
+        return begun[-1]
+
+    yield begin
     for waiting in begun:
         waiting.abandoned.set()
         waiting.thread.join(30)

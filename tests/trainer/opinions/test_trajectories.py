@@ -37,10 +37,12 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def take(still_model):
-    planned = lambda folder: plan(of_pairs(read_folder(str(folder))), "pairs", 0.0)  # noqa: E731
-    return lambda folder, settings=SETTINGS, **options: learning.take(
-        planned(folder), still_model, settings, **HOW | options
-    )
+    def of(folder, settings=SETTINGS, **options):
+        return learning.take(
+            plan(of_pairs(read_folder(str(folder))), "pairs", 0.0), still_model, settings, **HOW | options
+        )
+
+    return of
 
 
 def pixels(folder, name):
@@ -129,8 +131,11 @@ def test_the_longest_unused_latents_leave_main_memory(still_model, monkeypatch):
     monkeypatch.setattr(Kept, "read", lambda self, name: None)  # as a disk that is full
 
     def of(*names):
-        made = lambda row: encoded.append(names[row]) or [float(ord(names[row]))] * 4  # noqa: E731
-        return held.of(names, lambda rows: torch.tensor([*map(made, rows)]))[:, 0].tolist()
+        def encode(rows):
+            encoded.extend(names[row] for row in rows)
+            return torch.tensor([[float(ord(names[row]))] * 4 for row in rows])
+
+        return held.of(names, encode)[:, 0].tolist()
 
     assert of("a", "b", "a") == [97.0, 98.0, 97.0]
     of("c"), of("a"), of("d"), of("b")

@@ -139,8 +139,7 @@ def test_what_tells_most_agrees_with_the_mutual_information():
         return -(p * np.log(p) + (1 - p) * np.log(1 - p))
 
     found = fit(*random_problem(count=400))
-    rows = random_problem(seed=1, pictures=12)[0]
-    mean, deviation = found.differences(rows)
+    mean, deviation = found.differences(random_problem(seed=1, pictures=12)[0])
     p = 1 / (1 + np.exp(-(mean[..., None] + deviation[..., None] * nodes)))
     told = entropy(p @ weights) - entropy(p) @ weights
     assert worth(mean, deviation) / 2 == pytest.approx(told, rel=0.2, abs=1e-3)

@@ -103,8 +103,7 @@ def test_the_old_policy_comes_back_to_the_bit(model, load_model, step, tmp_path)
 
 def test_a_late_old_policy_is_only_counted(model, load_model, step, tmp_path):
     step(model, 1, replace(MATCHING, old_policy="late", epochs=1))
-    place = checkpoint.save(model, tmp_path, 1)
-    assert not (place / "old_policy.safetensors").exists()
+    assert not (checkpoint.save(model, tmp_path, 1) / "old_policy.safetensors").exists()
     other = load_model(seed=9)
     checkpoint.restore(other, tmp_path)
     assert other.policy.old_steps == 1 and other.policy.samples_with == THETA
