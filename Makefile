@@ -36,7 +36,7 @@ fix: setup ## mends what a program can: style, imports, generated pages and loca
 	$(BIN)/python tests/nodes/test_contract.py
 
 # Style, layers of imports, types (also as they are on Windows), words that are read twice, budgets, unused code, generated files.
-lint: setup ## style, layers, types, budgets, unused code, generated files: under a minute
+lint: setup ## style, layers, types, budgets, unused code, generated files: a good minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -45,11 +45,11 @@ lint: setup ## style, layers, types, budgets, unused code, generated files: unde
 	$(TYPES) & other=$$!; $(TYPES) --pythonplatform Windows && $(PYTEST) -q tests/test_house.py tests/test_locales.py && wait $$other
 
 # Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
-test: lint ## lint, and the first layer of tests: 4 minutes
+test: lint ## lint, and the first layer of tests: 5 minutes
 	$(PYTEST) --layer test
 
 # Real networks of every family, several processes, and the pretend accelerator.
-test-train: setup ## whole trainings, real networks, several processes, the pretend accelerator: 7 minutes
+test-train: setup ## whole trainings, real networks, several processes, the pretend accelerator: 9 minutes
 	$(PYTEST) --device pretend:0 tests/device
 	$(PYTEST) --layer train
 

@@ -18,6 +18,12 @@ def feed(canvas, node: str, kind: str, data: dict) -> None:
     canvas.page.evaluate(SEND, [node, kind, data])
 
 
+def feed_run(canvas, run: str, iteration: int) -> None:
+    """An iteration of the run, once the page knows what the next Run begins: that answer lets go of other runs' curves."""
+    canvas.page.locator(".otca-curves-coming").get_by_text("next Run").wait_for()
+    feed(canvas, RUN, "run", {"run": run, "iteration": iteration})
+
+
 def feed_heatmap(canvas, prompts: int, samples: int, steps: int, scale: float = 1.0) -> None:
     """A credit and its advantages; the first sample's are `scale` times as large as they would be."""
     rng = random.Random(prompts * samples * steps)

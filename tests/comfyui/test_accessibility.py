@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.tests.comfyui.fed import RUN, answering, feed, feed_heatmap, feed_scores
+from comfyui_otca.tests.comfyui.fed import answering, feed, feed_heatmap, feed_run, feed_scores
 from comfyui_otca.tests.comfyui.server import ROOT
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
@@ -92,7 +92,7 @@ def test_what_nodes_show(page):
     feed(page, "1", "owner", {"text": "otca, iteration 4", "memory": "about 1 GiB"})
     with answering(page, {"**/otca/runs/fed/metrics*": METRICS}):
         page.show(12)
-        feed(page, RUN, "run", {"run": "fed", "iteration": 3})
+        feed_run(page, "fed", 3)
         page.page.locator(".otca-curves-line path").first.wait_for(state="attached")
     for node, selector in ((12, ".otca-curves"), (9, ".otca-heatmap"), (8, ".otca-scores"), (1, ".otca-owner-line")):
         page.show(node)

@@ -3,7 +3,7 @@
 import pytest
 
 from comfyui_otca.tests.comfyui.canvas import CELLS
-from comfyui_otca.tests.comfyui.fed import RUN, answering, feed, feed_heatmap, feed_scores
+from comfyui_otca.tests.comfyui.fed import answering, feed_heatmap, feed_run, feed_scores
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-owner-line"}
@@ -101,7 +101,7 @@ def test_the_first_iteration_is_a_dot(fed):
     drawn = fed.page.locator(".otca-curves-line path.otca-point:not(.otca-thin)")
     with answering(fed, {"**/otca/runs/fed/metrics*": answer}):
         fed.show(12)
-        feed(fed, RUN, "run", {"run": "fed", "iteration": 1})
+        feed_run(fed, "fed", 1)
         drawn.wait_for(state="attached")
     box = drawn.bounding_box()
     line = fed.page.locator(".otca-curves-line").bounding_box()
@@ -177,7 +177,7 @@ def test_what_learns_from_pairs_shows_its_dots_and_how_often_it_agrees(fed):
     answer = {"rows": rows, "evaluations": evaluations, "changes": [], "more": False, "grids": []}
     with answering(fed, {"**/otca/runs/pairs/*": answer}):
         fed.show(12)
-        feed(fed, RUN, "run", {"run": "pairs", "iteration": 2})
+        feed_run(fed, "pairs", 2)
         fed.page.locator(".otca-evaluation").first.wait_for(state="attached")
     dots = fed.page.locator(".otca-curves-list li").evaluate_all("""items => items.map(item => [
         item.querySelector("p").textContent,

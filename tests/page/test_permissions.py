@@ -108,8 +108,7 @@ def test_what_cannot_be_remembered(site, file, monkeypatch):
 
 def test_a_training_that_the_page_starts_is_no_word_of_the_users(site, made):
     made("mine")
-    variables = site.jobs.variables(site.runs.run("mine"))
-    assert variables[permissions.FROM_PAGE] == "1"
+    assert site.jobs.variables(site.runs.run("mine"))[permissions.FROM_PAGE] == "1"
 
 
 def test_what_was_allowed_is_listed_and_taken_back(site, file, monkeypatch, tmp_path):

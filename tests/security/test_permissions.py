@@ -82,8 +82,7 @@ def test_prompts_are_read_from_fewer_folders_than_models(outside, comfyui, monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(paths, "runs_folder", lambda: tmp_path / "output")
     file = secret(folder)
-    told = refused(read_prompts, "", file)
-    assert "lies in no folder that workflows may read" in told
+    assert "lies in no folder that workflows may read" in refused(read_prompts, "", file)
     [want] = wants_of({"1": {"class_type": "OTCA_PromptDataset", "inputs": {"file": file}}}, NODES)
     assert not permissions.allowed(want), "what is told beforehand is what is done"
     assert permissions.allowed(Want(READ, file, "a model"))

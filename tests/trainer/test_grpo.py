@@ -481,8 +481,7 @@ def test_long_gradients_are_shortened(moved, batch):
     long = update(moved, taken, advantages, STILL)["gradient_norm"]
     full = gradients(moved)
     moved.policy.version = 0
-    limit = long / 8
-    metrics = update(moved, taken, advantages, replace(STILL, max_grad_norm=limit))
+    metrics = update(moved, taken, advantages, replace(STILL, max_grad_norm=long / 8))
     assert metrics["gradient_norm"] == pytest.approx(long, rel=1e-4), "the log shows the norm before clipping"
     assert_same_gradients(gradients(moved), {name: gradient / 8 for name, gradient in full.items()}, rtol=1e-4)
 

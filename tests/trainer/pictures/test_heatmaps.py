@@ -101,8 +101,7 @@ def test_credit_over_time_has_a_part_for_each_objective_with_weights_of_its_own(
         row.update({f"credit/objective/clip/{j}": 0.5 * j for j in steps})
     both = heatmaps.credit_figure(history, steps, labels)
     assert len(alone.axes) == 2 and len(both.axes) == 4, "each with its colour bar"
-    titles = [axis.get_title() for axis in both.axes]
-    assert titles[1] == "for clip alone"
+    assert [axis.get_title() for axis in both.axes][1] == "for clip alone"
     drawn = both.axes[1].images[0].get_array()
     assert drawn.tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
 
