@@ -113,8 +113,9 @@ def add_routes(
 ) -> None:
     """Adds every route, those that work with processes or delete only with the user's word, `trainings`: docs/security.md has who
     may call each. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
-    library, machine = Library(runs, jobs, live, made := BeforeAfter(jobs)), Machine()
-    bundles, shown = (
+    made, machine = BeforeAfter(jobs), Machine()
+    library, bundles, shown = (
+        Library(runs, jobs, live, made),
         Bundles(jobs, lambda: runs.folder().parent),
         Shown(runs, jobs, live, Remotes(runs), loras_folder, trainings),
     )

@@ -167,9 +167,8 @@ class PipelineModel(FlowModel):
             self.blocks_out = None  # with whose buffers main memory would hold twice what is out
             self.blocks_out = Stream(self.experts.values(), count, device, lambda: self.device) if count else None
             for network in self.experts.values():
-                compute_again(
-                    network, bool(count) or self._checkpoints
-                )  # a graph would hold the weights of what is out
+                # A graph would hold the weights of what is out.
+                compute_again(network, bool(count) or self._checkpoints)
                 network.to(self.device)  # those that are not out any more
             self._out = count
 

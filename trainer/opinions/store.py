@@ -76,11 +76,11 @@ class Store:
                 if opinion.kind == PAIR and opinion.value:
                     _check_prompts(self._pictures(open_file, opinion.pictures), opinion)
                 value = json.dumps(opinion.value, allow_nan=False)
-                entered = open_file.execute(
+                cursor = open_file.execute(
                     "INSERT OR IGNORE INTO opinions (id, time, kind, about, picture, other, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (opinion.id, opinion.time, opinion.kind, opinion.about, opinion.picture, opinion.other, value),
                 )
-                new += [opinion] * entered.rowcount
+                new += [opinion] if cursor.rowcount else []
         return new
 
     def take_back(self, name: str | None = None) -> Opinion | None:

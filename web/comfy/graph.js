@@ -83,11 +83,11 @@ export async function suggestionsByGraph(kind, node) {
 
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
-  const asked = rootGraph().id;
+  const workflow = rootGraph().id;
   const { output } = await exportedGraph();
   if (!Object.keys(output).length) return {};
-  const results = await postJson("/otca/results", { prompt: output, workflow: asked ?? null });
-  return asked === rootGraph().id ? results : {}; // another workflow was opened meanwhile
+  const results = await postJson("/otca/results", { prompt: output, workflow: workflow ?? null });
+  return workflow === rootGraph().id ? results : {}; // another workflow was opened meanwhile
 }
 
 /**
@@ -96,11 +96,11 @@ export async function lastResults() {
  * @returns {Promise<Record<string, Coming> | null>}
  */
 export async function comingRuns() {
-  const asked = rootGraph().id;
+  const workflow = rootGraph().id;
   const { output } = await exportedGraph();
   if (!Object.values(output).some(({ class_type }) => class_type === "OTCA_TrainingRun")) return {};
   const runs = await postJson("/otca/coming", { prompt: output });
-  return asked === rootGraph().id ? runs : null;
+  return workflow === rootGraph().id ? runs : null;
 }
 
 /**

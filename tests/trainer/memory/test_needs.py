@@ -137,10 +137,10 @@ def test_files_that_are_here_are_read(tmp_path, monkeypatch):
 
 def test_a_file_that_is_removed_while_it_is_counted_keeps_its_bytes_or_counts_as_not_here(tmp_path):
     (path := tmp_path / "ae.sft").write_bytes(b"four")
-    read, unread = needs.File("a", path), needs.File("b", path)
-    assert read.bytes == 4
+    one, other = needs.File("a", path), needs.File("b", path)
+    assert one.bytes == 4
     path.unlink()
-    assert (read.bytes, unread.bytes) == (4, None)
+    assert (one.bytes, other.bytes) == (4, None)
 
 
 def test_errors_say_what_to_do():
